@@ -1,0 +1,48 @@
+"""Transformer rerankers for long documents in PyTerrier.
+
+`import pyterrier_longdoc as ld` imports neither torch nor transformers: the public names below are
+looked up on first use (PEP 562), so that a notebook that only builds a pipeline starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "base": ["LongDocReranker"],
+    "rerankers": [
+        "FirstP",
+        "MaxP",
+        "SumP",
+        "AvgP",
+        "KMaxP",
+        "Birch",
+        "PARADE",
+    ],
+    "biencoder": ["BiEncoder"],
+    "windows": [
+        "Truncate",
+        "GreedyChunks",
+        "SlidingWindows",
+        "SlidingWords",
+        "SentenceWindows",
+    ],
+    "training": ["TrainingArgs"],
+    "artifact": ["LongDocArtifact"],
+}
+_MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,373 @@
+"""The base of all cross-encoding rerankers: score, fit, save and load."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from .backbones import DEFAULT_BACKBONE
+from .checkpoint import load_pretrained, read_config, save_pretrained
+from .devices import resolve_device, resolve_dtype
+from .frames import HELP_URL, TextField, rerank, strings, texts_of, validated
+from .reports import Coverage, Explanation
+from .scorer import LongDocScorer
+from .training import TrainingArgs, evaluate, make_groups, train
+from .weights import HeadSpec, Weights
+from .windows import Windows, windows_from_config
+from .windows import windows_to_config as describe_windows
+
+
+class UntrainedWarning(UserWarning):
+    """A model is used that has random weights where a trained one should be."""
+
+
+@dataclass(eq=False, repr=False)
+class LongDocReranker(pt.Estimator):
+    """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
+
+    Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
+    new `score` (float64 logits) and `rank`. Weights are loaded at the first `transform` of a non-empty frame.
+    Changing an attribute takes effect at the next `transform`; the weights stay.
+
+    Args:
+        backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
+            DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
+            needs `fit` first. Default: a public MS MARCO passage cross-encoder.
+        windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
+        max_windows: keep at most this many windows of a document; None keeps all.
+        selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
+        max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
+        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025.
+        pad_query: the papers' fixed input layout, query padded to `max_query_len` and window to its full size;
+            False is the layout that the backbone was trained with.
+        text_field: the column with the text, or a tuple of columns that are joined by a space.
+        text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
+        batch_size: most windows in one pass through the backbone.
+        max_batch_tokens: most tokens in one pass; lower it when memory runs out.
+        device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
+        dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
+        explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
+            over windows, None for models without), `window_spans` (characters of each window in the text),
+            `best_start` and `best_end` (characters of the window with the highest score).
+        training: the recipe of `fit`; None for that of Boytsov et al. 2025.
+        trust_remote_code: run modelling code that the backbone's checkpoint brings along.
+        verbose: show progress bars.
+        seed: of weights that start at random and of the choice of windows.
+
+    Attributes:
+        coverage: how much of the text the last `transform` read; None before.
+    """
+
+    backbone: str = DEFAULT_BACKBONE
+    _: KW_ONLY
+    windows: Windows | None = None
+    max_windows: int | None = None
+    selection: str = "first"
+    max_doc_len: int | None = None
+    max_query_len: int = 32
+    pad_query: bool = False
+    text_field: TextField = "text"
+    text_loader: Any = None
+    batch_size: int = 64
+    max_batch_tokens: int = 16384
+    device: str | None = None
+    dtype: str | None = None
+    explain: bool = False
+    training: TrainingArgs | None = None
+    trust_remote_code: bool = False
+    verbose: bool = False
+    seed: int = 42
+
+    _runtime: ClassVar[tuple[str, ...]] = (
+        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        self.coverage: Coverage | None = None
+        self._weights: Weights | None = None
+        self._warned_untrained = False
+        self._check()
+
+    def __repr__(self) -> str:
+        shown = [repr(self.backbone)]
+        for name, value in self._parameters().items():
+            default = next(f.default for f in dataclasses.fields(self) if f.name == name)
+            if name not in ("backbone", "verbose", "text_loader") and value != default:
+                shown.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
+        """How PyTerrier draws this transformer."""
+        return {"label": type(self).__name__, "help_url": HELP_URL}
+
+    def subtransformers(self) -> dict[str, Any]:
+        """None: a text loader given as argument is no step of its own."""
+        return {}
+
+    # What a subclass says of itself.
+
+    def _head(self) -> HeadSpec:
+        """Name and options of the head."""
+        raise NotImplementedError(f"{type(self).__name__} names no head; use FirstP, MaxP, PARADE, ...")
+
+    def _default_windows(self) -> Windows:
+        """Windows where `windows` is not given."""
+        raise NotImplementedError(f"{type(self).__name__} names no windows; use FirstP, MaxP, PARADE, ...")
+
+    def _check(self) -> None:
+        """Raises ValueError for arguments that can never work, without loading anything."""
+        self._make_windows()
+        resolve_dtype(self.dtype)
+
+    # PyTerrier's contract.
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Scores every row.
+
+        Args:
+            inp: `qid, query, docno` and the text column(s); any other columns are kept.
+
+        Returns:
+            A new frame: same rows, order, index and columns, with `score` and `rank`.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for arguments that do not fit together or the backbone.
+            FloatingPointError: if a score is not finite.
+        """
+        return rerank(self, inp, self._score)
+
+    def fit(
+        self,
+        topics_or_res_tr: pd.DataFrame,
+        qrels_tr: pd.DataFrame,
+        topics_or_res_va: pd.DataFrame | None = None,
+        qrels_va: pd.DataFrame | None = None,
+    ) -> LongDocReranker:
+        """Trains all weights end to end on the document score, with the recipe in `training`.
+
+        Args:
+            topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
+            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives.
+            topics_or_res_va: validation candidates; with them the epoch with the best `metric` is kept.
+            qrels_va: labels of the validation candidates.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if no training query has a positive and a negative candidate.
+        """
+        args = self.training or TrainingArgs()
+        fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
+        queries = strings(topics_or_res_tr["query"], "query")
+        texts = texts_of(topics_or_res_tr, fields, self.text_loader)
+        groups = make_groups(
+            topics_or_res_tr.assign(query=queries), texts, qrels_tr, max_negative_rank=args.max_negative_rank
+        )
+        self._check()
+        weights = self._load_weights()
+        validate: Callable[[], float] | None = None
+        if topics_or_res_va is not None and qrels_va is not None:
+            weights.trained = True  # no warning about untrained weights while validating
+            validate = functools.partial(self._validate, topics_or_res_va, qrels_va, args.metric)
+        weights.history += train(weights.scorer, groups, args, validate=validate, verbose=self.verbose)
+        weights.trained = True
+        return self
+
+    def _validate(self, results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
+        return evaluate(self.transform(results), qrels, metric)
+
+    def load_scorer(self) -> LongDocScorer:
+        """The model in memory, loaded if need be and set up by the current arguments.
+
+        Raises:
+            ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
+        """
+        self._check()
+        return self._load_weights().scorer
+
+    def _load_weights(self) -> Weights:
+        made_for, head, windows = (self.backbone, self.trust_remote_code, self.seed), self._head(), self._make_windows()
+        reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
+        weights = self._weights
+        if weights is None or weights.made_for != made_for:
+            if weights is not None and weights.trained:
+                raise self._would_lose_training("backbone, trust_remote_code or seed")
+            weights = Weights.from_backbone(
+                self.backbone,
+                head,
+                windows,
+                made_for=made_for,
+                trust_remote_code=self.trust_remote_code,
+                seed=self.seed,
+                **reading,
+            )
+        elif weights.head != head and not weights.exchange_head(head, self.seed):
+            raise self._would_lose_training("the aggregation")
+        scorer = weights.scorer
+        scorer.read_with(windows, **reading)
+        scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
+        scorer.to(resolve_device(self.device))
+        self._weights = weights
+        return weights
+
+    # Saving.
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
+
+        Args:
+            folder: made if need be; `load` restores the model from it.
+
+        Raises:
+            ValueError: for a backbone with remote code, whose code would be missing from the folder.
+        """
+        if self.trust_remote_code:
+            raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
+        self._check()
+        weights = self._load_weights()
+        parameters = {k: v for k, v in self._parameters().items() if k not in self._runtime}
+        if self.windows is not None:
+            parameters["windows"] = describe_windows(self.windows)
+        training = None
+        if weights.history:
+            training = {"args": (self.training or TrainingArgs()).as_dict(), "history": weights.history}
+        save_pretrained(
+            folder,
+            weights.scorer,
+            weights.backbone,
+            name=type(self).__name__,
+            parameters=json.loads(json.dumps(parameters)),
+            head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready or weights.trained},
+            training=training,
+        )
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
+        """Restores a model that `save` or `push_to_hub` wrote.
+
+        Args:
+            name: a folder, or a model on the Hugging Face hub.
+            revision: branch, tag or commit on the hub.
+            **parameters: constructor arguments to change, e.g. `device="cpu"`.
+
+        Returns:
+            A transformer of this class; `LongDocReranker.load` restores any class.
+
+        Raises:
+            ValueError: if that is not a model saved by this package, or one of another class.
+        """
+        folder, config = read_config(name, revision=revision)
+        known = {c.__name__: c for c in _all_classes(LongDocReranker)}
+        saved = known.get(config["class"])
+        if saved is None:
+            raise ValueError(f"{str(name)!r} holds a {config['class']!r}; known are {', '.join(sorted(known))}")
+        if not issubclass(saved, cls):
+            raise ValueError(f"{str(name)!r} holds a {saved.__name__}, not a {cls.__name__}: use {saved.__name__}.load")
+        arguments = dict(config["parameters"])
+        if "windows" in arguments:
+            arguments["windows"] = windows_from_config(arguments["windows"])
+        model = saved(**{**arguments, **parameters})
+        scorer, backbone = load_pretrained(folder, config)
+        made_for = (model.backbone, model.trust_remote_code, model.seed)
+        head = (config["head"]["name"], config["head"]["options"])
+        training = folder / "training.json"
+        history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
+        ready = config["head"]["ready"]
+        model._weights = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
+        return model
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
+        """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
+
+        Args:
+            repo_id: `user/name`; made if need be.
+            private: make it private.
+            commit_message: of the upload.
+
+        Returns:
+            The model's address.
+        """
+        import huggingface_hub
+
+        api = huggingface_hub.HfApi()
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per epoch of training so far: epoch, loss and, with validation data, validation."""
+        return [] if self._weights is None else list(self._weights.history)
+
+    def apply_attributes(self, **attributes: Any) -> LongDocReranker:
+        """A copy with other constructor arguments, trained weights included."""
+        clone = type(self)(**{**self._parameters(), **attributes})
+        clone._weights = copy.deepcopy(self._weights)
+        return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if self._weights is not None and self._weights.scorer.device.type != "cpu":
+            state["_weights"] = copy.deepcopy(self._weights)
+            state["_weights"].scorer.cpu()
+        return state
+
+    def _parameters(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    def _make_windows(self) -> Windows:
+        if self.windows is None:
+            windows, given = self._default_windows(), self.max_windows
+            return replace(windows, max_windows=given, selection=self.selection, seed=self.seed)
+        if self.max_windows is not None:
+            raise ValueError(f"set max_windows in windows={self.windows!r} or as an argument, not both")
+        return self.windows
+
+    def _would_lose_training(self, what: str) -> ValueError:
+        name = type(self).__name__
+        return ValueError(
+            f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
+        )
+
+    def _score(
+        self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None
+    ) -> tuple[np.ndarray, list[Explanation], Coverage]:
+        self._check()
+        weights, dtype = self._load_weights(), resolve_dtype(self.dtype)
+        self._warn_untrained(weights)
+        scorer = weights.scorer
+        if self.explain:
+            scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
+        else:
+            scores, explanations = scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), []
+        return scores, explanations, scorer.coverage
+
+    def _warn_untrained(self, weights: Weights) -> None:
+        if weights.ready or weights.trained or self._warned_untrained:
+            return
+        self._warned_untrained = True
+        warnings.warn(
+            f"{self!r} has randomly initialised layers: its scores mean nothing before fit (a cross-encoder as "
+            f"backbone makes FirstP, MaxP and PARADE with aggregation avg, max or attn start trained).",
+            UntrainedWarning,
+            stacklevel=5,
+        )
+
+
+def _all_classes(cls: type[LongDocReranker]) -> list[type[LongDocReranker]]:
+    return [c for child in cls.__subclasses__() for c in (child, *_all_classes(child))]

@@ -1,0 +1,172 @@
+"""From token windows to the tensors that an encoder reads, and the tensors that a head reads.
+
+Shapes: B documents, V windows of all documents together, N windows of the longest document, T tokens of the
+longest window, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class WindowBatch:
+    """The real windows of some documents, flat: windows made of padding alone do not exist.
+
+    Attributes:
+        input_ids: `(V, T)` int64.
+        attention_mask: `(V, T)` bool, True = real.
+        token_type_ids: `(V, T)` int64, or None where the backbone has no segments.
+        position_ids: `(V, T)` int64, or None for the backbone's own.
+        lengths: `(V,)` int64, one past each window's last real token.
+        doc: `(V,)` int64, the document that owns each window; ascending.
+        documents: B.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    token_type_ids: torch.Tensor | None
+    position_ids: torch.Tensor | None
+    lengths: torch.Tensor
+    doc: torch.Tensor
+    documents: int
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What a head sees of a batch of documents.
+
+    Attributes:
+        cls: `(B, N, H)` one vector per window; zeros where there is no window.
+        mask: `(B, N)` bool, True = a real window; every document has at least one.
+    """
+
+    cls: torch.Tensor
+    mask: torch.Tensor
+
+    def each_window(self) -> Encoded:
+        """The same windows, each as a document of its own: `(B * N, 1, H)`."""
+        return Encoded(
+            cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
+            mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
+        )
+
+
+def to_dense(vectors: torch.Tensor, doc: torch.Tensor, documents: int) -> Encoded:
+    """Restores the document axis: `(V, H)` window vectors to `(B, N, H)` and their mask.
+
+    Args:
+        vectors: `(V, H)`, the windows of each document next to each other and in order.
+        doc: `(V,)` owner of each window, ascending, every document at least once.
+        documents: B.
+    """
+    counts = torch.bincount(doc, minlength=documents)  # (B,)
+    first = counts.cumsum(0) - counts
+    position = torch.arange(len(doc), device=doc.device) - first[doc]  # (V,)
+    longest = int(counts.max())
+    cls = vectors.new_zeros(documents, longest, vectors.shape[-1])
+    cls = cls.index_put((doc, position), vectors)
+    mask = torch.arange(longest, device=doc.device) < counts.unsqueeze(1)
+    return Encoded(cls=cls, mask=mask)
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """How a query and a window become one input: `prefix query middle window suffix`.
+
+    Attributes:
+        prefix: special tokens before the query, `[CLS]`.
+        middle: special tokens between query and window, `[SEP]` (RoBERTa's own pair layout has two).
+        suffix: special tokens after the window, `[SEP]`.
+        types: segment of the prefix, query, middle, window and suffix; None where the backbone has no segments.
+        pad_id: token id of padding; it is always masked.
+        query_size: pad every query to this many tokens (the papers' fixed layout); None leaves queries unpadded.
+        window_size: pad every window to this many tokens, so that the suffix stands at a fixed position (the
+            papers' fixed layout); None puts the suffix right after the last real token.
+        position_offset: first position id, given where the backbone would otherwise derive positions from the
+            token ids and so not count padding inside the input (RoBERTa); None leaves positions to the backbone.
+    """
+
+    prefix: tuple[int, ...]
+    middle: tuple[int, ...]
+    suffix: tuple[int, ...]
+    types: tuple[int, int, int, int, int] | None
+    pad_id: int
+    query_size: int | None = None
+    window_size: int | None = None
+    position_offset: int | None = None
+
+    @property
+    def specials(self) -> int:
+        """Number of special tokens in an input."""
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+    def fixed(self, query_size: int, window_size: int | None) -> PairLayout:
+        """The papers' layout: `[CLS] query padded to query_size [SEP] window padded to window_size [SEP]`.
+
+        One separator between query and window, also for RoBERTa (Boytsov et al. 2025; models follow FlexNeuART).
+        """
+        types = None if self.types is None else (0, 0, 0, 1, 1)
+        return replace(
+            self,
+            prefix=self.prefix[:1],
+            middle=self.middle[:1],
+            suffix=self.suffix[:1],
+            types=types,
+            query_size=query_size,
+            window_size=window_size,
+        )
+
+    def collate(
+        self, queries: Sequence[np.ndarray], windows: Sequence[Sequence[np.ndarray]], device: Any = "cpu"
+    ) -> WindowBatch:
+        """Tensors for one query and several windows per document.
+
+        Args:
+            queries: B arrays of token ids.
+            windows: B sequences, each with at least one array of token ids.
+            device: where the tensors go.
+        """
+        rows = [(query, window) for query, group in zip(queries, windows, strict=True) for window in group]
+        doc = np.repeat(np.arange(len(queries)), [len(group) for group in windows])
+        lengths = np.array([self._length(len(query), len(window)) for query, window in rows])
+        shape = (len(rows), int(lengths.max()))
+        ids = np.full(shape, self.pad_id, dtype=np.int64)
+        mask = np.zeros(shape, dtype=bool)
+        types = np.zeros(shape, dtype=np.int64)
+        for row, (query, window) in enumerate(rows):
+            self._fill(ids[row], mask[row], types[row], query, window)
+        positions = None
+        if self.position_offset is not None and self.query_size is not None:
+            positions = np.broadcast_to(np.arange(shape[1]) + self.position_offset, shape)
+        return WindowBatch(
+            input_ids=torch.from_numpy(ids).to(device),
+            attention_mask=torch.from_numpy(mask).to(device),
+            token_type_ids=None if self.types is None else torch.from_numpy(types).to(device),
+            position_ids=None if positions is None else torch.from_numpy(positions.copy()).to(device),
+            lengths=torch.from_numpy(lengths).to(device),
+            doc=torch.from_numpy(doc).to(device),
+            documents=len(queries),
+        )
+
+    def _length(self, query: int, window: int) -> int:
+        return self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0)
+
+    def _fill(
+        self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray, query: np.ndarray, window: np.ndarray
+    ) -> None:
+        parts = (self.prefix, query, self.middle, window, self.suffix)
+        sizes = (0, self.query_size or 0, 0, self.window_size or 0, 0)
+        start = 0
+        for part, size, segment in zip(parts, sizes, self.types or (0,) * 5, strict=True):
+            end = start + len(part)
+            ids[start:end] = part
+            mask[start:end] = True
+            end = max(end, start + size)
+            types[start:end] = segment
+            start = end

@@ -1,0 +1,343 @@
+"""Bi-encoders over windows: queries and windows are embedded apart and compared by cosine or dot product."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import torch
+from torch import nn
+
+from .backbones import Backbone, load_backbone
+from .devices import resolve_device, resolve_dtype
+from .encoder import WindowEncoder
+from .frames import HELP_URL, TextField, check_choice, rerank
+from .reports import Coverage, Explanation
+from .texts import rows_by_pair, share_out, tokenize
+from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
+
+BLOCK_CHARACTERS = 1_000_000
+"""Text that is tokenised and whose window embeddings are held at a time."""
+
+DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+class BiEncoderScorer(nn.Module):
+    """Scores (query, text) pairs by comparing embeddings: each distinct window and query is encoded once.
+
+    Args:
+        backbone: the loaded encoder.
+        windows: how texts are cut; checked against the backbone's longest input.
+        aggregation: of a document's window similarities: `"first"`, `"max"` or `"avg"`.
+        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's.
+        similarity: `"cosine"` or `"dot"`.
+        query_prefix: put before every query.
+        passage_prefix: put before every window.
+        max_query_len: read only this many tokens of a query, prefix and special tokens not counted.
+        max_doc_len: read only this many tokens of a text; None reads all.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        windows: Windows,
+        *,
+        aggregation: str = "max",
+        pooling: str = "mean",
+        similarity: str = "cosine",
+        query_prefix: str = "",
+        passage_prefix: str = "",
+        max_query_len: int = 32,
+        max_doc_len: int | None = None,
+    ) -> None:
+        super().__init__()
+        backbone.pooling = pooling
+        self.tokenizer = backbone.tokenizer
+        self.encoder = WindowEncoder(backbone)
+        self.query_layout = backbone.text_layout(query_prefix)
+        self.passage_layout = backbone.text_layout(passage_prefix)
+        longest = backbone.max_length
+        if longest is not None:
+            windows = windows.within(longest - self.passage_layout.specials)
+            if max_query_len > longest - self.query_layout.specials:
+                raise ValueError(
+                    f"max_query_len={max_query_len} does not fit: with prefix and special tokens the backbone takes "
+                    f"{longest - self.query_layout.specials} query tokens"
+                )
+        self.windows = windows
+        self.aggregation = aggregation
+        self.similarity = similarity
+        self.max_query_len = max_query_len
+        self.max_doc_len = max_doc_len
+        self.coverage = Coverage()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def score(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """Scores for inference.
+
+        Args:
+            queries: R queries.
+            texts: R texts.
+            dtype: precision of the encoder.
+            on_rows: called with the number of rows that are done, for a progress bar.
+
+        Returns:
+            `(R,)` float64 similarities. `coverage` then tells what was read.
+        """
+        scores = np.full(len(texts), np.nan)
+        for rows, _, _, similarities in self._run(queries, texts, dtype, on_rows, offsets=False):
+            scores[rows] = self._aggregate(similarities)
+        return scores
+
+    def explain(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> tuple[np.ndarray, list[Explanation]]:
+        """As `score`, and the similarity of each window."""
+        scores = np.full(len(texts), np.nan)
+        explanations: list[Any] = [None] * len(texts)
+        for rows, document, spans, similarities in self._run(queries, texts, dtype, on_rows, offsets=True):
+            scores[rows] = self._aggregate(similarities)
+            explanation = Explanation([document.characters(s) for s in spans], similarities.tolist(), None)
+            for row in rows:
+                explanations[row] = explanation
+        return scores, explanations
+
+    def _aggregate(self, similarities: np.ndarray) -> float:
+        if self.aggregation == "first":
+            return float(similarities[0])
+        return float(similarities.max() if self.aggregation == "max" else similarities.mean())
+
+    @torch.inference_mode()
+    def _embed(
+        self, sequences: list[np.ndarray], layout: Any, dtype: torch.dtype, on_share: Callable[[float], None] | None
+    ) -> np.ndarray:
+        """`(V, H)` float32 embeddings of V token sequences."""
+        self.eval()
+        empty = np.zeros(0, dtype=np.int32)
+        batch = layout.collate([empty] * len(sequences), [[s] for s in sequences], self.device)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
+            vectors = self.encoder(batch, on_share).cls[:, 0]
+        if self.similarity == "cosine":
+            vectors = nn.functional.normalize(vectors, dim=-1)
+        return vectors.cpu().numpy()
+
+    def _run(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        dtype: torch.dtype,
+        on_rows: Callable[[int], None] | None,
+        *,
+        offsets: bool,
+    ) -> Iterator[tuple[list[int], TokenizedText, list[Span], np.ndarray]]:
+        """For each distinct pair: its rows, the document, its windows and their `(N,)` similarities."""
+        self.coverage = Coverage()
+        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
+        query_vectors = self._embed(self._query_ids(list(distinct)), self.query_layout, dtype, None)
+        wanted = rows_by_pair([distinct[query] for query in queries], texts)
+        for block in _text_blocks(sorted(wanted, key=len, reverse=True)):
+            documents = tokenize(self.tokenizer, block, offsets=offsets or self.windows.needs_text)
+            spans = [self.windows(d if self.max_doc_len is None else d.head(self.max_doc_len)) for d in documents]
+            rows = sum(len(group) for text in block for group in wanted[text].values())
+            vectors = self._window_vectors(documents, spans, dtype, share_out(on_rows, rows))
+            for text, document, cut, own in zip(block, documents, spans, vectors, strict=True):
+                self.coverage.add_document(len(document), cut)
+                for query, rows_of_pair in wanted[text].items():
+                    # Row by row: a matrix product's rounding may depend on what else is in the matrix.
+                    yield rows_of_pair, document, cut, (own * query_vectors[query]).sum(1, dtype=np.float64)
+
+    def _window_vectors(
+        self,
+        documents: list[TokenizedText],
+        spans: list[list[Span]],
+        dtype: torch.dtype,
+        on_share: Callable[[float], None] | None,
+    ) -> list[np.ndarray]:
+        """`(N, H)` embeddings of each document's windows; equal windows are encoded once."""
+        index: dict[bytes, int] = {}
+        sequences: list[np.ndarray] = []
+        places: list[list[int]] = []
+        for document, cut in zip(documents, spans, strict=True):
+            own = []
+            for start, end in cut:
+                window = document.ids[start:end]
+                place = index.setdefault(window.tobytes(), len(sequences))
+                if place == len(sequences):
+                    sequences.append(window)
+                own.append(place)
+            places.append(own)
+        vectors = self._embed(sequences, self.passage_layout, dtype, on_share)
+        return [vectors[own] for own in places]
+
+    def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
+        tokenized = tokenize(self.tokenizer, queries)
+        self.coverage.queries = len(queries)
+        self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+        return [query.ids[: self.max_query_len] for query in tokenized]
+
+
+@dataclass(eq=False, repr=False)
+class BiEncoder(pt.Transformer):
+    """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
+
+    Args:
+        backbone: any Hugging Face encoder that was trained to embed texts, or a folder.
+        aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
+        pooling: `"mean"` of the token states or `"cls"`, as the encoder was trained.
+        similarity: `"cosine"` or `"dot"`, as the encoder was trained.
+        query_prefix: put before every query, e.g. `"query: "` for E5.
+        passage_prefix: put before every window, e.g. `"passage: "` for E5.
+        window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
+        stride: tokens from one window's start to the next one's.
+        windows: how documents are cut; replaces `window_size` and `stride`.
+        max_doc_len: read only so many tokens of a document; None reads all.
+        max_query_len: read only so many tokens of a query.
+        text_field: the column with the text, or a tuple of columns that are joined by a space.
+        text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
+        batch_size: most windows in one pass through the backbone.
+        max_batch_tokens: most tokens in one pass; lower it when memory runs out.
+        device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
+        dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
+        explain: add the columns described in `LongDocReranker`.
+        trust_remote_code: run modelling code that the backbone's checkpoint brings along.
+        verbose: show a progress bar.
+
+    Attributes:
+        coverage: how much of the text the last `transform` read; None before.
+    """
+
+    backbone: str = DEFAULT_BIENCODER
+    _: KW_ONLY
+    aggregation: str = "max"
+    pooling: str = "mean"
+    similarity: str = "cosine"
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    window_size: int | None = None
+    stride: int = 100
+    windows: Windows | None = None
+    max_doc_len: int | None = None
+    max_query_len: int = 32
+    text_field: TextField = "text"
+    text_loader: Any = None
+    batch_size: int = 64
+    max_batch_tokens: int = 16384
+    device: str | None = None
+    dtype: str | None = None
+    explain: bool = False
+    trust_remote_code: bool = False
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        self.coverage: Coverage | None = None
+        self._loaded: tuple[tuple[Any, ...], Backbone] | None = None
+        self._check()
+
+    def __repr__(self) -> str:
+        shown = [repr(self.backbone)]
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if f.name not in ("backbone", "verbose", "text_loader") and value != f.default:
+                shown.append(f"{f.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
+        """How PyTerrier draws this transformer."""
+        return {"label": type(self).__name__, "help_url": HELP_URL}
+
+    def subtransformers(self) -> dict[str, Any]:
+        """None: a text loader given as argument is no step of its own."""
+        return {}
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Scores every row.
+
+        Args:
+            inp: `qid, query, docno` and the text column(s); any other columns are kept.
+
+        Returns:
+            A new frame: same rows, order, index and columns, with `score` and `rank`.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for arguments that do not fit together or the backbone.
+        """
+        return rerank(self, inp, self._score)
+
+    def load_scorer(self) -> BiEncoderScorer:
+        """The model in memory, loaded if need be and set up by the current arguments."""
+        self._check()
+        made_for = (self.backbone, self.trust_remote_code)
+        if self._loaded is None or self._loaded[0] != made_for:
+            self._loaded = (made_for, load_backbone(self.backbone, trust_remote_code=self.trust_remote_code))
+        scorer = BiEncoderScorer(
+            copy.copy(self._loaded[1]),
+            self._make_windows(),
+            aggregation=self.aggregation,
+            pooling=self.pooling,
+            similarity=self.similarity,
+            query_prefix=self.query_prefix,
+            passage_prefix=self.passage_prefix,
+            max_query_len=self.max_query_len,
+            max_doc_len=self.max_doc_len,
+        )
+        scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
+        return scorer.to(resolve_device(self.device))
+
+    def _score(
+        self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None
+    ) -> tuple[np.ndarray, list[Explanation], Coverage]:
+        scorer, dtype = self.load_scorer(), resolve_dtype(self.dtype)
+        if self.explain:
+            scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
+        else:
+            scores, explanations = scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), []
+        return scores, explanations, scorer.coverage
+
+    def _make_windows(self) -> Windows:
+        if self.windows is not None:
+            return self.windows
+        if self.aggregation == "first":
+            return Truncate(self.window_size)
+        return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
+
+    def _check(self) -> None:
+        check_choice("aggregation", self.aggregation, ("first", "max", "avg"))
+        check_choice("pooling", self.pooling, ("mean", "cls"))
+        check_choice("similarity", self.similarity, ("cosine", "dot"))
+        resolve_dtype(self.dtype)
+        self._make_windows()
+
+
+def _text_blocks(texts: list[str]) -> Iterator[list[str]]:
+    block: list[str] = []
+    size = 0
+    for text in texts:
+        if block and size + len(text) > BLOCK_CHARACTERS:
+            yield block
+            block, size = [], 0
+        block.append(text)
+        size += len(text)
+    if block:
+        yield block

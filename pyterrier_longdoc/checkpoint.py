@@ -1,0 +1,150 @@
+"""Saving and restoring trained models: one folder of config.json, safetensors weights and tokenizer files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from safetensors.torch import load_file, save_file
+
+from .backbones import FORMAT, Backbone, build_backbone, load_tokenizer
+from .heads.base import Head, build_head
+from .scorer import LongDocScorer
+from .windows import windows_from_config, windows_to_config
+
+FORMAT_VERSION = 1
+
+_CARD = """---
+library_name: pyterrier_longdoc
+tags:
+- pyterrier
+- reranking
+- long-documents
+---
+# {name}
+
+A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
+
+```python
+import pyterrier_longdoc as ld
+reranker = ld.{name}.load("this-folder-or-hub-id")
+pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
+```
+
+Parameters: `{parameters}`
+"""
+
+
+def save_pretrained(
+    folder: str | Path,
+    scorer: LongDocScorer,
+    backbone: Backbone,
+    *,
+    name: str,
+    parameters: dict[str, Any],
+    head: dict[str, Any],
+    training: dict[str, Any] | None = None,
+) -> None:
+    """Writes a model into a folder, which is made if need be.
+
+    Args:
+        folder: where to.
+        scorer: the model.
+        backbone: what its encoder was built from.
+        name: the transformer's class.
+        parameters: JSON-able constructor arguments of the transformer.
+        head: `name` and `options` of the head.
+        training: recipe and history, if the model was trained.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "class": name,
+        "parameters": parameters,
+        "windows": windows_to_config(scorer.windows),
+        "reading": scorer.reading(),
+        "encoder": backbone.describe(),
+        "head": head,
+    }
+    weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    scorer.tokenizer.save_pretrained(folder)
+    _write_json(folder / "config.json", config)
+    _write_json(
+        folder / "pt_meta.json",
+        {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"},
+    )
+    if training is not None:
+        _write_json(folder / "training.json", training)
+    card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=json.dumps(parameters))
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
+    """Finds a saved model and reads its description.
+
+    Args:
+        name: a folder, or a model on the Hugging Face hub.
+        revision: branch, tag or commit on the hub.
+
+    Returns:
+        The folder that holds it and its config.json.
+
+    Raises:
+        ValueError: if that is not a model saved by this package, or one saved by a newer version of it.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        if folder.exists() or not _could_be_hub_id(str(name)):
+            raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
+        folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{str(name)!r} is no model saved by this package: it has no config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(
+            f"{str(name)!r} is no model saved by this package (config.json has no format {FORMAT!r}); to start from a "
+            f"Hugging Face checkpoint give it as the backbone, e.g. MaxP({str(name)!r})"
+        )
+    if config["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{str(name)!r} was saved in format {config['format_version']}, this version of pyterrier_longdoc reads up "
+            f"to {FORMAT_VERSION}: update pyterrier_longdoc"
+        )
+    return folder, config
+
+
+def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer, Backbone]:
+    """Builds the described model and loads its weights, strictly.
+
+    Raises:
+        ValueError: if weights are missing, left over or of another shape.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
+    backbone = build_backbone(config["encoder"], load_tokenizer(str(folder)))
+    head: Head = build_head(config["head"]["name"], backbone.hidden_size, **config["head"]["options"])
+    scorer = LongDocScorer(backbone, windows_from_config(config["windows"]), head, **config["reading"])
+    try:
+        scorer.load_state_dict(load_file(path), strict=True)
+    except Exception as error:
+        raise ValueError(f"the weights in {str(path)!r} do not fit config.json: {error}") from error
+    return scorer, backbone
+
+
+def _could_be_hub_id(name: str) -> bool:
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,401 @@
+"""Known-item search in the documentation of installed Python packages.
+
+Long English documents with queries and relevance labels that exist on any machine this package runs on: no
+download, no licence question. The first sentence of a docstring is the query, the rest of that docstring is
+the one relevant document. Sources are parsed (`ast`), never imported.
+
+It is the same wherever the same versions of the packages are installed: report `DocstringsDataset.versions`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import gc
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import os
+import platform
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import chain, count
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pyterrier_longdoc.data.textstore import HOMEPAGE, Documents, InMemoryDataset, kept_rows
+
+_log = logging.getLogger(__name__)
+
+STDLIB = "stdlib"
+PACKAGES: dict[str, str] = {
+    STDLIB: "",
+    "matplotlib": "matplotlib",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "torch": "torch",
+    "transformers": "transformers",
+}
+"""Import name -> distribution name of the packages read by default; those not installed are skipped."""
+
+SPLITS = ("train", "dev", "test")
+LONG_TOKENS = 512  # the positions of BERT: a longer document cannot be read in one go
+VARIANTS = (*SPLITS, *(f"{split}-long" for split in SPLITS))
+
+MIN_DOCUMENT_WORDS = 50
+MIN_QUERY_WORDS = 4
+MAX_QUERY_WORDS = 40
+
+_FORMAT = 1  # raise when the rules below change: cached collections are then rebuilt
+_SKIPPED_FOLDERS = re.compile(
+    r"_?tests?|_?testing|site-packages|dist-packages|lib2to3|idlelib|turtledemo|ensurepip"
+    r"|_?externals?|_?vendor(ed)?|third_party|__pycache__"
+)
+_LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_RULER = re.compile(r"[^\w\s]{3,}\s*$")
+_PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
+_SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
+_ROLE = re.compile(r":[\w:+-]+:`(?:~(?:[\w.]*\.)?|[!.\\]*)([^`<]*?)\s*(?:<[^>]*>)?`")
+_MARKUP = re.compile(r"`+|\*\*?(?=\w)|(?<=\w)\*\*?")
+_NOT_PROSE = re.compile(r"^\w+:|\boptional[,)]|%\(\w+\)s|\{\w*\}|^[\w.]+\(.*\)(\s*->.*)?$|^[Cc]opyright\b|https?://")
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One document of the collection.
+
+    Attributes:
+        docno: Dotted path of the documented object, such as ``numpy.linalg.svd``.
+        text: The docstring without its first sentence.
+        query: That sentence, or ``""`` where it is no usable topic and the document only distracts.
+        tokens: Length of ``text`` as `count_tokens` has it.
+    """
+
+    docno: str
+    text: str
+    query: str
+    tokens: int
+
+
+def count_tokens(text: str) -> int:
+    """Number of words and punctuation marks in ``text``, as BERT's basic tokenizer splits them.
+
+    A lower bound on the number of word pieces of any BERT vocabulary, and one that needs no vocabulary.
+
+    Example:
+        >>> count_tokens("Return a_b.")
+        5
+    """
+    return sum(1 for _ in _TOKEN.finditer(text))
+
+
+def split_of(docno: str) -> str:
+    """The split a document belongs to: 70 % train, 10 % dev, 20 % test, by a hash of its docno.
+
+    A document thus stays in its split when a package is added or updated.
+    """
+    bucket = int.from_bytes(blake2b(docno.encode(), digest_size=8).digest(), "big") % 100
+    return "train" if bucket < 70 else "dev" if bucket < 80 else "test"
+
+
+def split_summary(docstring: str) -> tuple[str, str]:
+    """Splits a docstring into its first sentence, cleaned, and everything after it.
+
+    The sentence ends with the first paragraph at the latest. It loses line breaks, reStructuredText markup
+    and its final full stop or colon, since nobody types those into a search box.
+
+    Returns:
+        The sentence and the rest, either of them perhaps empty.
+
+    Example:
+        >>> split_summary("Return the :class:`~a.Pool` in *use*. More.")
+        ('Return the Pool in use', 'More.')
+    """
+    lines = inspect.cleandoc(docstring).splitlines()
+    while lines and (not lines[0].strip() or _RULER.match(lines[0])):
+        del lines[0]
+    if len(lines) > 1 and _RULER.match(lines[1]):
+        lines[1] = ""  # the first line is an underlined title, a paragraph of its own
+    body = "\n".join(lines)
+    paragraph = _PARAGRAPH_END.split(body, maxsplit=1)[0]
+    end = _SENTENCE_END.search(paragraph)
+    cut = end.end() if end else len(paragraph)
+    return _plain(body[:cut]).rstrip(" .:"), inspect.cleandoc(body[cut:].lstrip("\n")).strip()
+
+
+def collect(packages: Mapping[str, Path]) -> list[Entry]:
+    """Reads the docstrings of packages.
+
+    Kept are the docstrings with at least `MIN_DOCUMENT_WORDS` words after their first sentence; of those
+    with the same text only the first by docno. A sentence is a topic unless it has fewer than
+    `MIN_QUERY_WORDS` or more than `MAX_QUERY_WORDS` words, is a signature or a template, stands verbatim in
+    its document, or opens docstrings of different texts. Letter case and white space do not count in these
+    comparisons.
+
+    Args:
+        packages: Import name -> package folder; under the name `STDLIB`, a folder of top-level modules.
+            Test and vendored folders are left out, files that cannot be read or parsed are skipped.
+
+    Returns:
+        The documents, sorted by docno.
+    """
+    candidates: dict[str, tuple[str, str]] = {}
+    with _paused_gc():
+        for docno, docstring in chain.from_iterable(_docstrings(*package) for package in packages.items()):
+            query, text = split_summary(docstring)
+            if len(text.split()) >= MIN_DOCUMENT_WORDS:
+                candidates[_unused(docno, candidates)] = (query, text)
+
+    first_of_text: dict[str, Entry] = {}
+    texts_of_query: dict[str, set[str]] = {}
+    for docno, (query, text) in sorted(candidates.items()):
+        folded = _folded(text)
+        texts_of_query.setdefault(_folded(query), set()).add(folded)
+        if folded not in first_of_text:
+            topic = query if _is_topic(query, text) else ""
+            first_of_text[folded] = Entry(docno, text, topic, count_tokens(text))
+    return [
+        entry if len(texts_of_query.get(_folded(entry.query), ())) == 1 else replace(entry, query="")
+        for entry in first_of_text.values()
+    ]
+
+
+def installed_packages(names: Iterable[str] = PACKAGES) -> dict[str, Path]:
+    """Finds the packages that are installed, without importing any.
+
+    Args:
+        names: Import names of top-level packages, or `STDLIB`.
+
+    Returns:
+        Name -> folder, in the order of ``names``.
+
+    Raises:
+        ValueError: If a name has a dot.
+    """
+    found = {name: _find(name) for name in names}
+    return {name: path for name, path in found.items() if path is not None and path.is_dir()}
+
+
+class DocstringsDataset(InMemoryDataset):
+    """Known-item search in Python documentation: ``pt.get_dataset("longdoc:docstrings")``.
+
+    Variants of topics and qrels are ``train``, ``dev`` and ``test`` (the default), and ``train-long``,
+    ``dev-long`` and ``test-long``: those topics whose document is longer than 512 tokens (`count_tokens`).
+    The corpus is always the whole one. A document has the fields ``text`` and ``title``; the title is the
+    dotted path, which names what the query describes: do not index it if the task should stay hard.
+
+    The default collection is built once for each set of package versions (tens of seconds) and then kept in
+    the folder ``longdoc`` of PyTerrier's home.
+
+    Args:
+        packages: Import name -> folder, to read other packages than the installed ones of `PACKAGES`; such
+            a collection is not kept on disk.
+    """
+
+    name = "docstrings"
+
+    def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
+        self._packages = packages
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """All documents with their queries, sorted by docno; read or built at the first use."""
+        if self._packages is not None:
+            return collect(self._packages)
+        recipe = {"format": _FORMAT, "versions": self.versions}
+        rows = kept_rows("docstrings", recipe, lambda: [asdict(e) for e in collect(installed_packages())])
+        return [Entry(**row) for row in rows]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Name -> version of the packages the collection is made of."""
+        packages = installed_packages() if self._packages is None else self._packages
+        return {name: _version(name) for name in packages}
+
+    def get_topics(self, variant: str | None = None) -> pd.DataFrame:
+        """The topics of a variant, with columns ``qid`` and ``query``.
+
+        Raises:
+            ValueError: If there is no such variant.
+        """
+        return self._frame(variant)[["qid", "query"]]
+
+    def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
+        """The one relevant document of each topic, with columns ``qid``, ``docno`` and ``label`` (1).
+
+        Raises:
+            ValueError: If there is no such variant.
+        """
+        return self._frame(variant)[["qid", "docno", "label"]]
+
+    def statistics(self) -> pd.DataFrame:
+        """Sizes of the collection.
+
+        Returns:
+            A row for each split and one for ``all``, with the number of ``documents``, of ``topics`` and of
+            ``topics_long``, and the ``median``, ``mean``, ``p90`` and ``max`` of the document length in
+            tokens (`count_tokens`). A document counts in the split of its docno, topic or not.
+        """
+        groups = {split: [e for e in self.entries if split_of(e.docno) == split] for split in SPLITS}
+        return pd.DataFrame([_sizes(split, part) for split, part in {**groups, "all": self.entries}.items()])
+
+    def get_corpus_lang(self) -> str:
+        """Documentation is in English."""
+        return "en"
+
+    def get_topics_lang(self) -> str:
+        """Documentation is in English."""
+        return "en"
+
+    def info_url(self) -> str:
+        """Where the collection is described."""
+        return HOMEPAGE
+
+    def _frame(self, variant: str | None) -> pd.DataFrame:
+        variant = variant or "test"
+        if variant not in VARIANTS:
+            raise ValueError(f"{self!r} has no variant {variant!r}; available are {list(VARIANTS)}")
+        split, _, long = variant.partition("-")
+        shortest = LONG_TOKENS + 1 if long else 0
+        rows = [
+            (f"q-{e.docno}", e.query, e.docno, 1)
+            for e in self.entries
+            if e.query and e.tokens >= shortest and split_of(e.docno) == split
+        ]
+        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
+        return frame.astype({"qid": str, "query": str, "docno": str, "label": int})
+
+    def _read_documents(self) -> Documents:
+        return {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
+
+    def _describe_component(self, component: str) -> bool | list[str] | None:
+        if component in ("topics", "qrels"):
+            return list(VARIANTS)
+        return True if component == "corpus" else None
+
+    def __repr__(self) -> str:
+        return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"
+
+
+def _sizes(split: str, entries: list[Entry]) -> dict[str, str | int | float]:
+    tokens = np.array([e.tokens for e in entries] or [0])
+    return {
+        "split": split,
+        "documents": len(entries),
+        "topics": sum(bool(e.query) for e in entries),
+        "topics_long": sum(bool(e.query) and e.tokens > LONG_TOKENS for e in entries),
+        "median": float(np.median(tokens)),
+        "mean": float(tokens.mean()),
+        "p90": float(np.percentile(tokens, 90)),
+        "max": int(tokens.max()),
+    }
+
+
+def _plain(text: str) -> str:
+    return " ".join(_MARKUP.sub("", _ROLE.sub(r"\1", text)).split())
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _is_topic(query: str, text: str) -> bool:
+    if not MIN_QUERY_WORDS <= len(_WORD.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
+        return False
+    return query.casefold() not in _plain(text).casefold()
+
+
+def _unused(docno: str, taken: Mapping[str, object]) -> str:
+    names = chain([docno], (f"{docno}#{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)
+
+
+@contextlib.contextmanager
+def _paused_gc() -> Iterator[None]:
+    # Syntax trees have no cycles, and looking for some takes a third of the build.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _docstrings(name: str, root: Path) -> Iterator[tuple[str, str]]:
+    prefix = () if name == STDLIB else (name,)
+    for file in _sources(root):
+        tree = _parse(file)
+        if tree is not None:
+            module = ".".join((*prefix, *file.relative_to(root).with_suffix("").parts))
+            yield from _definitions(tree, module.removesuffix(".__init__"))
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(sub for sub in folders if not _SKIPPED_FOLDERS.fullmatch(sub))
+        for file in sorted(files):
+            if file.endswith(".py") and not file.startswith(("test_", "conftest")):
+                yield Path(folder, file)
+
+
+def _parse(file: Path) -> ast.Module | None:
+    try:
+        source = file.read_bytes()
+        if not _LONG_STRING.search(source):
+            return None  # nothing in it is long enough, and parsing is most of the build
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other people's invalid escape sequences
+            return ast.parse(source)
+    except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        _log.debug("skipped %s: %s", file, error)
+        return None
+
+
+def _definitions(node: ast.AST, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(node, _DOCUMENTED):
+        docstring = ast.get_docstring(node)
+        if docstring:
+            # Lone surrogates (in docstrings about encodings) cannot be written to any index.
+            yield path, docstring.encode("utf-8", "replace").decode()
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return  # what is defined inside a function has no dotted path
+    for block in ("body", "handlers", "orelse", "finalbody"):
+        for child in getattr(node, block, ()):
+            name = child.name if isinstance(child, _DOCUMENTED[1:]) else ""
+            yield from _definitions(child, f"{path}.{name}".strip(".") if name else path)
+
+
+def _find(name: str) -> Path | None:
+    if name == STDLIB:
+        return Path(sysconfig.get_path("stdlib"))
+    if "." in name:
+        raise ValueError(f"{name!r} is not a top-level package, and finding it would import its parent")
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # a module already loaded that hides its origin
+        return None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(folders[0]) if folders else None
+
+
+def _version(name: str) -> str:
+    if name == STDLIB:
+        return platform.python_version()
+    try:
+        return importlib.metadata.version(PACKAGES.get(name, name))
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

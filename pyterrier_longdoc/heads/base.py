@@ -1,0 +1,133 @@
+"""What every head shares: the registry, the scoring layer, masked reductions.
+
+Shapes: B documents, N windows, H hidden size.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ..batching import Encoded
+
+_REGISTRY: dict[str, type[Head]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """What a head can take over from the backbone's checkpoint.
+
+    Attributes:
+        final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
+        cls_embedding: `(E,)` word embedding of the tokenizer's `[CLS]`.
+        sep_embedding: `(E,)` word embedding of the tokenizer's `[SEP]`.
+    """
+
+    final: nn.Linear | None
+    cls_embedding: torch.Tensor
+    sep_embedding: torch.Tensor
+
+
+class Head(nn.Module):
+    """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
+
+    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only.
+
+    Args:
+        hidden_size: H, the width of the window vectors.
+        dropout: before the final layer; 0.1 in Boytsov et al. 2025 and in PARADE.
+        width: width of the vector that is scored, where that is not H.
+    """
+
+    name: ClassVar[str] = ""
+    needs: ClassVar[str] = "cls"
+
+    def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            if name in _REGISTRY:
+                raise TypeError(f"two heads are named {name!r}: {_REGISTRY[name].__qualname__} and {cls.__qualname__}")
+            cls.name = name
+            _REGISTRY[name] = cls
+
+    def __init__(self, hidden_size: int, *, dropout: float = 0.1, width: int | None = None) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.dropout = nn.Dropout(dropout)
+        self.final = nn.Linear(width or hidden_size, 1)
+        nn.init.xavier_uniform_(self.final.weight)
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        """Scores documents.
+
+        Args:
+            encoded: `cls (B, N, H)` and `mask (B, N)`.
+
+        Returns:
+            `(B,)` scores, logits without any squashing.
+        """
+        raise NotImplementedError
+
+    def score(self, x: torch.Tensor) -> torch.Tensor:
+        """`(..., H)` vectors to `(...,)` scores by the final layer."""
+        return self.final(self.dropout(x)).squeeze(-1)
+
+    def window_scores(self, encoded: Encoded) -> torch.Tensor:
+        """`(B, N)` score that each document would have if it were that window alone; NaN where there is none."""
+        scores = self(encoded.each_window()).view_as(encoded.mask)
+        return scores.masked_fill(~encoded.mask, float("nan"))
+
+    def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
+        """`(B, N)` attention over windows (sums to 1), or None for a head without attention weights."""
+        return None
+
+    def warm_start(self, start: WarmStart) -> bool:
+        """Takes over what fits from the backbone's checkpoint.
+
+        Returns:
+            Whether the head's scores make sense without training.
+        """
+        if start.final is None or start.final.weight.shape != self.final.weight.shape:
+            return False
+        self.final.load_state_dict(start.final.state_dict())
+        return True
+
+
+def registered_heads() -> dict[str, type[Head]]:
+    """The known heads by name, in alphabetical order."""
+    return dict(sorted(_REGISTRY.items()))
+
+
+def head_options(name: str) -> dict[str, Any]:
+    """The keyword arguments of a head and their defaults.
+
+    Raises:
+        ValueError: for an unknown head; the message lists the known ones.
+    """
+    if name not in _REGISTRY:
+        raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
+    parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def build_head(name: str, hidden_size: int, **options: Any) -> Head:
+    """Makes a head by its registered name.
+
+    Raises:
+        ValueError: for an unknown head or option; the message lists the known ones.
+    """
+    known = head_options(name)
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    return _REGISTRY[name](hidden_size, **options)
+
+
+def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean over real windows: `(B, N, H)` and `(B, N)` to `(B, H)`."""
+    weights = mask.unsqueeze(-1).to(x.dtype)
+    return (x * weights).sum(1) / weights.sum(1)

@@ -1,0 +1,89 @@
+"""What a run has read, and how it came to its scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+
+@dataclass
+class Coverage:
+    """What was read of the distinct texts of a run.
+
+    Attributes:
+        documents: distinct texts.
+        documents_cut: texts of which at least one token was not read.
+        tokens: tokens of all texts.
+        tokens_read: tokens that were in at least one window.
+        windows: windows of all texts.
+        queries: distinct queries.
+        queries_cut: queries longer than `max_query_len`.
+    """
+
+    documents: int = 0
+    documents_cut: int = 0
+    tokens: int = 0
+    tokens_read: int = 0
+    windows: int = 0
+    queries: int = 0
+    queries_cut: int = 0
+
+    @property
+    def share_read(self) -> float:
+        """Tokens read / tokens; 1.0 where there are no tokens."""
+        return self.tokens_read / self.tokens if self.tokens else 1.0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether any text or query was not read to its end."""
+        return bool(self.documents_cut or self.queries_cut)
+
+    @property
+    def windows_per_document(self) -> float:
+        """Mean number of windows of a text; 0.0 without texts."""
+        return self.windows / self.documents if self.documents else 0.0
+
+    def add_document(self, tokens: int, windows: list[tuple[int, int]]) -> None:
+        """Counts one text of `tokens` tokens that was read through `windows`."""
+        read = end = 0
+        for a, b in windows:
+            read += max(0, b - max(a, end))
+            end = max(end, b)
+        self.documents += 1
+        self.documents_cut += read < tokens
+        self.tokens += tokens
+        self.tokens_read += read
+        self.windows += len(windows)
+
+    def as_dict(self) -> dict[str, float]:
+        """All counts, and the two shares, by name: one row of a table."""
+        counts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**counts, "share_read": self.share_read, "windows_per_document": self.windows_per_document}
+
+    def __str__(self) -> str:
+        return (
+            f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
+            f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document; "
+            f"{self.queries} queries, {self.queries_cut} of them cut"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Explanation:
+    """How the windows of one document were scored.
+
+    Attributes:
+        spans: characters `(start, end)` of each window in the text.
+        scores: score that the document would have if it were that window alone.
+        weights: attention of the document's score over its windows; None for a head without attention.
+    """
+
+    spans: list[tuple[int, int]]
+    scores: list[float]
+    weights: list[float] | None
+
+    @property
+    def best(self) -> int:
+        """Index of the window with the highest score, the first of several."""
+        return int(np.argmax(self.scores))

@@ -1,0 +1,201 @@
+"""The PyTerrier transformers: thin classes that name a model by its windows and its head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar
+
+import pandas as pd
+import pyterrier as pt
+
+from .base import LongDocReranker
+from .frames import check_choice, with_scores
+from .heads import build_head
+from .weights import HeadSpec
+from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows
+
+
+@dataclass(eq=False, repr=False)
+class FirstP(LongDocReranker):
+    """Scores the first window of a document alone; all further text is not read.
+
+    With a cross-encoder as backbone its scores are the cross-encoder's own. The baseline of Boytsov et al. 2025.
+
+    Args:
+        window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int | None = None
+
+    def _head(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _default_windows(self) -> Windows:
+        return Truncate(self.window_size)
+
+
+@dataclass(eq=False, repr=False)
+class MaxP(LongDocReranker):
+    """The best window's score (Dai & Callan 2019).
+
+    Args:
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 100 in Boytsov et al. 2025.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int = 150
+    stride: int = 100
+
+    def _head(self) -> HeadSpec:
+        return "maxp", {}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+
+@dataclass(eq=False, repr=False)
+class SumP(MaxP):
+    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
+
+    def _head(self) -> HeadSpec:
+        return "sump", {}
+
+
+@dataclass(eq=False, repr=False)
+class KMaxP(MaxP):
+    """The mean, or a weighted sum, of the `k` best windows' scores; windows as in `MaxP`.
+
+    Args:
+        k: how many windows count.
+        weights: of the best score, the second best and so on, `k` of them; None averages.
+    """
+
+    _: KW_ONLY
+    k: int = 3
+    weights: Sequence[float] | None = None
+
+    def _head(self) -> HeadSpec:
+        return "kmaxp", {
+            "k": self.k,
+            "weights": None if self.weights is None else [float(w) for w in self.weights],
+        }
+
+    def _check(self) -> None:
+        super()._check()
+        build_head("kmaxp", 1, **self._head()[1])
+
+
+@dataclass(eq=False, repr=False)
+class Birch(KMaxP):
+    """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
+
+    The first-stage score is the input's `score` column. `a` and `weights` are found by grid search in the paper
+    (`pt.GridSearch` does it: both are plain attributes). Window arguments of `MaxP` do not apply: windows are
+    sentences.
+
+    Args:
+        first_stage_weight: `a`, between 0 and 1.
+        k: how many sentences count.
+        weights: of the best sentence, the second best and so on; None averages.
+    """
+
+    _: KW_ONLY
+    windows: Windows | None = field(default_factory=lambda: SentenceWindows(max_sentences=1))
+    first_stage_weight: float = 0.5
+
+    def _check(self) -> None:
+        super()._check()
+        if not 0.0 <= self.first_stage_weight <= 1.0:
+            raise ValueError(f"first_stage_weight={self.first_stage_weight} must be between 0 and 1")
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """As `LongDocReranker.transform`; the input needs a `score` column as well."""
+        out = super().transform(inp)
+        pt.validate.columns(inp, includes=["score"], context=self)
+        first_stage = inp["score"].to_numpy(dtype="float64")
+        a = self.first_stage_weight
+        return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+
+
+@dataclass(eq=False, repr=False)
+class AvgP(LongDocReranker):
+    """The mean of the scores of disjoint chunks (Boytsov et al. 2025).
+
+    Args:
+        window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int | None = None
+
+    def _head(self) -> HeadSpec:
+        return "avgp", {}
+
+    def _default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+
+@dataclass(eq=False, repr=False)
+class PARADE(LongDocReranker):
+    """Aggregates window vectors into a document vector, and scores that (Li et al.; Boytsov et al. 2025).
+
+    Args:
+        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. The first three start trained from a
+            cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
+        attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
+            per window and feature, which is what Boytsov et al. 2025 measured.
+        layers: for `"transformer"`: its layers.
+        attention_heads: for `"transformer"`; None for 12, or the most below that divide the hidden size.
+        separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
+        positions: for `"transformer"`: whether it knows the order of the windows.
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    aggregation: str = "attn"
+    attention: str = "vector"
+    layers: int = 2
+    attention_heads: int | None = None
+    separators: bool = True
+    positions: bool = True
+    window_size: int = 150
+    stride: int = 75
+
+    _of_transformer: ClassVar[tuple[str, ...]] = ("layers", "attention_heads", "separators", "positions")
+
+    def _head(self) -> HeadSpec:
+        if self.aggregation == "transformer":
+            return "parade-transformer", {name: getattr(self, name) for name in self._of_transformer}
+        if self.aggregation == "attn" and self.attention == "elementwise":
+            return "parade-attn-elementwise", {}
+        return f"parade-{self.aggregation}", {}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
+        check_choice("attention", self.attention, ("vector", "elementwise"))
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        only_for = {"attn": ("attention",), "transformer": self._of_transformer}
+        for aggregation, names in only_for.items():
+            changed = [name for name in names if getattr(self, name) != defaults[name]]
+            if self.aggregation != aggregation and changed:
+                raise ValueError(
+                    f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r}: they belong to "
+                    f"aggregation={aggregation!r}"
+                )

@@ -1,0 +1,273 @@
+"""Tokenizer, windows, encoder and head in one module that scores (query, text) pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .backbones import Backbone
+from .batching import Encoded
+from .encoder import WindowEncoder
+from .heads.base import Head, WarmStart
+from .reports import Coverage, Explanation
+from .texts import Block, blocks, share_out, tokenize
+from .windows import Span, TokenizedText, Windows
+
+BLOCK_CHARACTERS = 1_000_000
+"""Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
+BLOCK_PAIRS = 4096
+
+
+class LongDocScorer(nn.Module):
+    """Scores (query, text) pairs: text, windows, encoder, head.
+
+    `forward` is for training, `score` for inference. Both see the same inputs.
+
+    Args:
+        backbone: the loaded backbone.
+        windows: how texts are cut; checked against the backbone's longest input.
+        head: the aggregation.
+        max_doc_len: read only this many tokens of a text; None reads all.
+        max_query_len: read only this many tokens of a query; 32 in Boytsov et al. 2025.
+        pad_query: the papers' fixed layout: the query padded to `max_query_len`, the window to its full size.
+        batch_size: most windows in one pass through the backbone.
+        max_batch_tokens: most tokens in one pass.
+
+    Raises:
+        ValueError: if query, largest window and special tokens exceed the backbone's longest input.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        windows: Windows,
+        head: Head,
+        *,
+        max_doc_len: int | None = None,
+        max_query_len: int = 32,
+        pad_query: bool = False,
+        batch_size: int = 64,
+        max_batch_tokens: int = 16384,
+    ) -> None:
+        super().__init__()
+        self.tokenizer = backbone.tokenizer
+        self.encoder = WindowEncoder(backbone, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
+        self.head = head
+        self._pair_layout = backbone.pair_layout()
+        self._max_length = backbone.max_length
+        self.coverage = Coverage()
+        self.read_with(windows, max_doc_len=max_doc_len, max_query_len=max_query_len, pad_query=pad_query)
+
+    def read_with(
+        self,
+        windows: Windows,
+        *,
+        max_doc_len: int | None = None,
+        max_query_len: int = 32,
+        pad_query: bool = False,
+    ) -> None:
+        """Changes how texts are read; the weights stay. For the arguments see the class."""
+        if max_query_len < 1:
+            raise ValueError(f"max_query_len={max_query_len} must be at least 1")
+        if max_doc_len is not None and max_doc_len < 1:
+            raise ValueError(f"max_doc_len={max_doc_len} must be at least 1, or None to read whole documents")
+        layout = self._pair_layout.fixed(max_query_len, None) if pad_query else self._pair_layout
+        if self._max_length is not None:
+            capacity = self._max_length - max_query_len - layout.specials
+            if capacity < 1:
+                raise ValueError(
+                    f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
+                    f"{self._max_length} tokens, {layout.specials} of them special; lower max_query_len"
+                )
+            windows = windows.within(capacity)
+        self.layout = layout.fixed(max_query_len, windows.largest) if pad_query else layout
+        self.windows = windows
+        self.max_doc_len = max_doc_len
+        self.max_query_len = max_query_len
+        self.pad_query = pad_query
+
+    def reading(self) -> dict[str, Any]:
+        """The arguments of `read_with` besides the windows, JSON-able."""
+        return {
+            "max_doc_len": self.max_doc_len,
+            "max_query_len": self.max_query_len,
+            "pad_query": self.pad_query,
+        }
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    def warm_start(self, backbone: Backbone) -> bool:
+        """Lets the head take over what it can from the checkpoint; whether it then needs no training."""
+        words = backbone.model.get_input_embeddings().weight
+        tokenizer = backbone.tokenizer
+        cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+        return self.head.warm_start(WarmStart(backbone.final, words[cls], words[sep]))
+
+    def forward(self, queries: Sequence[str], texts: Sequence[str]) -> torch.Tensor:
+        """Scores for training.
+
+        Args:
+            queries: B queries.
+            texts: B texts.
+
+        Returns:
+            `(B,)` scores with their graph.
+        """
+        if not len(queries):
+            return torch.zeros(0, device=self.device)
+        documents = self._tokenize(texts)
+        encoded, _ = self._encode(self._query_ids(queries), documents)
+        return self.head(encoded)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> np.ndarray:
+        """Scores for inference; each distinct pair is encoded once.
+
+        Args:
+            queries: R queries.
+            texts: R texts.
+            dtype: precision of the encoder; heads always work in fp32.
+            on_rows: called with the number of rows that are done, for a progress bar.
+
+        Returns:
+            `(R,)` float64 scores. `coverage` then tells what was read.
+
+        Raises:
+            FloatingPointError: if a score is not finite.
+        """
+        scores = np.full(len(texts), np.nan)
+        for block, encoded, _, _ in self._run(queries, texts, dtype, on_rows):
+            with self._evaluation():
+                values = self.head(encoded).double().cpu().numpy()
+            for value, rows in zip(values, block.rows, strict=True):
+                scores[rows] = value
+        _check_finite(scores)
+        return scores
+
+    @torch.inference_mode()
+    def explain(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> tuple[np.ndarray, list[Explanation]]:
+        """As `score`, and how each window contributed.
+
+        Returns:
+            `(R,)` scores and R explanations.
+        """
+        scores = np.full(len(texts), np.nan)
+        explanations: list[Any] = [None] * len(texts)
+        for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows, offsets=True):
+            with self._evaluation():
+                values = self.head(encoded).double().cpu().numpy()
+                by_window = self.head.window_scores(encoded).cpu().numpy()
+                weights = self.head.window_weights(encoded)
+            attention = None if weights is None else weights.cpu().numpy()
+            for i, (rows, (_, text)) in enumerate(zip(block.rows, block.pairs, strict=True)):
+                count = len(spans[i])
+                explanation = Explanation(
+                    spans=[documents[text].characters(span) for span in spans[i]],
+                    scores=by_window[i, :count].tolist(),
+                    weights=None if attention is None else attention[i, :count].tolist(),
+                )
+                for row in rows:
+                    scores[row] = values[i]
+                    explanations[row] = explanation
+        _check_finite(scores)
+        return scores, explanations
+
+    def _run(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        dtype: torch.dtype,
+        on_rows: Callable[[int], None] | None,
+        offsets: bool = False,
+    ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[list[Span]]]]:
+        """Encodes a run block by block, in evaluation mode."""
+        self.coverage = Coverage()
+        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
+        query_ids = self._query_ids(list(distinct), count=True)
+        of_row = [distinct[query] for query in queries]
+        for block in blocks(of_row, texts, characters=BLOCK_CHARACTERS, pairs=BLOCK_PAIRS):
+            documents = self._tokenize(block.texts, offsets=offsets)
+            pair_queries = [query_ids[query] for query, _ in block.pairs]
+            pair_documents = [documents[text] for _, text in block.pairs]
+            report = share_out(on_rows, sum(map(len, block.rows)))
+            with (
+                self._evaluation(),
+                torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
+            ):
+                encoded, spans = self._encode(pair_queries, pair_documents, report)
+            self._count(block, documents, spans)
+            yield block, encoded, documents, spans
+
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
+        training = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(training)
+
+    def _encode(
+        self,
+        query_ids: Sequence[np.ndarray],
+        documents: Sequence[TokenizedText],
+        on_share: Callable[[float], None] | None = None,
+    ) -> tuple[Encoded, list[list[Span]]]:
+        spans: dict[int, list[Span]] = {}
+        for document in documents:
+            if id(document) not in spans:
+                spans[id(document)] = self.windows(self._cut(document))
+        of_pair = [spans[id(document)] for document in documents]
+        windows = [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)]
+        return self.encoder(self.layout.collate(query_ids, windows, self.device), on_share), of_pair
+
+    def _cut(self, document: TokenizedText) -> TokenizedText:
+        return document if self.max_doc_len is None else document.head(self.max_doc_len)
+
+    def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+        return tokenize(self.tokenizer, texts, offsets=offsets or self.windows.needs_text)
+
+    def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
+        tokenized = tokenize(self.tokenizer, queries)
+        if count:
+            self.coverage.queries = len(queries)
+            self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+        return [query.ids[: self.max_query_len] for query in tokenized]
+
+    def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> None:
+        counted = {i for i, seen in enumerate(block.seen) if seen}
+        for (_, text), cut in zip(block.pairs, spans, strict=True):
+            if text not in counted:
+                counted.add(text)
+                self.coverage.add_document(len(documents[text]), cut)
+
+
+def _check_finite(scores: np.ndarray) -> None:
+    bad = np.flatnonzero(~np.isfinite(scores))
+    if len(bad):
+        raise FloatingPointError(
+            f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
+            f"if dtype is float16, use bfloat16 or float32"
+        )

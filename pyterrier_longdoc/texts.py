@@ -1,0 +1,114 @@
+"""Tokenising texts once, and walking through many (query, text) pairs in bounded memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .windows import TokenizedText
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+    """Token ids, without special tokens and without a limit on their number.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        texts: any texts, empty ones included.
+        offsets: also keep the character offsets of each token (needed for windows in words or sentences and for
+            showing a window to a reader; costs several times the time).
+    """
+    if not texts:
+        return []
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=offsets,
+        truncation=False,
+        verbose=False,
+    )
+    ids = [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
+    if not offsets:
+        return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
+    tokenized = []
+    for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
+        characters = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
+        tokenized.append(TokenizedText(row, text, characters[:, 0], characters[:, 1]))
+    return tokenized
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some of the distinct (query, text) pairs of a run.
+
+    Attributes:
+        texts: distinct texts, of like length.
+        pairs: `(index of a distinct query, index into texts)`.
+        rows: for each pair, the rows of the input that ask for it.
+        seen: for each text, whether an earlier block had it already.
+    """
+
+    texts: list[str]
+    pairs: list[tuple[int, int]]
+    rows: list[list[int]]
+    seen: list[bool]
+
+
+def rows_by_pair(query_of_row: Sequence[int], texts: Sequence[str]) -> dict[str, dict[int, list[int]]]:
+    """For each distinct text and each of its queries, the rows that ask for the pair."""
+    wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, (query, text) in enumerate(zip(query_of_row, texts, strict=True)):
+        wanted[text][query].append(row)
+    return wanted
+
+
+def blocks(query_of_row: Sequence[int], texts: Sequence[str], *, characters: int, pairs: int) -> Iterator[Block]:
+    """Divides a run into blocks, longest texts first.
+
+    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that
+    little is padded. Longest first lets a run that does not fit into memory fail at its start.
+
+    Args:
+        query_of_row: for each row, the index of its distinct query.
+        texts: for each row, its text.
+        characters: a block ends when its pairs' texts have this many characters together.
+        pairs: or when it has this many pairs.
+    """
+    wanted = rows_by_pair(query_of_row, texts)
+    block, size = Block([], [], [], []), 0
+    for text in sorted(wanted, key=len, reverse=True):
+        first = True
+        for query, rows in wanted[text].items():
+            if block.pairs and (size >= characters or len(block.pairs) >= pairs):
+                yield block
+                block, size = Block([], [], [], []), 0
+            if first or not block.texts:
+                block.texts.append(text)
+                block.seen.append(not first)
+                first = False
+            block.pairs.append((query, len(block.texts) - 1))
+            block.rows.append(rows)
+            size += len(text)
+    if block.pairs:
+        yield block
+
+
+def share_out(on_rows: Callable[[int], None] | None, rows: int) -> Callable[[float], None] | None:
+    """Turns shares of a block's work, which add up to 1, into whole rows."""
+    if on_rows is None:
+        return None
+    done, reported = 0.0, 0
+
+    def report(share: float) -> None:
+        nonlocal done, reported
+        done += share
+        whole = round(done * rows)
+        on_rows(whole - reported)
+        reported = whole
+
+    return report

@@ -1,0 +1,99 @@
+"""The weights of a reranker in memory, and what they were made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .backbones import Backbone, load_backbone
+from .heads import Head, build_head
+from .scorer import LongDocScorer
+from .windows import Windows
+
+HeadSpec = tuple[str, dict[str, Any]]
+"""Registered name and options of a head."""
+
+
+@dataclass(eq=False)
+class Weights:
+    """A scorer and its history.
+
+    Attributes:
+        scorer: the model.
+        backbone: what its encoder was built from.
+        made_for: the arguments that decide about the weights; with others the weights are of no use.
+        head: name and options of the scorer's head.
+        ready: whether the scores make sense without training.
+        trained: whether `fit` or `load` gave the weights, so that they must not be lost.
+        history: one entry per epoch of training.
+    """
+
+    scorer: LongDocScorer
+    backbone: Backbone
+    made_for: tuple[Any, ...]
+    head: HeadSpec
+    ready: bool
+    trained: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_backbone(
+        cls,
+        name: str,
+        head: HeadSpec,
+        windows: Windows,
+        *,
+        made_for: tuple[Any, ...],
+        trust_remote_code: bool,
+        seed: int,
+        **reading: Any,
+    ) -> Weights:
+        """Loads a backbone and puts a head on it, warm-started where the checkpoint allows.
+
+        Args:
+            name: the backbone's name or folder.
+            head: the head.
+            windows: how texts are cut.
+            made_for: see the class.
+            trust_remote_code: run modelling code of the checkpoint.
+            seed: of random weights.
+            **reading: further arguments of `LongDocScorer`.
+        """
+        backbone = load_backbone(name, trust_remote_code=trust_remote_code)
+        scorer = LongDocScorer(backbone, windows, _seeded_head(head, backbone.hidden_size, seed), **reading)
+        ready = scorer.warm_start(backbone)
+        return cls(scorer.eval(), backbone, made_for, head, ready)
+
+    def exchange_head(self, head: HeadSpec, seed: int) -> bool:
+        """Puts another head on the same encoder.
+
+        A head of the same kind takes over the weights; any other starts afresh, which trained weights forbid.
+
+        Returns:
+            Whether it was done; False if trained weights would be lost.
+        """
+        new, old = _seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
+        if type(new) is type(old) and _shapes(new) == _shapes(old):
+            new.load_state_dict(old.state_dict())
+            self.scorer.head = new
+        elif self.trained:
+            return False
+        else:
+            self.scorer.head = new
+            self.ready = self.scorer.warm_start(self.backbone)
+        self.head = head
+        self.scorer.eval()
+        return True
+
+
+def _seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
+    name, options = head
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_head(name, hidden_size, **options)
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
