@@ -179,12 +179,11 @@ class LongDocReranker(pt.Estimator):
         )
         self._check()
         weights = self._load_weights()
+        weights.trained = weights.ready = True  # already while validating
         validate: Callable[[], float] | None = None
         if topics_or_res_va is not None and qrels_va is not None:
-            weights.trained = True  # no warning about untrained weights while validating
             validate = functools.partial(self._validate, topics_or_res_va, qrels_va, args.metric)
         weights.history += train(weights.scorer, groups, args, validate=validate, verbose=self.verbose)
-        weights.trained = True
         return self
 
     def _validate(self, results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
@@ -251,7 +250,7 @@ class LongDocReranker(pt.Estimator):
             weights.backbone,
             name=type(self).__name__,
             parameters=json.loads(json.dumps(parameters)),
-            head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready or weights.trained},
+            head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready},
             training=training,
         )
 
@@ -358,7 +357,7 @@ class LongDocReranker(pt.Estimator):
         return scores, explanations, scorer.coverage
 
     def _warn_untrained(self, weights: Weights) -> None:
-        if weights.ready or weights.trained or self._warned_untrained:
+        if weights.ready or self._warned_untrained:
             return
         self._warned_untrained = True
         warnings.warn(

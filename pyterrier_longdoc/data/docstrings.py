@@ -1,10 +1,9 @@
 """Known-item search in the documentation of installed Python packages.
 
-Long English documents with queries and relevance labels that exist on any machine this package runs on: no
-download, no licence question. The first sentence of a docstring is the query, the rest of that docstring is
-the one relevant document. Sources are parsed (`ast`), never imported.
-
-It is the same wherever the same versions of the packages are installed: report `DocstringsDataset.versions`.
+Long English documents with queries and relevance labels, on any machine this package runs on, without a download.
+The first sentence of a docstring is the query, the rest of that docstring is the one relevant document. Sources are
+parsed (`ast`), never imported. The collection is the same wherever the same versions of the packages are installed:
+report `DocstringsDataset.versions` with results.
 """
 
 from __future__ import annotations
@@ -197,8 +196,8 @@ class DocstringsDataset(InMemoryDataset):
     The corpus is always the whole one. A document has the fields ``text`` and ``title``; the title is the
     dotted path, which names what the query describes: do not index it if the task should stay hard.
 
-    The default collection is built once for each set of package versions (tens of seconds) and then kept in
-    the folder ``longdoc`` of PyTerrier's home.
+    The default collection is built once for each set of package versions (half a minute) and then kept in the folder
+    ``longdoc`` of PyTerrier's home.
 
     Args:
         packages: Import name -> folder, to read other packages than the installed ones of `PACKAGES`; such

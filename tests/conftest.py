@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("PT_TEST_TRANSFORMER_REPORTS", "0")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from . import tiny
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def cross_encoder(tmp_path_factory) -> str:
+    """Folder of a tiny random BERT cross-encoder with one label."""
+    return tiny.checkpoint(tmp_path_factory.mktemp("cross-encoder"))
+
+
+@pytest.fixture(scope="session")
+def plain_encoder(tmp_path_factory) -> str:
+    """Folder of a tiny random BERT without a classification head."""
+    return tiny.checkpoint(tmp_path_factory.mktemp("encoder"), labels=None)
+
+
+@pytest.fixture
+def results() -> pd.DataFrame:
+    return tiny.results()
+
+
+@pytest.fixture(scope="session")
+def time_collection() -> Path:
+    """The TIME collection beside the checkout; tests that need it are skipped without it."""
+    folder = SHARED_DATA / "time"
+    if not folder.is_dir():
+        pytest.skip("the TIME collection is not here")
+    return folder

@@ -1,0 +1,112 @@
+"""Tiny random checkpoints and frames, made without any download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+
+WORDS = (
+    "a the of in to and is was for on with as by at from it this that which cat dog bird fish tree river mountain city "
+    "rain snow wind sun red green blue old new long short fast slow run walk sing write read find lose good bad"
+).split()
+PIECES = [
+    *WORDS,
+    *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-'\"()",
+    *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789"),
+]
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    # Large, so that tiny random models tell texts apart.
+    "initializer_range": 0.3,
+}
+
+FAMILIES = {
+    "bert": {},
+    "electra": {"embedding_size": 32},
+    "roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0},
+    "xlm-roberta": {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0},
+    "deberta-v2": {
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 16,
+        "pooler_hidden_size": 32,
+    },
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16, "pad_token_id": 0},
+}
+
+
+def tokenizer(*, double_separator: bool = False, segments: bool = True) -> PreTrainedTokenizerFast:
+    """A word-piece tokenizer over PIECES, with BERT's or RoBERTa's pair layout."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocabulary = {piece: i for i, piece in enumerate([*specials, *dict.fromkeys(PIECES)])}
+    core = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    core.normalizer = normalizers.BertNormalizer()
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    middle = "[SEP] [SEP]" if double_separator else "[SEP]"
+    core.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair=f"[CLS] $A {middle} $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocabulary["[CLS]"]), ("[SEP]", vocabulary["[SEP]"])],
+    )
+    names = ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=128,
+        model_input_names=names,
+    )
+
+
+def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, seed: int = 0, **changes) -> str:
+    """Saves a random checkpoint and returns its folder: a classifier with `labels` labels, or (None) an encoder."""
+    roberta = "roberta" in family
+    tok = tokenizer(double_separator=roberta, segments=family in ("bert", "electra", "deberta-v2"))
+    sizes = {**SIZES, "max_position_embeddings": 128, "vocab_size": len(tok), **FAMILIES[family], **changes}
+    if family == "distilbert":
+        sizes = {k: v for k, v in sizes.items() if k not in SIZES or k == "initializer_range"}
+    config = AutoConfig.for_model(family, **sizes)
+    torch.manual_seed(seed)
+    if labels is None:
+        model = AutoModel.from_config(config)
+    else:
+        config.num_labels = labels
+        model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+    model.eval().save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return str(folder)
+
+
+def results() -> pd.DataFrame:
+    """Five rows of two queries: a long, a short, an empty and a missing text, one of them twice."""
+    long = "the cat and the dog walk to the river in the rain and find a red fish by the old tree. " * 6
+    return pd.DataFrame(
+        {
+            "qid": ["1", "1", "2", "2", "1"],
+            "query": ["old dog", "old dog", "snow in the city", "snow in the city", "old dog"],
+            "docno": ["d1", "d2", "d1", "d3", "d4"],
+            "text": [long, "a short dog", long, "", None],
+            "score": [5.0, 4.0, 3.0, 2.0, 1.0],
+            "rank": [0, 1, 0, 1, 2],
+        }
+    )
