@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import sysconfig
+import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -132,17 +133,16 @@ def split_summary(docstring: str) -> tuple[str, str]:
     paragraph = _PARAGRAPH_END.split(body, maxsplit=1)[0]
     end = _SENTENCE_END.search(paragraph)
     cut = end.end() if end else len(paragraph)
-    return _plain(body[:cut]).rstrip(" .:"), inspect.cleandoc(body[cut:].lstrip("\n")).strip()
+    return _plain(body[:cut]).rstrip(" .:"), textwrap.dedent(body[cut:]).strip()
 
 
 def collect(packages: Mapping[str, Path]) -> list[Entry]:
     """Reads the docstrings of packages.
 
-    Kept are the docstrings with at least `MIN_DOCUMENT_WORDS` words after their first sentence; of those
-    with the same text only the first by docno. A sentence is a topic unless it has fewer than
-    `MIN_QUERY_WORDS` or more than `MAX_QUERY_WORDS` words, is a signature or a template, stands verbatim in
-    its document, or opens docstrings of different texts. Letter case and white space do not count in these
-    comparisons.
+    Kept are the docstrings with at least `MIN_DOCUMENT_WORDS` words after their first sentence; of those with the same
+    text only the first by docno. A sentence is a topic unless it has fewer than `MIN_QUERY_WORDS` or more than
+    `MAX_QUERY_WORDS` words, is a signature or a template, stands verbatim in its document, or opens docstrings of
+    different texts. Letter case and white space do not count in these comparisons.
 
     Args:
         packages: Import name -> package folder; under the name `STDLIB`, a folder of top-level modules.
@@ -200,8 +200,7 @@ class DocstringsDataset(InMemoryDataset):
     ``longdoc`` of PyTerrier's home.
 
     Args:
-        packages: Import name -> folder, to read other packages than the installed ones of `PACKAGES`; such
-            a collection is not kept on disk.
+        packages: Import name -> folder, to read others than the installed `PACKAGES`; this is not kept on disk.
     """
 
     name = "docstrings"
