@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib
 import json
 import tempfile
 import warnings
@@ -20,7 +21,7 @@ import pyterrier as pt
 from .backbones import DEFAULT_BACKBONE
 from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
-from .frames import HELP_URL, TextField, rerank, strings, texts_of, validated
+from .frames import HELP_URL, TextField, check_settings, rerank, strings, texts_of, validated
 from .reports import Coverage, Explanation
 from .scorer import LongDocScorer
 from .training import TrainingArgs, evaluate, make_groups, train
@@ -96,15 +97,16 @@ class LongDocReranker(pt.Estimator):
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
-        self._weights: Weights | None = None
+        self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
         self._warned_untrained = False
+        self._warned_cut = False
         self._check()
 
     def __repr__(self) -> str:
         shown = [repr(self.backbone)]
         for name, value in self._parameters().items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if name not in ("backbone", "verbose", "text_loader") and value != default:
+            if name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(default):
                 shown.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -128,8 +130,8 @@ class LongDocReranker(pt.Estimator):
 
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
+        check_settings(self)
         self._make_windows()
-        resolve_dtype(self.dtype)
 
     # PyTerrier's contract.
 
@@ -170,6 +172,8 @@ class LongDocReranker(pt.Estimator):
         Raises:
             ValueError: if no training query has a positive and a negative candidate.
         """
+        if (topics_or_res_va is None) != (qrels_va is None):
+            raise ValueError("validation needs both candidates and qrels, or neither")
         args = self.training or TrainingArgs()
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
@@ -201,7 +205,7 @@ class LongDocReranker(pt.Estimator):
     def _load_weights(self) -> Weights:
         made_for, head, windows = (self.backbone, self.trust_remote_code, self.seed), self._head(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
-        weights = self._weights
+        weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
                 raise self._would_lose_training("backbone, trust_remote_code or seed")
@@ -220,7 +224,7 @@ class LongDocReranker(pt.Estimator):
         scorer.read_with(windows, **reading)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
         scorer.to(resolve_device(self.device))
-        self._weights = weights
+        self._loaded = weights
         return weights
 
     # Saving.
@@ -249,7 +253,7 @@ class LongDocReranker(pt.Estimator):
             weights.scorer,
             weights.backbone,
             name=type(self).__name__,
-            parameters=json.loads(json.dumps(parameters)),
+            parameters=json.loads(json.dumps(parameters, default=lambda number: number.tolist())),
             head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready},
             training=training,
         )
@@ -269,6 +273,7 @@ class LongDocReranker(pt.Estimator):
         Raises:
             ValueError: if that is not a model saved by this package, or one of another class.
         """
+        importlib.import_module(".rerankers", __package__)  # so that the classes are known below
         folder, config = read_config(name, revision=revision)
         known = {c.__name__: c for c in _all_classes(LongDocReranker)}
         saved = known.get(config["class"])
@@ -281,12 +286,13 @@ class LongDocReranker(pt.Estimator):
             arguments["windows"] = windows_from_config(arguments["windows"])
         model = saved(**{**arguments, **parameters})
         scorer, backbone = load_pretrained(folder, config)
-        made_for = (model.backbone, model.trust_remote_code, model.seed)
+        # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
+        made_for = (arguments["backbone"], model.trust_remote_code, arguments["seed"])
         head = (config["head"]["name"], config["head"]["options"])
         training = folder / "training.json"
         history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
         ready = config["head"]["ready"]
-        model._weights = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
+        model._loaded = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
         return model
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
@@ -303,27 +309,27 @@ class LongDocReranker(pt.Estimator):
         import huggingface_hub
 
         api = huggingface_hub.HfApi()
-        api.create_repo(repo_id, private=private, exist_ok=True)
         with tempfile.TemporaryDirectory() as folder:
             self.save(folder)
+            api.create_repo(repo_id, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch of training so far: epoch, loss and, with validation data, validation."""
-        return [] if self._weights is None else list(self._weights.history)
+        return [] if self._loaded is None else list(self._loaded.history)
 
     def apply_attributes(self, **attributes: Any) -> LongDocReranker:
         """A copy with other constructor arguments, trained weights included."""
         clone = type(self)(**{**self._parameters(), **attributes})
-        clone._weights = copy.deepcopy(self._weights)
+        clone._loaded = copy.deepcopy(self._loaded)
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        if self._weights is not None and self._weights.scorer.device.type != "cpu":
-            state["_weights"] = copy.deepcopy(self._weights)
-            state["_weights"].scorer.cpu()
+        if self._loaded is not None and self._loaded.scorer.device.type != "cpu":
+            state["_loaded"] = copy.deepcopy(self._loaded)
+            state["_loaded"].scorer.cpu()
         return state
 
     def _parameters(self) -> dict[str, Any]:
@@ -333,8 +339,8 @@ class LongDocReranker(pt.Estimator):
         if self.windows is None:
             windows, given = self._default_windows(), self.max_windows
             return replace(windows, max_windows=given, selection=self.selection, seed=self.seed)
-        if self.max_windows is not None:
-            raise ValueError(f"set max_windows in windows={self.windows!r} or as an argument, not both")
+        if self.max_windows is not None or self.selection != "first":
+            raise ValueError(f"set max_windows and selection in windows={self.windows!r} or as arguments, not both")
         return self.windows
 
     def _would_lose_training(self, what: str) -> ValueError:
@@ -364,7 +370,7 @@ class LongDocReranker(pt.Estimator):
             f"{self!r} has randomly initialised layers: its scores mean nothing before fit (a cross-encoder as "
             f"backbone makes FirstP, MaxP and PARADE with aggregation avg, max or attn start trained).",
             UntrainedWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

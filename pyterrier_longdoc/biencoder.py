@@ -16,7 +16,7 @@ from torch import nn
 from .backbones import Backbone, load_backbone
 from .devices import resolve_device, resolve_dtype
 from .encoder import WindowEncoder
-from .frames import HELP_URL, TextField, check_choice, rerank
+from .frames import HELP_URL, TextField, check_choice, check_settings, rerank
 from .reports import Coverage, Explanation
 from .texts import rows_by_pair, share_out, tokenize
 from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
@@ -251,6 +251,7 @@ class BiEncoder(pt.Transformer):
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
+        self._warned_cut = False
         self._loaded: tuple[tuple[Any, ...], Backbone] | None = None
         self._check()
 
@@ -258,7 +259,7 @@ class BiEncoder(pt.Transformer):
         shown = [repr(self.backbone)]
         for f in fields(self):
             value = getattr(self, f.name)
-            if f.name not in ("backbone", "verbose", "text_loader") and value != f.default:
+            if f.name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(f.default):
                 shown.append(f"{f.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -326,7 +327,7 @@ class BiEncoder(pt.Transformer):
         check_choice("aggregation", self.aggregation, ("first", "max", "avg"))
         check_choice("pooling", self.pooling, ("mean", "cls"))
         check_choice("similarity", self.similarity, ("cosine", "dot"))
-        resolve_dtype(self.dtype)
+        check_settings(self)
         self._make_windows()
 
 

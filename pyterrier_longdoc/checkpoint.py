@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from .backbones import FORMAT, Backbone, build_backbone, load_tokenizer
@@ -102,7 +103,10 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         if folder.exists() or not _could_be_hub_id(str(name)):
             raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
-        folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+        try:
+            folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise ValueError(f"{str(name)!r} is no folder, and the hub does not give such a model: {error}") from error
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{str(name)!r} is no model saved by this package: it has no config.json")
@@ -115,6 +119,9 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
             f"{str(name)!r} is no model saved by this package (config.json has no format {FORMAT!r}); to start from a "
             f"Hugging Face checkpoint give it as the backbone, e.g. MaxP({str(name)!r})"
         )
+    lacking = sorted({"format_version", "class", "parameters", "windows", "reading", "encoder", "head"} - set(config))
+    if lacking:
+        raise ValueError(f"{path} lacks {', '.join(lacking)}: it is damaged or was edited")
     if config["format_version"] > FORMAT_VERSION:
         raise ValueError(
             f"{str(name)!r} was saved in format {config['format_version']}, this version of pyterrier_longdoc reads up "

@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from .devices import resolve_dtype
 from .reports import Coverage, Explanation
+from .windows import Windows
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
@@ -31,6 +33,7 @@ class Reranking(Protocol):
     explain: bool
     verbose: bool
     coverage: Coverage | None
+    _warned_cut: bool
 
 
 ScoreFunction = Callable[
@@ -57,9 +60,9 @@ def rerank(transformer: Any, inp: pd.DataFrame, score: ScoreFunction) -> pd.Data
     with pt.tqdm(total=len(inp), desc=type(transformer).__name__, unit="doc", disable=not transformer.verbose) as bar:
         advance = (lambda n: bar.update(n) and None) if transformer.verbose else None
         scores, explanations, coverage = score(queries, texts, advance)
-    said = transformer.coverage is not None and transformer.coverage.is_cut
     transformer.coverage = coverage
-    if coverage.is_cut and not said:
+    if coverage.is_cut and not transformer._warned_cut:
+        transformer._warned_cut = True
         warnings.warn(
             f"{type(transformer).__name__} did not read all of the text: {coverage} (see .coverage).",
             TruncationWarning,
@@ -85,6 +88,27 @@ def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
 
 
+def check_settings(transformer: Any) -> None:
+    """Checks the arguments that all rerankers share, as far as that is possible without loading anything.
+
+    Raises:
+        ValueError: for one that can never work.
+    """
+    field_names(transformer.text_field)
+    resolve_dtype(transformer.dtype)
+    for name in ("batch_size", "max_batch_tokens", "max_query_len"):
+        if getattr(transformer, name) < 1:
+            raise ValueError(f"{name}={getattr(transformer, name)} must be at least 1")
+    if not isinstance(transformer.windows, Windows | None):
+        raise ValueError(f"windows={transformer.windows!r} must be windows, e.g. SlidingWindows(150, 75)")
+    loader = transformer.text_loader
+    if not (loader is None or isinstance(loader, pt.Transformer) or hasattr(loader, "text_loader")):
+        raise ValueError(
+            f"text_loader={loader!r} must be a transformer that adds the text, or have a method text_loader "
+            f"(as datasets and indexes do)"
+        )
+
+
 def field_names(text_field: TextField) -> list[str]:
     """The text columns, in order.
 
@@ -97,8 +121,10 @@ def field_names(text_field: TextField) -> list[str]:
     return names
 
 
-def validated(inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer) -> list[str]:
-    """Checks the columns of a result frame and returns the text columns.
+def validated(
+    inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, further: Sequence[str] = ()
+) -> list[str]:
+    """Checks the columns of a result frame, `further` ones included, and returns the text columns.
 
     Raises:
         pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
@@ -106,9 +132,9 @@ def validated(inp: pd.DataFrame, text_field: TextField, text_loader: Any, contex
     fields = field_names(text_field)
     try:
         with pt.validate.any(inp, context=context) as v:
-            v.result_frame(["query", *fields], mode="text")
+            v.result_frame(["query", *fields, *further], mode="text")
             if text_loader is not None:
-                v.result_frame(["query"], mode="text_loader")
+                v.result_frame(["query", *further], mode="text_loader")
     except pt.validate.InputValidationError as error:
         missing = [name for name in fields if name not in inp.columns]
         if text_loader is None and missing and {"qid", "query", "docno"} <= set(inp.columns):
@@ -132,7 +158,7 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
     """
     frame: Any = inp
     if not set(fields) <= set(inp.columns):
-        loader = text_loader if isinstance(text_loader, pt.Transformer) else text_loader.text_loader(fields)
+        loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
         frame = loader(inp.reset_index(drop=True))
         if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
             raise ValueError(f"text_loader {loader!r} did not return the rows it was given")
@@ -146,7 +172,7 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
-    """A column as strings; None and NaN count as empty.
+    """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
 
     Raises:
         ValueError: if it holds bytes.
@@ -154,7 +180,8 @@ def strings(column: pd.Series, name: str) -> list[str]:
     values = ["" if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
     if any(isinstance(value, bytes) for value in values):
         raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
-    return [str(value) for value in values]
+    # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
+    return [str(value).encode("utf-8", "replace").decode("utf-8") for value in values]
 
 
 def with_scores(inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any]) -> pd.DataFrame:

