@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import pyterrier as pt
 import torch
 from torch import nn
 
-from .backbones import Backbone, load_backbone
+from .batching import PairLayout
 from .devices import resolve_device, resolve_dtype
+from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
 from .frames import HELP_URL, TextField, check_choice, check_settings, rerank
 from .reports import Coverage, Explanation
@@ -24,6 +24,8 @@ from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and whose window embeddings are held at a time."""
 
+OnShare = Callable[[float], None]
+
 DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
@@ -31,7 +33,7 @@ class BiEncoderScorer(nn.Module):
     """Scores (query, text) pairs by comparing embeddings: each distinct window and query is encoded once.
 
     Args:
-        backbone: the loaded encoder.
+        encoder: the loaded encoder with its remembered embeddings.
         windows: how texts are cut; checked against the backbone's longest input.
         aggregation: of a document's window similarities: `"first"`, `"max"` or `"avg"`.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's.
@@ -44,7 +46,7 @@ class BiEncoderScorer(nn.Module):
 
     def __init__(
         self,
-        backbone: Backbone,
+        encoder: SharedEncoder,
         windows: Windows,
         *,
         aggregation: str = "max",
@@ -56,9 +58,10 @@ class BiEncoderScorer(nn.Module):
         max_doc_len: int | None = None,
     ) -> None:
         super().__init__()
-        backbone.pooling = pooling
+        backbone = replace(encoder.backbone, pooling=pooling)
         self.tokenizer = backbone.tokenizer
         self.encoder = WindowEncoder(backbone)
+        self.cache = encoder.cache
         self.query_layout = backbone.text_layout(query_prefix)
         self.passage_layout = backbone.text_layout(passage_prefix)
         longest = backbone.max_length
@@ -128,11 +131,26 @@ class BiEncoderScorer(nn.Module):
             return float(similarities[0])
         return float(similarities.max() if self.aggregation == "max" else similarities.mean())
 
-    @torch.inference_mode()
     def _embed(
-        self, sequences: list[np.ndarray], layout: Any, dtype: torch.dtype, on_share: Callable[[float], None] | None
+        self, sequences: list[np.ndarray], layout: PairLayout, dtype: torch.dtype, on_share: OnShare | None
     ) -> np.ndarray:
-        """`(V, H)` float32 embeddings of V token sequences."""
+        """`(V, H)` float32 embeddings of V token sequences; those seen before are not encoded again."""
+        setting = (layout, self.encoder.pooling, self.similarity, dtype)
+        keys = [(setting, sequence.tobytes()) for sequence in sequences]
+        vectors = {key: vector for key in keys if (vector := self.cache.get(key)) is not None}
+        new = {key: sequence for key, sequence in zip(keys, sequences, strict=True) if key not in vectors}
+        if new:
+            for key, vector in zip(new, self._encode(list(new.values()), layout, dtype, on_share), strict=True):
+                vectors[key] = vector
+                self.cache.put(key, vector)
+        elif on_share is not None:
+            on_share(1.0)
+        return np.stack([vectors[key] for key in keys])
+
+    @torch.inference_mode()
+    def _encode(
+        self, sequences: list[np.ndarray], layout: PairLayout, dtype: torch.dtype, on_share: OnShare | None
+    ) -> np.ndarray:
         self.eval()
         empty = np.zeros(0, dtype=np.int32)
         batch = layout.collate([empty] * len(sequences), [[s] for s in sequences], self.device)
@@ -168,27 +186,12 @@ class BiEncoderScorer(nn.Module):
                     yield rows_of_pair, document, cut, (own * query_vectors[query]).sum(1, dtype=np.float64)
 
     def _window_vectors(
-        self,
-        documents: list[TokenizedText],
-        spans: list[list[Span]],
-        dtype: torch.dtype,
-        on_share: Callable[[float], None] | None,
+        self, documents: list[TokenizedText], spans: list[list[Span]], dtype: torch.dtype, on_share: OnShare | None
     ) -> list[np.ndarray]:
         """`(N, H)` embeddings of each document's windows; equal windows are encoded once."""
-        index: dict[bytes, int] = {}
-        sequences: list[np.ndarray] = []
-        places: list[list[int]] = []
-        for document, cut in zip(documents, spans, strict=True):
-            own = []
-            for start, end in cut:
-                window = document.ids[start:end]
-                place = index.setdefault(window.tobytes(), len(sequences))
-                if place == len(sequences):
-                    sequences.append(window)
-                own.append(place)
-            places.append(own)
-        vectors = self._embed(sequences, self.passage_layout, dtype, on_share)
-        return [vectors[own] for own in places]
+        windows = [document.ids[a:b] for document, cut in zip(documents, spans, strict=True) for a, b in cut]
+        vectors = self._embed(windows, self.passage_layout, dtype, on_share)
+        return np.split(vectors, np.cumsum([len(cut) for cut in spans])[:-1])
 
     def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
         tokenized = tokenize(self.tokenizer, queries)
@@ -252,7 +255,8 @@ class BiEncoder(pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self._warned_cut = False
-        self._loaded: tuple[tuple[Any, ...], Backbone] | None = None
+        self._encoder: SharedEncoder | None = None
+        self._encoder_for: tuple[Any, ...] | None = None
         self._check()
 
     def __repr__(self) -> str:
@@ -289,11 +293,12 @@ class BiEncoder(pt.Transformer):
     def load_scorer(self) -> BiEncoderScorer:
         """The model in memory, loaded if need be and set up by the current arguments."""
         self._check()
-        made_for = (self.backbone, self.trust_remote_code)
-        if self._loaded is None or self._loaded[0] != made_for:
-            self._loaded = (made_for, load_backbone(self.backbone, trust_remote_code=self.trust_remote_code))
+        wanted = (self.backbone, self.trust_remote_code)
+        if self._encoder is None or self._encoder_for != wanted:
+            self._encoder = shared_encoder(self.backbone, trust_remote_code=self.trust_remote_code)
+            self._encoder_for = wanted
         scorer = BiEncoderScorer(
-            copy.copy(self._loaded[1]),
+            self._encoder,
             self._make_windows(),
             aggregation=self.aggregation,
             pooling=self.pooling,
@@ -305,6 +310,10 @@ class BiEncoder(pt.Transformer):
         )
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
         return scorer.to(resolve_device(self.device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The encoder is never trained: it is loaded again where it is needed.
+        return {**self.__dict__, "_encoder": None}
 
     def _score(
         self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None

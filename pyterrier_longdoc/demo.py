@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyterrier as pt
-from ir_measures import RR, nDCG
+from ir_measures import AP, nDCG
 
-MEASURES = [nDCG @ 10, RR @ 10]
+MEASURES = [nDCG @ 10, AP]
+"""With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         topics = topics.sample(args.queries, random_state=args.seed).sort_values("qid").reset_index(drop=True)
     qrels = dataset.get_qrels(variant)
     with tempfile.TemporaryDirectory() as folder:
-        bm25 = index(dataset, Path(folder) / "index").bm25(num_results=args.depth)
+        bm25 = first_stage(dataset, Path(folder) / "index", args.depth)
         systems = pipelines(bm25 >> dataset.text_loader(), args.backbone)
         print(f"{len(topics)} topics, {args.depth} documents each; systems: BM25, {', '.join(systems)}")
         table = pt.Experiment(
@@ -69,12 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def index(dataset: Any, folder: Path) -> Any:
-    """A PISA index of a dataset's documents; PISA needs no Java."""
+def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
+    """BM25 over a dataset's documents with PISA, which needs no Java.
+
+    Args:
+        dataset: a PyTerrier dataset with a corpus.
+        folder: where the index goes.
+        depth: documents to retrieve per topic.
+    """
     pisa = _demo_module("pyterrier_pisa")
-    built = pisa.PisaIndex(str(folder), text_field="text")
-    built.index(dataset.get_corpus_iter(verbose=True))
-    return built
+    print("reading the collection ...", flush=True)
+    documents = list(dataset.get_corpus_iter(verbose=False))
+    print(f"indexing {len(documents)} documents ...", flush=True)
+    with _silent_libraries():
+        index = pisa.PisaIndex(str(folder), text_field="text")
+        index.index(documents)
+        return index.bm25(num_results=depth)
 
 
 def packaged_encoder() -> str:
@@ -116,13 +130,13 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
-def plot(runs: Path, names: Sequence[str], topics: pd.DataFrame, qrels: pd.DataFrame, path: Path) -> None:
+def plot(runs: Path, names: list[str], topics: pd.DataFrame, qrels: pd.DataFrame, path: Path) -> None:
     """Draws the mean of each measure with its 95 % confidence interval (normal approximation over queries)."""
     matplotlib = _demo_module("matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    systems = {name: pt.io.read_results(str(runs / f"{name}.res.gz")) for name in names}
+    systems: dict[str, Any] = {name: pt.io.read_results(str(runs / f"{name}.res.gz")) for name in names}
     values = pt.Experiment(systems, topics, qrels, MEASURES, perquery=True, filter_by_qrels=True)
     figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(5 * len(MEASURES), 0.6 * len(names) + 1.2), sharey=True)
     for axis, measure in zip(axes, map(str, MEASURES), strict=True):
@@ -146,8 +160,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, a Hugging Face name or folder: adds FirstP, MaxP, PARADE")
-    parser.add_argument("--queries", type=int, default=100, help="sample so many topics; 0 takes all (default 100)")
-    parser.add_argument("--depth", type=int, default=20, help="documents to rerank per topic (default 20)")
+    parser.add_argument("--queries", type=int, default=50, help="sample so many topics; 0 takes all (default 50)")
+    parser.add_argument("--depth", type=int, default=10, help="documents to rerank per topic (default 10)")
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, table and picture")
     parser.add_argument("--resume", action="store_true", help="keep the runs that an interrupted job has finished")
     parser.add_argument("--seed", type=int, default=42, help="of the sample of topics (default 42)")
@@ -157,7 +171,24 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _collection(folder: str | None) -> tuple[Any, str | None]:
     if folder is not None:
         return pt.get_dataset(f"longdoc:folder:{folder}"), None
-    return pt.get_dataset("longdoc:docstrings"), "test-long"
+    return pt.get_dataset("longdoc:docstrings"), "test"
+
+
+@contextmanager
+def _silent_libraries() -> Iterator[None]:
+    """Drops what native code writes to the process's output: PISA logs every step, past Python's own streams."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [(stream, os.dup(stream)) for stream in (1, 2)]
+    with open(os.devnull, "w") as nowhere:
+        for stream, _ in saved:
+            os.dup2(nowhere.fileno(), stream)
+        try:
+            yield
+        finally:
+            for stream, copy in saved:
+                os.dup2(copy, stream)
+                os.close(copy)
 
 
 def _demo_module(name: str) -> Any:

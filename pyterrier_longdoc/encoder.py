@@ -75,5 +75,6 @@ class WindowEncoder(nn.Module):
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":
             return states[:, 0]  # (V', H)
-        weights = mask.unsqueeze(-1).to(states.dtype)
+        # In fp32: bfloat16 cannot count beyond 256 tokens.
+        weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)

@@ -222,12 +222,13 @@ class LongDocScorer(nn.Module):
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
-        training = self.training
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             yield
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
 
     def _encode(
         self,

@@ -357,14 +357,15 @@ def _divide(spans: list[Span], limit: int | None) -> list[Span]:
 
 
 def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
-    """Index of the first token at or after each character offset, then the number of tokens.
+    """Index of the first token that reaches beyond each character offset, then the number of tokens.
 
-    The first entry is always 0, so that no token before the first offset is lost.
+    Ends count, not starts: the tokens of byte-level tokenizers begin with the space before their word. The first
+    entry is always 0, so that no token before the first offset is lost.
     """
-    if text.starts is None:
+    if text.ends is None:
         raise ValueError("this text was tokenised without character offsets")
-    starts = np.maximum.accumulate(text.starts)
-    indices = np.searchsorted(starts, characters, side="left").tolist()
+    ends = np.maximum.accumulate(text.ends)
+    indices = np.searchsorted(ends, characters, side="right").tolist()
     return [0, *indices[1:], len(text)] if indices else [0, len(text)]
 
 

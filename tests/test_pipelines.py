@@ -16,7 +16,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import frames
 
 from . import tiny
-from .systems import BI_ENCODERS, CROSS_ENCODERS, SLIDING, SMALL, SYSTEMS, make
+from .systems import BI_ENCODERS, CROSS_ENCODERS, SLIDING, SYSTEMS, make
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.base.UntrainedWarning"),
@@ -25,7 +25,10 @@ pytestmark = [
 
 W = tiny.WORDS
 TOPICS = pd.DataFrame({"qid": ["1", "2", "3"], "query": ["cat river", "snow tree", "fish"]})
-TEXTS = {f"d{i}": " ".join(W[(i * 5 + j * (i + 2)) % len(W)] for j in range(15 + 9 * i)) for i in range(5)}
+TEXTS = {
+    f"d{i}": " ".join(W[(i * 5 + j * (i + 2)) % len(W)] + "." * (j % 7 == 6) for j in range(15 + 9 * i))
+    for i in range(5)
+}
 RUN = pd.DataFrame(
     [
         {"qid": qid, "docno": docno, "score": 9.0 - i, "rank": i}
@@ -232,13 +235,101 @@ def test_trained_model_may_not(cross_encoder, plain_encoder, candidates):
 )
 def test_grid_search(name, parameters, cross_encoder):
     model = make(name, cross_encoder)
-    (parameter, values), pipeline = *parameters.items(), FIRST_STAGE >> LOADER >> model
-    (setting, value), *_ = pt.GridSearch(
-        pipeline, {model: parameters}, TOPICS, QRELS, metric="map", return_type="best_setting", verbose=False
-    )[1:][0] if False else _best(pipeline, model, parameters)
-    by_value = {}
+    ((parameter, values),) = parameters.items()
+    pipeline = FIRST_STAGE >> LOADER >> model
+    found, best, ((_, _, value),) = pt.GridSearch(
+        pipeline, {model: parameters}, TOPICS, QRELS, metric="map", return_type="both"
+    )
+    alone = {}
     for candidate in values:
         fixed = FIRST_STAGE >> LOADER >> make(name, cross_encoder, **{parameter: candidate})
-        by_value[str(candidate)] = pt.Experiment([fixed], TOPICS, QRELS, ["map"])["map"].item()
-    assert setting == parameter
-    assert by_value[str(value)] == max(by_value.values())
+        alone[str(candidate)] = pt.Experiment([fixed], TOPICS, QRELS, ["map"])["map"].item()
+    assert alone[str(value)] == max(alone.values()) == pytest.approx(best)
+    assert getattr(model, parameter) == value
+    assert pt.Experiment([found], TOPICS, QRELS, ["map"])["map"].item() == pytest.approx(best)
+
+
+def test_cross_validated_grid_search(cross_encoder):
+    model = make("Birch", cross_encoder)
+    folds = [TOPICS.iloc[:1], TOPICS.iloc[1:]]
+    table, settings = pt.KFoldGridSearch(
+        FIRST_STAGE >> LOADER >> model, {model: {"first_stage_weight": [0.0, 0.5, 1.0]}}, folds, QRELS, metric="map"
+    )
+    assert sorted(table["qid"].unique()) == ["1", "2", "3"]
+    assert len(settings) == 2
+
+
+# Training inside a pipeline.
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("name", CROSS_ENCODERS)
+def test_fit_in_a_pipeline(name, validated, cross_encoder, candidates):
+    recipe = ld.TrainingArgs(epochs=2, learning_rates={"": 1e-2})
+    model = make(name, cross_encoder, training=recipe)
+    before = scores(model, candidates)
+    pipeline = FIRST_STAGE >> LOADER >> model
+    if validated:
+        pipeline.fit(TOPICS, QRELS, TOPICS, QRELS)
+    else:
+        pipeline.fit(TOPICS, QRELS)
+    assert [set(entry) for entry in model.history] == [{"epoch", "loss", *(["validation"] if validated else [])}] * 2
+    assert not model.load_scorer().training
+    after = scores(model, candidates)
+    assert np.isfinite(after).all()
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_array_equal(scores(pipeline, TOPICS), after)
+
+
+def test_fit_wants_all_of_the_validation(cross_encoder, candidates):
+    with pytest.raises(ValueError, match="both candidates and qrels"):
+        make("MaxP", cross_encoder).fit(candidates, QRELS, candidates)
+
+
+def test_fit_needs_text(cross_encoder):
+    with pytest.raises(pt.validate.InputValidationError, match="needs the text"):
+        make("MaxP", cross_encoder).fit(FIRST_STAGE(TOPICS), QRELS)
+
+
+def test_fit_with_text_loader(cross_encoder, candidates):
+    model = make("MaxP", cross_encoder, text_loader=LOADER)
+    same = make("MaxP", cross_encoder)
+    run = FIRST_STAGE(TOPICS)
+    np.testing.assert_array_equal(scores(model.fit(run, QRELS), run), scores(same.fit(candidates, QRELS), candidates))
+
+
+# The package.
+
+
+def test_import_is_light():
+    code = (
+        "import sys, pyterrier_longdoc as ld; dir(ld); ld.__version__; "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names():
+    assert ld.__all__ == sorted(ld.__all__)
+    for name in ld.__all__:
+        public = getattr(ld, name)
+        assert public.__name__ == name
+        assert public.__doc__
+        assert public.__module__.startswith("pyterrier_longdoc.")
+    assert set(ld.__all__) <= set(dir(ld))
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchName'"):
+        _ = ld.NoSuchName
+
+
+def test_every_reranker_is_public():
+    folder = Path(frames.__file__).parent
+    classes = {
+        node.name
+        for module in ("rerankers.py", "biencoder.py")
+        for node in ast.parse((folder / module).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and any(getattr(d, "func", None) is not None for d in node.decorator_list)
+    }
+    assert classes >= {"FirstP", "MaxP", "PARADE", "BiEncoder"}
+    assert classes <= set(ld.__all__)
+    assert classes == {cls.__name__ for cls, _ in SYSTEMS.values()}  # the contract tests run over all of them
