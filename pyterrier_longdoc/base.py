@@ -71,7 +71,7 @@ class LongDocReranker(pt.Estimator):
         coverage: how much of the text the last `transform` read; None before.
     """
 
-    backbone: str = DEFAULT_BACKBONE
+    backbone: str | Path = DEFAULT_BACKBONE
     _: KW_ONLY
     windows: Windows | None = None
     max_windows: int | None = None
@@ -103,7 +103,7 @@ class LongDocReranker(pt.Estimator):
         self._check()
 
     def __repr__(self) -> str:
-        shown = [repr(self.backbone)]
+        shown = [repr(str(self.backbone))]
         for name, value in self._parameters().items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
             if name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(default):
@@ -203,14 +203,14 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for, head, windows = (self.backbone, self.trust_remote_code, self.seed), self._head(), self._make_windows()
+        made_for, head, windows = (str(self.backbone), self.trust_remote_code, self.seed), self._head(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
                 raise self._would_lose_training("backbone, trust_remote_code or seed")
             weights = Weights.from_backbone(
-                self.backbone,
+                str(self.backbone),
                 head,
                 windows,
                 made_for=made_for,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -230,7 +231,7 @@ class BiEncoder(pt.Transformer):
         coverage: how much of the text the last `transform` read; None before.
     """
 
-    backbone: str = DEFAULT_BIENCODER
+    backbone: str | Path = DEFAULT_BIENCODER
     _: KW_ONLY
     aggregation: str = "max"
     pooling: str = "mean"
@@ -260,7 +261,7 @@ class BiEncoder(pt.Transformer):
         self._check()
 
     def __repr__(self) -> str:
-        shown = [repr(self.backbone)]
+        shown = [repr(str(self.backbone))]
         for f in fields(self):
             value = getattr(self, f.name)
             if f.name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(f.default):
@@ -293,9 +294,9 @@ class BiEncoder(pt.Transformer):
     def load_scorer(self) -> BiEncoderScorer:
         """The model in memory, loaded if need be and set up by the current arguments."""
         self._check()
-        wanted = (self.backbone, self.trust_remote_code)
+        wanted = (str(self.backbone), self.trust_remote_code)
         if self._encoder is None or self._encoder_for != wanted:
-            self._encoder = shared_encoder(self.backbone, trust_remote_code=self.trust_remote_code)
+            self._encoder = shared_encoder(str(self.backbone), trust_remote_code=self.trust_remote_code)
             self._encoder_for = wanted
         scorer = BiEncoderScorer(
             self._encoder,

@@ -51,12 +51,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         bm25 = first_stage(dataset, Path(folder) / "index", args.depth)
         systems = pipelines(bm25 >> dataset.text_loader(), args.backbone)
         print(f"{len(topics)} topics, {args.depth} documents each; systems: BM25, {', '.join(systems)}")
+        if args.baseline not in ("BM25", *systems):
+            raise SystemExit(f"--baseline {args.baseline!r} is none of the systems BM25, {', '.join(systems)}")
         table = pt.Experiment(
             {"BM25": bm25, **systems},
             topics,
             qrels,
             MEASURES,
-            baseline="BM25",
+            baseline=args.baseline,
             correction="holm",
             filter_by_qrels=True,
             save_dir=str(runs),
@@ -162,6 +164,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--backbone", help="cross-encoder, a Hugging Face name or folder: adds FirstP, MaxP, PARADE")
     parser.add_argument("--queries", type=int, default=50, help="sample so many topics; 0 takes all (default 50)")
     parser.add_argument("--depth", type=int, default=10, help="documents to rerank per topic (default 10)")
+    parser.add_argument("--baseline", default="BM25", help="system that the others are tested against (default BM25)")
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, table and picture")
     parser.add_argument("--resume", action="store_true", help="keep the runs that an interrupted job has finished")
     parser.add_argument("--seed", type=int, default=42, help="of the sample of topics (default 42)")

@@ -36,8 +36,8 @@ def fastest_dtype(device: torch.device) -> str:
     """
     seconds = {}
     for name in ("float32", "bfloat16"):
-        matrix = torch.randn(1024, 1024, device=device).to(_DTYPES[name])
-        seconds[name] = min(_multiply_seconds(matrix) for _ in range(4))
+        matrix = torch.randn(512, 512, device=device).to(_DTYPES[name])
+        seconds[name] = min(_multiply_seconds(matrix) for _ in range(3))
     return "bfloat16" if seconds["bfloat16"] * 1.5 < seconds["float32"] else "float32"
 
 

@@ -40,7 +40,6 @@ class Head(nn.Module):
     Args:
         hidden_size: H, the width of the window vectors.
         dropout: before the final layer; 0.1 in Boytsov et al. 2025 and in PARADE.
-        width: width of the vector that is scored, where that is not H.
     """
 
     name: ClassVar[str] = ""
@@ -54,11 +53,11 @@ class Head(nn.Module):
             cls.name = name
             _REGISTRY[name] = cls
 
-    def __init__(self, hidden_size: int, *, dropout: float = 0.1, width: int | None = None) -> None:
+    def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
         super().__init__()
         self.hidden_size = hidden_size
         self.dropout = nn.Dropout(dropout)
-        self.final = nn.Linear(width or hidden_size, 1)
+        self.final = nn.Linear(hidden_size, 1)
         nn.init.xavier_uniform_(self.final.weight)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:

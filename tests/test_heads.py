@@ -1,0 +1,524 @@
+"""What every aggregation head must do, known by name or not: a new head meets most of these tests without a change.
+
+Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
+"""
+
+import inspect
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pyterrier_longdoc.batching import Encoded
+from pyterrier_longdoc.heads import build_head, registered_heads
+from pyterrier_longdoc.heads.base import Head, WarmStart, head_options
+
+H = 24
+ALL = list(registered_heads())
+
+# Exceptions, and why.
+NOT_LINEAR = {"parade-transformer"}  # one window is not scored by the final layer alone
+ORDERED = {"firstp", "parade-transformer"}  # the order of the windows matters
+SELECTIVE = {"firstp", "maxp", "kmaxp", "parade-max"}  # some windows have no part in the score
+NEEDS_TRAINING = {"parade-transformer"}
+SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def make(name, seed=0, hidden_size=H, **options):
+    """A head with random weights, in evaluation mode."""
+    torch.manual_seed(seed)
+    head = build_head(name, hidden_size, **options)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            # No parameter stays at a value, such as zero, that would hide it.
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return head.eval()
+
+
+def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
+    """Documents with this many windows each; with `garbage` there are random vectors where no window is."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = windows or max(counts)
+    cls = torch.zeros(len(counts), longest, H)
+    mask = torch.zeros(len(counts), longest, dtype=torch.bool)
+    for i, count in enumerate(counts):
+        cls[i, :count] = torch.randn(count, H, generator=generator)
+        mask[i, :count] = True
+    if garbage is not None:
+        noise = 100 * torch.randn(cls.shape, generator=torch.Generator().manual_seed(garbage))
+        cls = torch.where(mask.unsqueeze(-1), cls, noise)
+    return Encoded(cls, mask)
+
+
+def one_document(vectors):
+    return Encoded(vectors.unsqueeze(0), torch.ones(1, len(vectors), dtype=torch.bool))
+
+
+def documents_of(batch):
+    """The windows of each document, as a batch of its own."""
+    return [one_document(cls[mask]) for cls, mask in zip(batch.cls, batch.mask, strict=True)]
+
+
+@pytest.fixture(params=ALL)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def head(name):
+    return make(name)
+
+
+# Masks and batches.
+
+
+def test_scores_are_one_number_for_each_document(head):
+    scores = head(encoded())
+    assert scores.shape == (4,)
+    assert scores.isfinite().all()
+    assert len(set(scores.tolist())) == 4
+
+
+def test_batch_mates_do_not_matter(head):
+    batch = encoded()
+    alone = torch.cat([head(document) for document in documents_of(batch)])
+    torch.testing.assert_close(head(batch), alone, **CLOSE)
+    back = Encoded(batch.cls.flip(0), batch.mask.flip(0))
+    torch.testing.assert_close(head(back), alone.flip(0), **CLOSE)
+
+
+@pytest.mark.parametrize("garbage", [None, 0, 1])
+def test_windows_that_do_not_exist_do_not_matter(head, garbage):
+    padded = encoded(windows=8, garbage=garbage)
+    torch.testing.assert_close(head(padded), head(encoded()), **CLOSE)
+
+
+def test_the_order_of_windows(head, name):
+    batch = encoded((5, 3))
+    turned = batch.cls.clone()
+    turned[0], turned[1, :3] = batch.cls[0].roll(2, 0), batch.cls[1, :3].flip(0)
+    there, back = head(batch), head(Encoded(turned, batch.mask))
+    if name in ORDERED:
+        assert not torch.isclose(there, back, **CLOSE).any()
+    else:
+        torch.testing.assert_close(there, back, **CLOSE)
+
+
+def test_one_window_is_scored_by_the_final_layer(head, name):
+    batch = encoded((1, 1, 1))
+    scores = batch.cls[:, 0] @ head.final.weight[0, :H] + head.final.bias
+    assert torch.allclose(head(batch), scores, **CLOSE) == (name not in NOT_LINEAR)
+
+
+# Gradients.
+
+
+def test_gradients_reach_the_real_windows_only(head, name):
+    batch = encoded(garbage=0)
+    cls = batch.cls.clone().requires_grad_()
+    head(Encoded(cls, batch.mask)).sum().backward()
+    reached = cls.grad.abs().amax(-1) > 1e-8
+    assert (cls.grad[~batch.mask] == 0).all()
+    if name in SELECTIVE:
+        assert reached.any(1).all()
+    else:
+        assert torch.equal(reached, batch.mask)
+
+
+def test_the_selected_windows_get_the_gradient():
+    scores = torch.tensor([[3.0, 9.0, 1.0, 5.0]])
+    for name, expected in {
+        "firstp": [1, 0, 0, 0],
+        "maxp": [0, 1, 0, 0],
+        "kmaxp": [1 / 3, 1 / 3, 0, 1 / 3],
+    }.items():
+        head = build_head(name, 1).eval()
+        nn.init.ones_(head.final.weight)
+        cls = scores.unsqueeze(-1).clone().requires_grad_()
+        head(Encoded(cls, scores > 0)).backward()
+        assert cls.grad.flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("initial", [True, False], ids=["initial", "random"])
+def test_gradients_reach_every_parameter(name, initial):
+    # Also where attention starts at zero: its gradient does not vanish there.
+    torch.manual_seed(0)
+    head = build_head(name, H).eval() if initial else make(name)
+    head(encoded()).square().sum().backward()
+    sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
+    without = [key for key, size in sizes.items() if size < 1e-5 * max(sizes.values())]
+    assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)]
+
+
+def test_training_drops_out_and_evaluation_does_not(head):
+    batch = encoded()
+    assert torch.equal(head(batch), head(batch))
+    head.train()
+    torch.manual_seed(0)
+    assert not torch.equal(head(batch), head(batch))
+
+
+# Explanations.
+
+
+def test_window_scores_are_scores_of_documents_of_one_window(head):
+    batch = encoded(garbage=0)
+    by_window = head.window_scores(batch)
+    assert by_window.shape == batch.mask.shape
+    assert torch.equal(by_window.isnan(), ~batch.mask)
+    for i, j in batch.mask.nonzero().tolist():
+        torch.testing.assert_close(by_window[i, j], head(one_document(batch.cls[i, j : j + 1]))[0], **CLOSE)
+
+
+def test_window_weights_are_a_distribution_over_the_real_windows(head):
+    batch = encoded(garbage=0)
+    weights = head.window_weights(batch)
+    has_weights = type(head).window_weights is not Head.window_weights
+    assert (weights is not None) == has_weights
+    if has_weights:
+        assert weights.shape == batch.mask.shape
+        torch.testing.assert_close(weights.sum(1), torch.ones(4), **CLOSE)
+        assert (weights[~batch.mask] == 0).all()
+        assert (weights[batch.mask] > 0).all()
+
+
+def test_which_heads_have_weights():
+    having = [name for name in ALL if make(name).window_weights(encoded()) is not None]
+    assert {"parade-attn", "parade-attn-elementwise"} <= set(having)
+
+
+# Each head once more, in numpy.
+
+
+def final(head, x):
+    return x @ head.final.weight.detach().double().numpy()[0] + head.final.bias.item()
+
+
+def softmax(x):
+    e = np.exp(x - x.max(0))
+    return e / e.sum(0)
+
+
+def attn(head, p):
+    a = softmax(p @ head.attention.detach().double().numpy())  # (N,)
+    return final(head, (a[:, None] * p).sum(0))
+
+
+def attn_elementwise(head, p):
+    W, b = (x.detach().double().numpy() for x in (head.attention.weight, head.attention.bias))
+    return final(head, (softmax(p @ W.T + b) * p).sum(0))
+
+
+def layer_norm(x, module):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + module.eps)
+    return x * module.weight.detach().double().numpy() + module.bias.detach().double().numpy()
+
+
+def linear(x, module):
+    return x @ module.weight.detach().double().numpy().T + module.bias.detach().double().numpy()
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def transformer(head, p):
+    c, s = head.cls_vector.detach().double().numpy(), head.sep_vector.detach().double().numpy()
+    x = np.vstack([c, s, p, s])  # (N + 3, H)
+    embeddings = head.aggregator.embeddings
+    types = [0, 0, *[1] * len(p), 0]
+    x = x + embeddings.position_embeddings.weight.detach().double().numpy()[: len(x)]
+    x = layer_norm(x + embeddings.token_type_embeddings.weight.detach().double().numpy()[types], embeddings.LayerNorm)
+    for layer in head.aggregator.encoder.layer:
+        attention = layer.attention.self
+        parts = []
+        q, k, v = (linear(x, m) for m in (attention.query, attention.key, attention.value))
+        for part in np.split(np.arange(H), attention.num_attention_heads):
+            logits = q[:, part] @ k[:, part].T / np.sqrt(len(part))
+            parts.append(softmax(logits.T).T @ v[:, part])
+        x = layer_norm(x + linear(np.hstack(parts), layer.attention.output.dense), layer.attention.output.LayerNorm)
+        x = layer_norm(
+            x + linear(gelu(linear(x, layer.intermediate.dense)), layer.output.dense), layer.output.LayerNorm
+        )
+    return final(head, x[0])
+
+
+FORMULAS = {
+    "firstp": lambda head, p: final(head, p[0]),
+    "maxp": lambda head, p: max(final(head, x) for x in p),
+    "sump": lambda head, p: sum(final(head, x) for x in p),
+    "avgp": lambda head, p: sum(final(head, x) for x in p) / len(p),
+    "kmaxp": lambda head, p: np.mean(sorted((final(head, x) for x in p), reverse=True)[: head.k]),
+    "parade-avg": lambda head, p: final(head, p.mean(0)),
+    "parade-max": lambda head, p: final(head, p.max(0)),
+    "parade-attn": attn,
+    "parade-attn-elementwise": attn_elementwise,
+    "parade-transformer": transformer,
+}
+
+
+@pytest.mark.parametrize("name", list(FORMULAS), indirect=True)
+def test_formulas(name, head):
+    batch = encoded((6, 1, 3, 2))
+    expected = [FORMULAS[name](head, document.cls[0].double().numpy()) for document in documents_of(batch)]
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+# Heads compared with each other (models.md §12.6 and §12.7).
+
+
+def test_sum_is_count_times_average():
+    batch = encoded()
+    counts = batch.mask.sum(1)
+    torch.testing.assert_close(make("sump")(batch), counts * make("avgp")(batch), **CLOSE)
+
+
+def test_maximum_is_at_least_the_average():
+    batch = encoded()
+    assert (make("maxp")(batch) >= make("avgp")(batch) - 1e-6).all()
+    assert torch.isclose(make("maxp")(batch), make("avgp")(batch), **CLOSE).tolist() == [False, True, False, False]
+
+
+def test_average_of_scores_is_score_of_the_average():
+    torch.testing.assert_close(make("avgp")(encoded()), make("parade-avg")(encoded()), **CLOSE)
+
+
+def test_best_k():
+    batch = encoded()
+    torch.testing.assert_close(make("kmaxp", k=1)(batch), make("maxp")(batch), **CLOSE)
+    for k in (4, 5, 100):
+        torch.testing.assert_close(make("kmaxp", k=k)(batch), make("avgp")(batch), **CLOSE)
+
+
+def test_weights_of_the_best_scores():
+    head = build_head("kmaxp", 1, k=3, weights=[1, 0.5, 0.25]).eval()
+    nn.init.ones_(head.final.weight)
+    nn.init.zeros_(head.final.bias)
+    scores = torch.tensor([[2.0, 8.0, 4.0, -1.0], [6.0, 2.0, 0.0, 0.0], [-3.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    assert head(Encoded(scores.unsqueeze(-1), mask)).tolist() == [
+        1 * 8 + 0.5 * 4 + 0.25 * 2,
+        1 * 6 + 0.5 * 2,
+        1 * -3,
+    ]
+
+
+def test_every_window_twice():
+    batch = encoded((4,))
+    twice = Encoded(batch.cls.repeat(1, 2, 1), batch.mask.repeat(1, 2))
+    for name, factor in {"sump": 2, "maxp": 1, "avgp": 1, "parade-max": 1, "parade-attn": 1}.items():
+        torch.testing.assert_close(make(name)(twice), factor * make(name)(batch), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["parade-attn", "parade-attn-elementwise"])
+def test_attention_starts_as_the_average(name):
+    torch.manual_seed(0)
+    head = build_head(name, H).eval()
+    average = build_head("parade-avg", H).eval()
+    average.final.load_state_dict(head.final.state_dict())
+    batch = encoded()
+    torch.testing.assert_close(head(batch), average(batch), **CLOSE)
+    expected = batch.mask / batch.mask.sum(1, keepdim=True)
+    torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
+
+
+def test_attention_follows_its_vector():
+    head = make("parade-attn")
+    batch = encoded((3,))
+    with torch.no_grad():
+        head.attention.copy_(1000 * batch.cls[0, 1])
+    torch.testing.assert_close(head.window_weights(batch), torch.tensor([[0.0, 1.0, 0.0]]))
+    torch.testing.assert_close(head(batch), head(one_document(batch.cls[0, 1:2])), **CLOSE)
+
+
+# The transformer.
+
+
+def count(head):
+    return sum(p.numel() for p in head.parameters())
+
+
+def test_transformer_reads_at_its_first_vector_and_sees_every_window():
+    batch = encoded((4, 2))
+    head = make("parade-transformer")
+    before = head(batch)
+    for vector in (head.cls_vector, head.sep_vector):
+        with torch.no_grad():
+            vector.add_(torch.randn(H))  # not a constant, which the layer norm takes out again
+        after = head(batch)
+        assert not torch.isclose(before, after, **CLOSE).any()
+        before = after
+
+
+def test_transformer_without_separators_and_positions():
+    full = count(make("parade-transformer"))
+    assert full - count(make("parade-transformer", separators=False)) == H  # s
+    # 512 positions, 2 segments, scale and shift of the layer norm
+    assert full - count(make("parade-transformer", positions=False)) == (512 + 2) * H + 2 * H
+    layer = 4 * (H * H + H) + (H * 4 * H + 4 * H) + (4 * H * H + H) + 2 * 2 * H
+    assert count(make("parade-transformer", layers=3)) - full == layer
+    assert full - count(make("parade-transformer", max_positions=12)) == (512 - 12) * H
+
+
+@pytest.mark.parametrize("separators", [True, False])
+def test_transformer_without_positions_does_not_see_the_order(separators):
+    batch = encoded((5, 3))
+    turned = batch.cls.clone()
+    turned[0], turned[1, :3] = batch.cls[0].roll(2, 0), batch.cls[1, :3].flip(0)
+    for positions in (True, False):
+        head = make("parade-transformer", separators=separators, positions=positions)
+        same = torch.isclose(head(batch), head(Encoded(turned, batch.mask)), **CLOSE)
+        assert same.tolist() == [not positions] * 2
+        padded = encoded((5, 3), windows=9, garbage=0)
+        torch.testing.assert_close(head(padded), head(batch), **CLOSE)
+
+
+@pytest.mark.parametrize(("separators", "room"), [(True, 12 - 3), (False, 12 - 1)])
+def test_transformer_with_too_many_windows(separators, room):
+    head = make("parade-transformer", max_positions=12, separators=separators)
+    assert head(encoded((room, 1))).isfinite().all()
+    with pytest.raises(ValueError, match=f"has {room + 1} windows, but the aggregator takes {room}: raise stride"):
+        head(encoded((room + 1, 1)))
+    anywhere = make("parade-transformer", max_positions=12, separators=separators, positions=False)
+    assert anywhere(encoded((40,))).isfinite().all()
+
+
+def test_transformer_attention_heads():
+    numbers = {24: 12, 32: 8, 20: 10, 7: 7, 13: 1, 768: 12, 384: 12}
+    with torch.device("meta"):
+        for hidden_size, expected in numbers.items():
+            head = build_head("parade-transformer", hidden_size, layers=1)
+            assert head.aggregator.config.num_attention_heads == expected
+    with pytest.raises(ValueError, match="attention_heads=5 does not divide the hidden size 24"):
+        build_head("parade-transformer", H, attention_heads=5)
+
+
+# Warm starts.
+
+
+def start(width=H, final=True):
+    layer = nn.Linear(width, 1) if final else None
+    return WarmStart(layer, torch.full((width,), 2.0), torch.full((width,), 3.0))
+
+
+def test_warm_start_takes_over_the_final_layer(name):
+    head, warm = make(name), start()
+    before = head.final.weight.clone()
+    assert head.warm_start(warm) == (name not in NEEDS_TRAINING)
+    if name not in NEEDS_TRAINING:
+        assert torch.equal(head.final.weight, warm.final.weight)
+        assert torch.equal(head.final.bias, warm.final.bias)
+        nn.init.zeros_(warm.final.weight)  # a copy, not the checkpoint's own layer
+        assert head.final.weight.abs().min() > 0
+    else:
+        assert torch.equal(head.final.weight, before)
+
+
+@pytest.mark.parametrize("warm", [start(final=False), start(width=H + 8)], ids=["no final layer", "another width"])
+def test_warm_start_with_nothing_to_take_over(head, warm):
+    before = head.final.weight.clone()
+    assert not head.warm_start(warm)
+    assert torch.equal(head.final.weight, before)
+
+
+def test_warm_start_of_the_transformer():
+    head = make("parade-transformer")
+    head.warm_start(start())
+    assert head.cls_vector.tolist() == [2.0] * H
+    assert head.sep_vector.tolist() == [3.0] * H
+    without = make("parade-transformer", separators=False)
+    without.warm_start(start())
+    assert without.cls_vector.tolist() == [2.0] * H
+    assert not hasattr(without, "sep_vector")
+    narrow = make("parade-transformer")
+    before = narrow.cls_vector.clone()
+    narrow.warm_start(start(width=H // 2))  # ELECTRA small and others: embeddings narrower than states
+    assert torch.equal(narrow.cls_vector, before)
+
+
+# Names and options.
+
+OTHER_VALUES = {("kmaxp", "weights"): [1.0, 0.5, 0.2], ("parade-transformer", "attention_heads"): 2}
+
+
+def other_value(name, option, default):
+    """Some value of an option that is not its default."""
+    if (name, option) in OTHER_VALUES:
+        return OTHER_VALUES[name, option]
+    if isinstance(default, bool):
+        return not default
+    assert isinstance(default, int | float), f"name another value for option {option} of {name} in OTHER_VALUES"
+    return default + 1 if isinstance(default, int) else default + 0.25
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in ALL for option in head_options(name)])
+def test_no_option_is_without_effect(name, option):
+    def outcome(**options):
+        torch.manual_seed(0)
+        head = build_head(name, H, **options).train()
+        torch.manual_seed(1)
+        return count(head), head(encoded((6, 4))).tolist()
+
+    value = other_value(name, option, head_options(name)[option])
+    assert outcome() == outcome(**{option: head_options(name)[option]})
+    assert outcome() != outcome(**{option: value})
+
+
+def test_heads_take_keyword_options_with_json_values(name):
+    options = head_options(name)
+    assert json.loads(json.dumps(options)) == options
+    assert "dropout" in options
+    kinds = [p.kind for p in inspect.signature(registered_heads()[name]).parameters.values()]
+    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD, *[inspect.Parameter.KEYWORD_ONLY] * len(options)]
+
+
+def test_heads_are_described(name):
+    cls = registered_heads()[name]
+    assert cls.name == name
+    assert cls.__doc__ != Head.__doc__
+    assert cls.__doc__.count("`") >= 2  # the formula
+
+
+def test_the_same_weights_give_the_same_scores(name):
+    head, other = make(name), make(name, seed=5)
+    assert not torch.isclose(head(encoded()), other(encoded()), **CLOSE).all()
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(head(encoded()), other(encoded()))
+
+
+def test_unknown_heads_and_options():
+    with pytest.raises(ValueError, match=r"unknown head 'minp'; known are avgp, firstp, kmaxp, .*sump"):
+        build_head("minp", H)
+    with pytest.raises(ValueError, match="head 'maxp' has no option k, weights; its options are "):
+        build_head("maxp", H, weights=[1.0], k=3)
+    assert sorted(ALL) == ALL
+
+
+def test_wrong_options():
+    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        build_head("kmaxp", H, k=0)
+    with pytest.raises(ValueError, match=r"weights=\[1\.0, 0\.5\] must have k=3 entries"):
+        build_head("kmaxp", H, weights=[1.0, 0.5])
+
+
+def test_two_heads_cannot_share_a_name():
+    with pytest.raises(TypeError, match=r"two heads are named 'maxp': MaxPHead and .*Another"):
+
+        class Another(Head, name="maxp"):
+            pass
+
+    assert registered_heads()["maxp"].__name__ == "MaxPHead"
+
+
+def test_a_head_without_a_name_is_not_registered():
+    class Unfinished(Head):
+        pass
+
+    assert Unfinished not in registered_heads().values()
+    with pytest.raises(NotImplementedError):
+        Unfinished(H)(encoded())
