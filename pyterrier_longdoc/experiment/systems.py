@@ -1,0 +1,193 @@
+"""What may be a system of an experiment, and the jobs (one run each) that it comes to."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from .perquery import check_columns
+from .runs import as_strings
+
+
+@dataclass(frozen=True, eq=False)
+class Fold:
+    """One fold of a cross-validation, as a factory `(seed, fold)` receives it.
+
+    Attributes:
+        index: of the fold, from 0.
+        test_topics: this fold's topics; the system is tested on them and must not see their judgements.
+        train_topics: all others.
+        validation_topics: those of the next fold, which are part of `train_topics`.
+        train_qrels: judgements of `train_topics`.
+    """
+
+    index: int
+    test_topics: pd.DataFrame
+    train_topics: pd.DataFrame
+    validation_topics: pd.DataFrame
+    train_qrels: pd.DataFrame
+
+    def fit(self, pipeline: Any, *, validation: bool = False) -> Any:
+        """Fits a pipeline on the other folds and returns it.
+
+        Args:
+            pipeline: anything with PyTerrier's `fit`: retriever, text loader and reranker.
+            validation: keep the next fold out of training and hand it over as validation data.
+
+        Raises:
+            TypeError: if it has no `fit`.
+        """
+        if not hasattr(pipeline, "fit"):
+            raise TypeError(f"{pipeline!r} has no fit: give fold.fit a pipeline with an Estimator such as ld.MaxP")
+        if not validation:
+            pipeline.fit(self.train_topics, self.train_qrels)
+            return pipeline
+        held_out = self.train_topics["qid"].isin(set(self.validation_topics["qid"]))
+        of_held_out = self.train_qrels["qid"].isin(set(self.validation_topics["qid"]))
+        pipeline.fit(
+            self.train_topics[~held_out],
+            self.train_qrels[~of_held_out],
+            self.validation_topics,
+            self.train_qrels[of_held_out],
+        )
+        return pipeline
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One run to make or to read.
+
+    Attributes:
+        system: its name.
+        seed: its seed's label; None for a system without seeds.
+        fold: the fold it is restricted to; None for all topics.
+        source: makes a pipeline, or a run as frame or path.
+        given: the run is there already, nothing is computed.
+    """
+
+    system: str
+    seed: int | None
+    fold: Fold | None
+    source: Callable[[], Any]
+    given: bool = False
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return self.system + seed + ("" if self.fold is None else f", fold {self.fold.index}")
+
+
+def named_systems(systems: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """The systems by name.
+
+    Args:
+        systems: by name, or a list.
+        names: of a list's systems; None for their `str`, as in `pt.Experiment`.
+
+    Raises:
+        ValueError: if there are none, or names are missing, not unique or given twice.
+    """
+    if isinstance(systems, Mapping):
+        if names is not None:
+            raise ValueError("names= is for a list of systems: a dict names them itself")
+        named = {str(name): system for name, system in systems.items()}
+    elif isinstance(systems, list):
+        chosen = [str(system) for system in systems] if names is None else [str(name) for name in names]
+        if len(chosen) != len(systems):
+            raise ValueError(f"there are {len(systems)} systems but {len(chosen)} names")
+        twice = sorted({name for name in chosen if chosen.count(name) > 1})
+        if twice:
+            raise ValueError(f"names of systems must be unique, but {', '.join(twice)} comes twice: set names=")
+        named = dict(zip(chosen, systems, strict=True))
+    else:
+        raise ValueError(f"systems must be a dict or a list, not {type(systems).__name__}")
+    if not named:
+        raise ValueError("there are no systems to compare")
+    return named
+
+
+def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.DataFrame) -> list[Fold]:
+    """Checks folds and prepares their topics and judgements.
+
+    Args:
+        folds: each fold's qids.
+        topics: to be divided.
+        qrels: of all topics.
+
+    Raises:
+        ValueError: if there are fewer than two folds, or a topic is in none or in several of them.
+    """
+    check_columns(topics, ("qid",), "topics")
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    parts = [{str(qid) for qid in fold} for fold in folds]
+    of_topic = as_strings(topics["qid"])
+    times = {qid: sum(qid in part for part in parts) for qid in of_topic}
+    if len(parts) < 2:
+        raise ValueError("cross-validation needs at least two folds")
+    for wrong, what in (([q for q, n in times.items() if not n], "no"), ([q for q, n in times.items() if n > 1], "more than one")):
+        if wrong:
+            raise ValueError(f"every topic must be in one fold, but {len(wrong)} are in {what} fold, e.g. {wrong[0]!r}")
+    frames = [topics[of_topic.isin(part).to_numpy()] for part in parts]
+    prepared = []
+    for index, part in enumerate(parts):
+        test = of_topic.isin(part).to_numpy()
+        train_qids = set(of_topic[~test])
+        train_qrels = qrels[as_strings(qrels["qid"]).isin(train_qids).to_numpy()]
+        prepared.append(Fold(index, topics[test], topics[~test], frames[(index + 1) % len(parts)], train_qrels))
+    return prepared
+
+
+def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[Job]:
+    """The jobs of one system.
+
+    Args:
+        name: of the system.
+        system: a pipeline, a run (frame or path of a TREC file), a list of either with one for each seed, or a
+            factory `(seed)` or `(seed, fold)` of pipelines or runs.
+        seeds: for factories, and the labels of a list's members.
+        folds: for factories `(seed, fold)`.
+
+    Raises:
+        ValueError: if it is none of these, or seeds or folds that it needs are missing.
+    """
+    if isinstance(system, list | tuple):
+        labels = list(range(len(system))) if seeds is None else list(seeds)
+        if not system or len(labels) != len(system):
+            raise ValueError(f"{name!r} has {len(system)} runs, but there are {len(labels)} seeds: one run for each")
+        return [_single(name, seed, member) for seed, member in zip(labels, system, strict=True)]
+    if isinstance(system, pt.Transformer | pd.DataFrame | str | Path):
+        return [_single(name, None, system)]
+    if callable(system):
+        return _from_factory(name, system, seeds, folds)
+    raise ValueError(
+        f"system {name!r} is a {type(system).__name__}; it must be a pipeline, a factory (seed) or (seed, fold), a run "
+        f"(frame or path of a TREC file), or a list of pipelines or runs, one for each seed"
+    )
+
+
+def _single(name: str, seed: int | None, system: Any) -> Job:
+    if not isinstance(system, pt.Transformer | pd.DataFrame | str | Path):
+        raise ValueError(f"{name!r} lists a {type(system).__name__}; list pipelines, frames or paths of TREC runs")
+    return Job(name, seed, None, lambda: system, given=not isinstance(system, pt.Transformer))
+
+
+def _from_factory(name: str, factory: Callable[..., Any], seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[Job]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(factory).parameters.values()
+    needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
+    if needed not in (1, 2):
+        raise ValueError(f"the factory of {name!r} takes {needed} arguments; it must take (seed) or (seed, fold)")
+    if not seeds:
+        raise ValueError(f"{name!r} is a factory: say with which seeds to call it, e.g. seeds=[0, 1, 2]")
+    if needed == 1:
+        return [Job(name, seed, None, lambda seed=seed: factory(seed)) for seed in seeds]
+    if not folds:
+        raise ValueError(f"the factory of {name!r} takes a fold: give folds=, a list of qids for each")
+    return [
+        Job(name, seed, fold, lambda seed=seed, fold=fold: factory(seed, fold)) for seed in seeds for fold in folds
+    ]
