@@ -203,7 +203,8 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for, head, windows = (str(self.backbone), self.trust_remote_code, self.seed), self._head(), self._make_windows()
+        made_for = (str(self.backbone), self.trust_remote_code, self.seed)
+        head, windows = self._head(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
@@ -243,6 +244,7 @@ class LongDocReranker(pt.Estimator):
         self._check()
         weights = self._load_weights()
         parameters = {k: v for k, v in self._parameters().items() if k not in self._runtime}
+        parameters["backbone"] = str(self.backbone)
         if self.windows is not None:
             parameters["windows"] = describe_windows(self.windows)
         training = None
@@ -253,7 +255,7 @@ class LongDocReranker(pt.Estimator):
             weights.scorer,
             weights.backbone,
             name=type(self).__name__,
-            parameters=json.loads(json.dumps(parameters, default=lambda number: number.tolist())),
+            parameters=parameters,
             head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready},
             training=training,
         )

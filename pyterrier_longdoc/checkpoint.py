@@ -81,7 +81,7 @@ def save_pretrained(
     )
     if training is not None:
         _write_json(folder / "training.json", training)
-    card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=json.dumps(parameters))
+    card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -134,12 +134,16 @@ def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer
     """Builds the described model and loads its weights, strictly.
 
     Raises:
-        ValueError: if weights are missing, left over or of another shape.
+        ValueError: if weights are missing, left over or of another shape, or there is no usable tokenizer.
     """
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
-    backbone = build_backbone(config["encoder"], load_tokenizer(str(folder)))
+    try:
+        tokenizer = load_tokenizer(str(folder))
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
+    backbone = build_backbone(config["encoder"], tokenizer)
     head: Head = build_head(config["head"]["name"], backbone.hidden_size, **config["head"]["options"])
     scorer = LongDocScorer(backbone, windows_from_config(config["windows"]), head, **config["reading"])
     try:
@@ -154,4 +158,8 @@ def _could_be_hub_id(name: str) -> bool:
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    path.write_text(_json(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _json(content: Any, **options: Any) -> str:
+    return json.dumps(content, default=lambda number: number.tolist(), **options)  # numpy's numbers and arrays

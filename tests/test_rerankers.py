@@ -252,7 +252,7 @@ row = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("name", ["MaxP", "Birch", "PARADE-attn", "PARADE-transformer", "BiEncoder-avg"], indirect=True)
 @settings(
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -1,6 +1,6 @@
 """Experiments as the papers report them: seeds, folds, several baselines, gains over each model's own FirstP."""
 
-from .breakdowns import by_document_length, by_relevant_position
+from .breakdowns import by_document_length, by_query_value, by_relevant_position
 from .checks import ExperimentWarning
 from .comparisons import Statistics
 from .experiment import Experiment
@@ -20,6 +20,7 @@ __all__ = [
     "Statistics",
     "Sweep",
     "by_document_length",
+    "by_query_value",
     "by_relevant_position",
     "paper_table",
     "plot_efficiency",

@@ -34,15 +34,16 @@ class RunChecks:
         self._candidates: dict[str, dict[str, int]] = {}
 
     def look_at(self, name: str, run: Run) -> None:
-        """Looks at one run of a system; of several seeds the worst counts."""
-        evaluated = np.isin(np.array(run.qids, dtype=object), np.array(self.qids, dtype=object))
+        """Looks at one run of a system; of several seeds the worst counts, and the first for its candidates."""
+        known = set(self.qids)
+        evaluated = np.array([qid in known for qid in run.qids])
         lengths = np.diff(run.starts)
         query_of = np.repeat(np.arange(len(run.qids)), lengths)
-        candidates = {qid: documents for qid, documents in run.documents()}
+        candidates = dict(run.documents())
         sets = {qid: frozenset(documents) for qid, documents in candidates.items()}
         self._candidates.setdefault(name, {qid: hash(documents) for qid, documents in sets.items()})
         found = {
-            "missing queries": len(set(self.qids) - set(run.qids)),
+            "missing queries": len(known.difference(run.qids)),
             "NaN or infinite scores": _queries(~np.isfinite(run.scores), query_of, evaluated),
             "constant scores": int(_is_constant(run, lengths)[evaluated].sum()),
             "tied scores": int(_has_ties(run, query_of, len(lengths))[evaluated].sum()),
@@ -94,13 +95,19 @@ def _queries(rows: np.ndarray, query_of: np.ndarray, evaluated: np.ndarray) -> i
     return int((affected & evaluated).sum())
 
 
+def _as_compared(run: Run) -> np.ndarray:
+    """Scores as trec_eval compares them: in float32."""
+    with np.errstate(over="ignore"):
+        return run.scores.astype("float32")
+
+
 def _is_constant(run: Run, lengths: np.ndarray) -> np.ndarray:
-    scores, starts = run.scores.astype("float32"), run.starts[:-1]
+    scores, starts = _as_compared(run), run.starts[:-1]
     return (lengths > 1) & (np.maximum.reduceat(scores, starts) == np.minimum.reduceat(scores, starts))
 
 
 def _has_ties(run: Run, query_of: np.ndarray, queries: int) -> np.ndarray:
-    scores = run.scores.astype("float32")  # trec_eval compares in float32
+    scores = _as_compared(run)
     order = np.lexsort((scores, query_of))
     same = (np.diff(scores[order]) == 0) & (np.diff(query_of[order]) == 0)
     tied = np.zeros(queries, dtype=bool)

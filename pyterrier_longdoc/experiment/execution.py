@@ -5,15 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 import pyterrier as pt
 
 from .efficiency import Cost, add_coverage, forget_embeddings, measured
+from .extras import required
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """What some stages made of some topics, and how long it took."""
+
+    stages: Sequence[Any]
+    topics: pd.DataFrame
+    frame: pd.DataFrame
+    seconds: float
 
 
 class Executor:
@@ -32,9 +44,9 @@ class Executor:
             raise ValueError(f"batch_size={batch_size} must be at least 1, or None for all topics at once")
         self.batch_size = batch_size
         self.efficiency = efficiency
-        # The stages themselves are held: their ids could be given away otherwise.
-        self._prefix: tuple[list[Any], pd.DataFrame] | None = None
-        self._prefix_result: tuple[pd.DataFrame, float] | None = None
+        if efficiency:
+            required("psutil")
+        self._kept: _Kept | None = None
 
     def run(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
         """Runs a pipeline.
@@ -44,7 +56,7 @@ class Executor:
         """
         *prefix, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
-            last(self._candidates(prefix, topics.head(WARM_UP_TOPICS), keep=False)[0])
+            last.transform(self._candidates(prefix, topics.head(WARM_UP_TOPICS), keep=False)[0])
             forget_embeddings()
         cost, runs = Cost(queries=len(topics)), []
         for batch in self._batches(topics):
@@ -52,7 +64,7 @@ class Executor:
             part = Cost(documents=len(candidates) if prefix else 0)
             start = time.perf_counter()
             with measured(part) if self.efficiency else nullcontext():
-                run = last(candidates)
+                run = last.transform(candidates)
             part.seconds = seconds + time.perf_counter() - start
             if self.efficiency:
                 add_coverage(part, last)
@@ -62,23 +74,17 @@ class Executor:
 
     def _candidates(self, prefix: Sequence[Any], topics: pd.DataFrame, *, keep: bool) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and what they took."""
-        if self._is_kept(prefix, topics) and self._prefix_result is not None:
-            kept, seconds = self._prefix_result
-            return kept.copy(), seconds
+        kept = self._kept
+        if kept is not None and kept.topics is topics and _same(kept.stages, prefix):
+            return kept.frame.copy(), kept.seconds
         start, frame = time.perf_counter(), topics.copy()
         for stage in prefix:
-            frame = stage(frame)
+            frame = stage.transform(frame)
         seconds = time.perf_counter() - start
         if not keep:
             return frame, seconds
-        self._prefix, self._prefix_result = (list(prefix), topics), (frame, seconds)
+        self._kept = _Kept(prefix, topics, frame, seconds)
         return frame.copy(), seconds
-
-    def _is_kept(self, prefix: Sequence[Any], topics: pd.DataFrame) -> bool:
-        if self._prefix is None:
-            return False
-        kept, of_topics = self._prefix
-        return of_topics is topics and len(kept) == len(prefix) and all(a is b for a, b in zip(kept, prefix, strict=True))
 
     def _batches(self, topics: pd.DataFrame) -> Iterator[pd.DataFrame]:
         if self.batch_size is None:
@@ -86,3 +92,8 @@ class Executor:
             return
         for start in range(0, len(topics), self.batch_size):
             yield topics.iloc[start : start + self.batch_size]
+
+
+def _same(stages: Sequence[Any], others: Sequence[Any]) -> bool:
+    # The same objects: equality of transformers may not look at weights.
+    return len(stages) == len(others) and all(a is b for a, b in zip(stages, others, strict=True))

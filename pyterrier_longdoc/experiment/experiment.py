@@ -55,9 +55,13 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     one baseline, values, p-values and corrections are those of `pt.Experiment`.
 
     Args:
-        systems: by name, or a list. A system is a pipeline; a factory `seed -> pipeline` or
-            `seed, fold -> pipeline`, called for each seed (and fold); a run, as frame or path of a TREC file; or a
-            list of pipelines or runs, one for each seed.
+        systems: by name, or a list. A system is one of
+
+            - a pipeline;
+            - a factory `seed -> pipeline` or `(seed, fold) -> pipeline`, called for each seed (and fold), or
+              `() -> pipeline`, called when its turn comes;
+            - a run, as frame or path of a TREC file;
+            - a list of pipelines or runs, one for each seed.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         metrics: measures of ir_measures, or their names or trec_eval's.
@@ -89,12 +93,19 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     Raises:
         ValueError: for arguments that do not fit together, and runs that cannot be evaluated.
     """
-    topics, qrels = _checked(topics, "topics"), _checked(qrels, "qrels")
+    topics = _checked(topics, ("qid",), "topics")
+    qrels = _checked(qrels, ("qid", "docno", "label"), "qrels")
     if filter_by_qrels:
         topics = topics[topics["qid"].isin(set(qrels["qid"]))]
     named = named_systems(systems, names)
     statistics = Statistics(
-        _baseline_names(baselines, list(named)), dict(partner or {}), test, correction, alpha, margin, resamples=resamples
+        _baseline_names(baselines, list(named)),
+        dict(partner or {}),
+        test,
+        correction,
+        alpha,
+        margin,
+        resamples=resamples,
     )
     statistics.check(list(named))
     labels = None if seeds is None else [int(seed) for seed in seeds]
@@ -113,7 +124,6 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             runner.do(group, bar)
     values = {name: np.stack(of_system) for name, of_system in runner.values.items()}
     checks = runner.checks.findings({name: of_system.mean(0) for name, of_system in values.items()}, statistics)
-    warn_of(checks, stacklevel=3)
     results = ExperimentResults(
         values,
         runner.seeds,
@@ -127,6 +137,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     )
     if save_dir is not None:
         results.save(save_dir)
+    warn_of(checks, stacklevel=3)
     return results
 
 
@@ -165,23 +176,30 @@ class _Runner:
 
     def _frame(self, job: Job) -> tuple[pd.DataFrame, Cost | None]:
         if job.given:
-            frame = _as_frame(job.source(), job)
+            frame = _as_frame(job.source, job)
             if self.store is not None:
                 self.store.write(job, frame, {"given": True})
             return frame, None
         kept = self.store.read(job) if self.store is not None else None
-        if kept is not None and not kept[1].get("given") and (kept[1]["measured"] or not self.executor.efficiency):
+        if kept is not None and self._may_stay(kept[1]):
             _warn_if_changed(job, kept[1]["made by"])
-            return kept[0], Cost(**kept[1]["cost"])
-        made = job.source()
-        if not isinstance(made, pt.Transformer):
-            return _as_frame(made, job), None
-        frame, cost = self.executor.run(made, self.topics if job.fold is None else job.fold.test_topics)
+            return kept[0], Cost(**kept[1]["cost"]) if kept[1]["cost"] else None
+        made, cost = job.make(), None
+        if isinstance(made, pt.Transformer):
+            frame, cost = self.executor.run(made, self.topics if job.fold is None else job.fold.test_topics)
+        else:
+            frame = _as_frame(made, job)
         Run.from_frame(frame, str(job))  # a broken run is not worth keeping
         if self.store is not None:
-            notes = {"made by": _described(made), "measured": self.executor.efficiency, "cost": cost.as_dict()}
-            self.store.write(job, frame, notes)
+            notes = {"made by": _described(made) if cost else "a factory", "measured": self.executor.efficiency}
+            self.store.write(job, frame, {**notes, "cost": cost.as_dict() if cost else None})
         return frame, cost
+
+    def _may_stay(self, notes: Mapping[str, Any]) -> bool:
+        """Whether a kept run was made here, and measured if that is asked for."""
+        if notes.get("given"):
+            return False
+        return not self.executor.efficiency or notes["cost"] is None or notes["measured"]
 
 
 def _by_seed(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -202,8 +220,8 @@ def _as_frame(made: Any, job: Job) -> pd.DataFrame:
     return made
 
 
-def _checked(frame: pd.DataFrame, what: str) -> pd.DataFrame:
-    check_columns(frame, ("qid",), what)
+def _checked(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:
+    check_columns(frame, columns, what)
     return frame.assign(qid=as_strings(frame["qid"]))
 
 
@@ -224,11 +242,9 @@ def _described(pipeline: Any) -> str:
 
 def _warn_if_changed(job: Job, made_by: str) -> None:
     # Factories are not called to find out: they may train a model.
-    if job.seed is None and job.fold is None:
-        now = _described(job.source())
-        if now != made_by:
-            warnings.warn(
-                f"the kept run of {job} was made by {made_by}, which now is {now}; with save_mode='overwrite' it would "
-                f"be made anew",
-                stacklevel=6,
-            )
+    if isinstance(job.source, pt.Transformer) and _described(job.source) != made_by:
+        warnings.warn(
+            f"the kept run of {job} was made by {made_by}, which now is {_described(job.source)}; with "
+            f"save_mode='overwrite' it would be made anew",
+            stacklevel=5,
+        )

@@ -20,11 +20,12 @@ TEST_NAMES = {
     "randomisation": "paired randomisation test",
     "bootstrap": "paired bootstrap test",
 }
-LATEX_SPECIAL = {
+MISSING = "-"
+LATEX_SPECIAL: dict[str, str | int | None] = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
 }  # fmt: skip
-MARKDOWN_SPECIAL = {character: f"\\{character}" for character in "\\`*_{}[]<>|"}
+MARKDOWN_SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for character in "\\`*_{}[]<>|"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class PaperTable:
         rows = {notation.escape(name): [self._text(c, notation) for c in row] for name, row in self.cells.items()}
         frame = pd.DataFrame.from_dict(rows, orient="index", columns=titles, dtype=object).rename_axis("System")
         if self.average_gain is not None:
-            gains = [self._gain(self.average_gain.get(name), notation) or "–" for name in self.cells]
+            gains = [self._gain(self.average_gain.get(name), notation) or MISSING for name in self.cells]
             frame["Average gain"] = pd.Series(gains, index=frame.index, dtype=object)
         return frame
 
@@ -98,11 +99,11 @@ class PaperTable:
         return f"{table}\n\n{self._note(MARKDOWN)}"
 
     def to_latex(self) -> str:
-        r"""A `tabular` with the rules of the package booktabs, and a comment that explains it."""
+        r"""A `tabular` with the rules of the package booktabs, and a paragraph that explains it."""
         frame = self.frame(LATEX)
         lines = [["System", *frame.columns]]
         lines += [[name, *row] for name, row in zip(frame.index, frame.to_numpy().tolist(), strict=True)]
-        head, *body = [" & ".join(line).replace("–", "--") + r" \\" for line in lines]
+        head, *body = [" & ".join(line) + r" \\" for line in lines]
         rows = "\n".join(["\\toprule", head, "\\midrule", *body, "\\bottomrule"])
         return f"\\begin{{tabular}}{{l{'r' * frame.shape[1]}}}\n{rows}\n\\end{{tabular}}\n\n{self._note(LATEX)}"
 
@@ -116,7 +117,7 @@ class PaperTable:
 
     def _text(self, cell: Cell | None, notation: Notation) -> str:
         if cell is None or np.isnan(cell.value):
-            return "–"
+            return MISSING
         value = f"{cell.value:.{self.digits}f}"
         text = notation.bold.format(value) if cell.best else value
         if cell.marks:
@@ -173,9 +174,11 @@ def paper_table(
 
 
 def _cells(results: ExperimentResults, digits: int) -> dict[str, list[Cell | None]]:
-    shown = results.means.round(digits)
+    means, shown = results.means, results.means.round(digits)
     kinds = results.statistics.references(results.names)
-    letters = {(kind, baseline): letter for (kind, baseline, _), letter in zip(kinds, string.ascii_lowercase, strict=False)}
+    letters = {
+        (kind, baseline): letter for (kind, baseline, _), letter in zip(kinds, string.ascii_lowercase, strict=False)
+    }
     marks: dict[tuple[str, str], str] = {}
     gains: dict[tuple[str, str], float] = {}
     for row in results.comparisons.to_dict("records"):
@@ -187,8 +190,8 @@ def _cells(results: ExperimentResults, digits: int) -> dict[str, list[Cell | Non
     return {
         name: [
             Cell(
-                float(results.means.loc[name, measure]),
-                bool(shown.loc[name, measure] == shown[measure].max()),
+                float(means[measure][name]),
+                bool(shown[measure][name] == shown[measure].max()),
                 marks.get((name, measure), ""),
                 gains.get((name, measure)),
             )

@@ -23,8 +23,8 @@ class QueryEvaluator:
     without judgements do not count. Documents of equal score (in float32) rank by docno, descending: trec_eval's rule.
 
     Args:
-        topics: `qid` and any other columns.
-        qrels: `qid, docno, label`.
+        topics: `qid` (strings) and any other columns.
+        qrels: `qid` (strings), `docno, label`.
         metrics: ir_measures measures, or their names in ir_measures' (`"nDCG@10"`) or trec_eval's words (`"map"`).
         filter_by_topics: leave out the judgements of other queries, which would count as 0 otherwise. As in
             `pt.Experiment`.
@@ -34,19 +34,15 @@ class QueryEvaluator:
         names: the M measures' names.
 
     Raises:
-        ValueError: if a column is missing, nothing is judged, or a measure is unknown.
+        ValueError: if nothing is judged, or a measure is unknown.
     """
 
     def __init__(
         self, topics: pd.DataFrame, qrels: pd.DataFrame, metrics: Iterable[Any], *, filter_by_topics: bool = True
     ) -> None:
-        check_columns(topics, ("qid",), "topics")
-        check_columns(qrels, ("qid", "docno", "label"), "qrels")
-        judged = qrels[["qid", "docno", "label"]].assign(
-            qid=as_strings(qrels["qid"]).tolist(), docno=as_strings(qrels["docno"]).tolist()
-        )
+        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
         if filter_by_topics:
-            judged = judged[judged["qid"].isin(set(as_strings(topics["qid"])))]
+            judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged):
             raise ValueError("qrels and topics have no qid in common: no topic can be evaluated")
         measures = _named_measures(metrics)

@@ -15,9 +15,10 @@ import pandas as pd
 from .comparisons import Statistics, compare
 from .papertable import PaperTable, paper_table
 from .perquery import aggregate
-from .runs import read_run, replacing
+from .runs import exact_floats, read_run, replacing
 from .significance import TESTS, Test
 from .store import RunStore
+
 
 class ExperimentResults:
     """Per-query values of systems, and all that follows from them.
@@ -208,8 +209,8 @@ class ExperimentResults:
         if self.folder is None:
             raise ValueError("the runs were not kept: give Experiment a save_dir")
         if name not in self.seeds or seed not in self.seeds[name]:
-            known = {n: labels for n, labels in self.seeds.items() if n == name} or {"systems": self.names}
-            raise ValueError(f"there is no run of {name!r} with seed {seed}; there are {known}")
+            known = f"seeds are {self.seeds[name]}" if name in self.seeds else f"systems are {', '.join(self.names)}"
+            raise ValueError(f"there is no run of {name!r} with seed {seed}; {known}")
         return pd.concat([read_run(path) for path in RunStore.files(self.folder, name, seed)], ignore_index=True)
 
     def save(self, folder: str | Path) -> None:
@@ -257,8 +258,8 @@ class ExperimentResults:
         described = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         seeds = {system["name"]: system["seeds"] for system in described.pop("systems")}
         qids, measures = described.pop("queries"), described.pop("measures")
-        frame = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], float_precision="round_trip")
-        flat, values, start = frame["value"].to_numpy(), {}, 0
+        frame = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], dtype=str, keep_default_na=False)
+        flat, values, start = exact_floats(frame["value"].replace("", "nan")), {}, 0
         for name, labels in seeds.items():
             shape = (len(labels), len(qids), len(measures))
             values[name] = flat[start : start + np.prod(shape)].reshape(shape).copy()

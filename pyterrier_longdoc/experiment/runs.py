@@ -83,6 +83,11 @@ def as_strings(column: pd.Series) -> pd.Series:
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
 
 
+def exact_floats(column: pd.Series) -> np.ndarray:
+    """A column of strings as float64, each the nearest: the parsers of pandas 2 differ in the last bit."""
+    return column.to_numpy(dtype=object).astype("float64")
+
+
 def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
     """Writes a run in TREC format, gzipped where the path ends in `.gz`; a half-written file is never left.
 
@@ -129,12 +134,11 @@ def read_run(path: str | Path) -> pd.DataFrame:
             sep=r"\s+",
             names=TREC_COLUMNS,
             usecols=["qid", "docno", "score"],
-            dtype={"qid": str, "docno": str},
+            dtype=str,
             keep_default_na=False,
             quoting=csv.QUOTE_NONE,
-            float_precision="round_trip",
         )
-        return frame.astype({"score": "float64"})
+        return frame.assign(score=exact_floats(frame["score"]))
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +47,7 @@ def p_values(
         seed: of their random numbers.
 
     Returns:
-        `(K,)`. Equal systems have no t statistic: NaN with `"t"`, 1 with the other named tests.
+        `(K,)`. For equal systems scipy's tests have no value (NaN); resampling gives 1.
 
     Raises:
         ValueError: for an unknown test.
@@ -59,9 +60,7 @@ def p_values(
     function = test if callable(test) else named.get(test)
     if function is None:
         raise ValueError(f"test={test!r} is unknown; choose one of {', '.join(TESTS)}, or give a function")
-    with warnings.catch_warnings():
-        # scipy warns of nearly equal systems; the checks of an experiment do so with their names.
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with _quiet():
         columns = zip(np.ascontiguousarray(x.T), np.ascontiguousarray(y.T), strict=True)
         return np.array([float(function(of_x, of_y)[1]) for of_x, of_y in columns])
 
@@ -107,8 +106,7 @@ def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndar
         `(K,)`: the larger p-value of the two tests. Small values show equivalence.
     """
     difference, bound = x - y, margin * y.mean(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of nearly equal systems
+    with _quiet():
         above = stats.ttest_1samp(difference + bound, 0.0, alternative="greater").pvalue
         below = stats.ttest_1samp(difference - bound, 0.0, alternative="less").pvalue
     return np.maximum(above, below)
@@ -120,8 +118,8 @@ def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     NaN where all differences are equal.
     """
     difference = x - y
-    spread = difference.std(0, ddof=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with _quiet():
+        spread = difference.std(0, ddof=1)
         return np.where(spread > 0, difference.mean(0) / spread, np.nan)
 
 
@@ -164,8 +162,16 @@ def bootstrap_intervals(
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """`mean / reference - 1`; NaN where the reference is 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with _quiet():
         return np.where(reference != 0, mean / reference - 1.0, np.nan)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No warnings of equal systems or single queries: their statistics are NaN, and the checks name them."""
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
 
 
 def _randomisation(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
@@ -195,8 +201,8 @@ def _bootstrap(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
 
 
 def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np.ndarray:
-    variance = np.maximum(mean_square - mean**2, 0.0) / (queries - 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with _quiet():
+        variance = np.maximum(mean_square - mean**2, 0.0) / np.float64(queries - 1)
         return mean / np.sqrt(variance)
 
 

@@ -38,7 +38,7 @@ class RunStore:
     def __init__(self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse") -> None:
         if mode not in SAVE_MODES:
             raise ValueError(f"save_mode={mode!r} is unknown; choose one of {', '.join(SAVE_MODES)}")
-        self.folder = Path(folder)
+        self.folder, self.versions = Path(folder), settings["versions"]
         runs, file = self.folder / "runs", self.folder / SETTINGS
         if runs.is_dir() and mode == "error":
             raise FileExistsError(f"{str(folder)!r} has runs already: choose another save_dir, or save_mode='reuse'")
@@ -50,8 +50,7 @@ class RunStore:
             for what in ("topics", "folds"):
                 if kept.get(what) != settings[what]:
                     raise ValueError(
-                        f"{str(folder)!r} holds runs of other {what}: choose another save_dir, or "
-                        f"save_mode='overwrite'"
+                        f"{str(folder)!r} holds runs of other {what}: choose another save_dir, or save_mode='overwrite'"
                     )
         with replacing(file) as temporary:
             temporary.write_text(json.dumps(settings, indent=1), encoding="utf-8")
@@ -66,11 +65,14 @@ class RunStore:
         return read_run(path), json.loads(notes.read_text(encoding="utf-8"))
 
     def write(self, job: Job, run: pd.DataFrame, notes: dict[str, Any]) -> None:
-        """Keeps a run and what is to be noted of it."""
+        """Keeps a run and what is to be noted of it; versions of libraries are added."""
         path = self._path(job)
+        for other in self.files(self.folder, job.system, job.seed):
+            if (".fold-" in other.name) != (job.fold is not None):
+                other.unlink()  # the system was not cross-validated before, or is not any more
         write_run(run, path, job.system)
         with replacing(path.with_name(path.name.removesuffix(".res.gz") + ".json")) as temporary:
-            temporary.write_text(json.dumps(notes, indent=1), encoding="utf-8")
+            temporary.write_text(json.dumps({**notes, "versions": self.versions}, indent=1), encoding="utf-8")
 
     def _path(self, job: Job) -> Path:
         seed = "run" if job.seed is None else f"seed-{job.seed}"

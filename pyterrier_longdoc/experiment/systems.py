@@ -5,14 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyterrier as pt
-
-from .perquery import check_columns
-from .runs import as_strings
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,15 +65,22 @@ class Job:
         system: its name.
         seed: its seed's label; None for a system without seeds.
         fold: the fold it is restricted to; None for all topics.
-        source: makes a pipeline, or a run as frame or path.
-        given: the run is there already, nothing is computed.
+        source: a pipeline, a run (frame or path), or a function that makes one of these.
     """
 
     system: str
     seed: int | None
     fold: Fold | None
-    source: Callable[[], Any]
-    given: bool = False
+    source: Any
+
+    @property
+    def given(self) -> bool:
+        """Whether the run is there already: nothing is computed."""
+        return isinstance(self.source, pd.DataFrame | str | Path)
+
+    def make(self) -> Any:
+        """The pipeline or run; may train a model."""
+        return self.source if self.given or isinstance(self.source, pt.Transformer) else self.source()
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
@@ -116,29 +121,28 @@ def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.D
 
     Args:
         folds: each fold's qids.
-        topics: to be divided.
-        qrels: of all topics.
+        topics: to be divided; qids are strings.
+        qrels: of all topics; qids are strings.
 
     Raises:
         ValueError: if there are fewer than two folds, or a topic is in none or in several of them.
     """
-    check_columns(topics, ("qid",), "topics")
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
     parts = [{str(qid) for qid in fold} for fold in folds]
-    of_topic = as_strings(topics["qid"])
-    times = {qid: sum(qid in part for part in parts) for qid in of_topic}
     if len(parts) < 2:
         raise ValueError("cross-validation needs at least two folds")
-    for wrong, what in (([q for q, n in times.items() if not n], "no"), ([q for q, n in times.items() if n > 1], "more than one")):
+    times = {qid: sum(qid in part for part in parts) for qid in topics["qid"]}
+    for what, wrong in (
+        ("no fold", [qid for qid, n in times.items() if n == 0]),
+        ("more than one fold", [qid for qid, n in times.items() if n > 1]),
+    ):
         if wrong:
-            raise ValueError(f"every topic must be in one fold, but {len(wrong)} are in {what} fold, e.g. {wrong[0]!r}")
-    frames = [topics[of_topic.isin(part).to_numpy()] for part in parts]
+            raise ValueError(f"every topic must be in one fold, but {len(wrong)} are in {what}, e.g. {wrong[0]!r}")
+    tests = [topics[topics["qid"].isin(part)] for part in parts]
     prepared = []
-    for index, part in enumerate(parts):
-        test = of_topic.isin(part).to_numpy()
-        train_qids = set(of_topic[~test])
-        train_qrels = qrels[as_strings(qrels["qid"]).isin(train_qids).to_numpy()]
-        prepared.append(Fold(index, topics[test], topics[~test], frames[(index + 1) % len(parts)], train_qrels))
+    for index, test in enumerate(tests):
+        train = topics[~topics["qid"].isin(set(test["qid"]))]
+        train_qrels = qrels[qrels["qid"].isin(set(train["qid"]))]
+        prepared.append(Fold(index, test, train, tests[(index + 1) % len(tests)], train_qrels))
     return prepared
 
 
@@ -148,7 +152,7 @@ def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fo
     Args:
         name: of the system.
         system: a pipeline, a run (frame or path of a TREC file), a list of either with one for each seed, or a
-            factory `(seed)` or `(seed, fold)` of pipelines or runs.
+            factory `()`, `(seed)` or `(seed, fold)` of pipelines or runs.
         seeds: for factories, and the labels of a list's members.
         folds: for factories `(seed, fold)`.
 
@@ -165,7 +169,7 @@ def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fo
     if callable(system):
         return _from_factory(name, system, seeds, folds)
     raise ValueError(
-        f"system {name!r} is a {type(system).__name__}; it must be a pipeline, a factory (seed) or (seed, fold), a run "
+        f"system {name!r} is a {type(system).__name__}; it must be a pipeline, a factory of pipelines, a run "
         f"(frame or path of a TREC file), or a list of pipelines or runs, one for each seed"
     )
 
@@ -173,21 +177,23 @@ def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fo
 def _single(name: str, seed: int | None, system: Any) -> Job:
     if not isinstance(system, pt.Transformer | pd.DataFrame | str | Path):
         raise ValueError(f"{name!r} lists a {type(system).__name__}; list pipelines, frames or paths of TREC runs")
-    return Job(name, seed, None, lambda: system, given=not isinstance(system, pt.Transformer))
+    return Job(name, seed, None, system)
 
 
-def _from_factory(name: str, factory: Callable[..., Any], seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[Job]:
+def _from_factory(
+    name: str, factory: Callable[..., Any], seeds: Sequence[int] | None, folds: Sequence[Fold]
+) -> list[Job]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(factory).parameters.values()
     needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    if needed not in (1, 2):
-        raise ValueError(f"the factory of {name!r} takes {needed} arguments; it must take (seed) or (seed, fold)")
+    if needed == 0:
+        return [Job(name, None, None, factory)]
+    if needed > 2:
+        raise ValueError(f"the factory of {name!r} takes {needed} arguments; it must take (), (seed) or (seed, fold)")
     if not seeds:
         raise ValueError(f"{name!r} is a factory: say with which seeds to call it, e.g. seeds=[0, 1, 2]")
     if needed == 1:
-        return [Job(name, seed, None, lambda seed=seed: factory(seed)) for seed in seeds]
+        return [Job(name, seed, None, partial(factory, seed)) for seed in seeds]
     if not folds:
         raise ValueError(f"the factory of {name!r} takes a fold: give folds=, a list of qids for each")
-    return [
-        Job(name, seed, fold, lambda seed=seed, fold=fold: factory(seed, fold)) for seed in seeds for fold in folds
-    ]
+    return [Job(name, seed, fold, partial(factory, seed, fold)) for seed in seeds for fold in folds]

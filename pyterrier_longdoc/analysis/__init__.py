@@ -1,0 +1,1 @@
+"""What retrieval over long documents shows: relevance judgements, and where in a document relevance lies."""

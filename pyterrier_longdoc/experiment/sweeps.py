@@ -1,0 +1,228 @@
+"""One setting varied at a time: truncation, windows, passages, first-stage depth.
+
+All sweeps take a first stage (retriever and text loader) and a model. The model is a transformer, whose attributes are
+varied at inference, or a function `model(seed=..., **setting)` that makes it, and trains it, with each setting.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from .experiment import Experiment
+from .plots import plot_settings
+from .results import ExperimentResults
+
+Model = pt.Transformer | Callable[..., pt.Transformer]
+Setting = Mapping[str, Any]
+Settings = dict[str, tuple[Setting, Setting, Setting]]
+"""By system: what the table shows, what the model is made with, what is set afterwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A sweep's results.
+
+    Attributes:
+        results: of the experiment; the first setting is the partner of all others unless said otherwise.
+        parameters: a row for each system, a column for each varied parameter.
+    """
+
+    results: ExperimentResults
+    parameters: pd.DataFrame
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The varied parameters, and the columns of `results.table`."""
+        return pd.concat([self.parameters, self.results.table], axis=1)
+
+    def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
+        """Draws a measure (None: the first) over the varied parameters, with its standard deviation over seeds.
+
+        Returns:
+            The matplotlib axes.
+        """
+        measure = measure or self.results.measures[0]
+        if measure not in self.results.measures:
+            raise ValueError(f"measure {measure!r} was not computed; there are {', '.join(self.results.measures)}")
+        return plot_settings(self.table, list(self.parameters.columns), measure, ax=ax)
+
+    def to_markdown(self, *, digits: int = 3) -> str:
+        """The papers' layout in Markdown."""
+        return self.results.to_markdown(digits=digits)
+
+    def to_latex(self, *, digits: int = 3) -> str:
+        """The papers' layout in LaTeX."""
+        return self.results.to_latex(digits=digits)
+
+
+def sweep_truncation(
+    first_stage: pt.Transformer,
+    model: Model,
+    topics: pd.DataFrame,
+    qrels: pd.DataFrame,
+    metrics: Sequence[Any],
+    *,
+    chunks: Sequence[int] = (1, 2, 3, 4, 5, 6),
+    chunk_len: int = 477,
+    **experiment: Any,
+) -> Sweep:
+    """Documents cut after 1, 2, ... chunks (`max_doc_len`): Table 6 of Boytsov et al. 2025.
+
+    Args:
+        first_stage: retriever and text loader.
+        model: see the module; a function gets `max_doc_len`, so that it may train with it as in the paper.
+        topics: `qid, query`.
+        qrels: `qid, docno, label`.
+        metrics: measures.
+        chunks: the numbers to try.
+        chunk_len: tokens of a chunk; 477 in the paper.
+        **experiment: for `Experiment`, e.g. `seeds`, `save_dir`, `efficiency`.
+    """
+    settings: Settings = {
+        f"{n} chunk{'s' if n > 1 else ''}": ({"chunks": n}, {"max_doc_len": n * chunk_len}, {}) for n in chunks
+    }
+    return _sweep(first_stage, model, settings, topics, qrels, metrics, experiment)
+
+
+def sweep_windows(
+    first_stage: pt.Transformer,
+    model: Model,
+    topics: pd.DataFrame,
+    qrels: pd.DataFrame,
+    metrics: Sequence[Any],
+    *,
+    window_sizes: Sequence[int] = (75, 150, 300),
+    strides: Sequence[int] = (75, 150, 300),
+    **experiment: Any,
+) -> Sweep:
+    """All combinations of window size and stride in which no text is left out (stride <= window size).
+
+    Args:
+        first_stage: retriever and text loader.
+        model: see the module; with `window_size` and `stride`.
+        topics: `qid, query`.
+        qrels: `qid, docno, label`.
+        metrics: measures.
+        window_sizes: in tokens; 150 in Boytsov et al. 2025.
+        strides: in tokens.
+        **experiment: for `Experiment`.
+    """
+    pairs = [{"window_size": size, "stride": stride} for size in window_sizes for stride in strides if stride <= size]
+    settings: Settings = {f"window {s['window_size']}, stride {s['stride']}": (s, s, {}) for s in pairs}
+    return _sweep(first_stage, model, settings, topics, qrels, metrics, experiment)
+
+
+def sweep_passages(
+    first_stage: pt.Transformer,
+    model: Callable[..., pt.Transformer],
+    topics: pd.DataFrame,
+    qrels: pd.DataFrame,
+    metrics: Sequence[Any],
+    *,
+    seeds: Sequence[int],
+    train: Sequence[int] = (4, 8, 16),
+    test: Sequence[int] = (4, 8, 16),
+    **experiment: Any,
+) -> Sweep:
+    """Number of windows (`max_windows`) at training against that at inference.
+
+    Args:
+        first_stage: retriever and text loader.
+        model: `model(seed=..., max_windows=...)` makes a model and trains it; called once for each seed and number.
+        topics: `qid, query`.
+        qrels: `qid, docno, label`.
+        metrics: measures.
+        seeds: for `model`.
+        train: windows at training.
+        test: windows at inference.
+        **experiment: for `Experiment`.
+
+    Raises:
+        ValueError: if `model` is a transformer, which cannot be trained anew.
+    """
+    if isinstance(model, pt.Transformer):
+        raise ValueError(
+            "sweep_passages trains models: give a function model(seed=..., max_windows=...), no transformer"
+        )
+    # Systems come one after the other, each with all seeds and folds: the models of one training number are kept.
+    trained = functools.lru_cache(maxsize=len(seeds) * len(experiment.get("folds") or [None]))(model)
+    settings: Settings = {
+        f"{a} at training, {b} at inference": ({"inference": b, "training": a}, {"max_windows": a}, {"max_windows": b})
+        for a in train
+        for b in test
+    }
+    return _sweep(first_stage, trained, settings, topics, qrels, metrics, {"seeds": seeds, **experiment})
+
+
+def sweep_depth(
+    first_stage: pt.Transformer,
+    model: Model,
+    topics: pd.DataFrame,
+    qrels: pd.DataFrame,
+    metrics: Sequence[Any],
+    *,
+    depths: Sequence[int] = (10, 20, 50, 100),
+    **experiment: Any,
+) -> Sweep:
+    """The best 10, 20, ... documents of the first stage reranked; all others are dropped.
+
+    Args:
+        first_stage: retriever and text loader; must return as many documents as the largest depth.
+        model: see the module; a function gets the seed only.
+        topics: `qid, query`.
+        qrels: `qid, docno, label`.
+        metrics: measures.
+        depths: the numbers to try; 100 in Boytsov et al. 2025.
+        **experiment: for `Experiment`.
+    """
+    stages = {f"depth {depth}": first_stage % depth for depth in depths}
+    settings: Settings = {f"depth {depth}": ({"depth": depth}, {}, {}) for depth in depths}
+    return _sweep(stages, model, settings, topics, qrels, metrics, experiment)
+
+
+def _sweep(
+    first_stage: pt.Transformer | Mapping[str, pt.Transformer],
+    model: Model,
+    settings: Settings,
+    topics: pd.DataFrame,
+    qrels: pd.DataFrame,
+    metrics: Sequence[Any],
+    experiment: dict[str, Any],
+) -> Sweep:
+    if not settings:
+        raise ValueError("there is no setting to try")
+    systems: dict[str, Any] = {}
+    for name, (_, made_with, set_to) in settings.items():
+        stage = first_stage[name] if isinstance(first_stage, Mapping) else first_stage
+        systems[name] = _system(stage, model, made_with, set_to, with_folds=experiment.get("folds") is not None)
+    first, *others = systems
+    arguments = {"partner": dict.fromkeys(others, first), **experiment}
+    results = Experiment(systems, topics, qrels, metrics, **arguments)
+    return Sweep(results, pd.DataFrame([shown for shown, _, _ in settings.values()]))
+
+
+def _system(
+    stage: pt.Transformer, model: Model, made_with: Setting, set_to: Setting, *, with_folds: bool
+) -> Callable[..., pt.Transformer]:
+    """A factory: each setting's model is made when its turn comes and dropped after it."""
+    if isinstance(model, pt.Transformer):
+        return lambda: stage >> _with_attributes(model, {**made_with, **set_to})
+    if with_folds:
+        return lambda seed, fold: stage >> _with_attributes(model(seed=seed, fold=fold, **made_with), set_to)
+    return lambda seed: stage >> _with_attributes(model(seed=seed, **made_with), set_to)
+
+
+def _with_attributes(model: pt.Transformer, attributes: Setting) -> pt.Transformer:
+    """A copy of a model with other attributes."""
+    if not attributes:
+        return model
+    missing = [name for name in attributes if not hasattr(model, name)]
+    if missing:
+        raise ValueError(f"{model!r} has no attribute {', '.join(missing)} to vary")
+    return pt.inspect.transformer_apply_attributes(model, **attributes)

@@ -1,0 +1,167 @@
+"""Stand-ins for language models: an oracle, scripted replies, and a scripted HTTP server on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pandas as pd
+
+GRADE = re.compile(r"worth (\d+)")
+
+
+def shown(messages: list[dict[str, str]]) -> list[tuple[int, str]]:
+    """The numbered documents of a conversation in the default prompt's form."""
+    contents = [message["content"] for message in messages if message["role"] == "user"]
+    return [(int(m[1]), m[2]) for content in contents for m in re.finditer(r"^\[(\d+)\] (.*)$", content, re.MULTILINE)]
+
+
+def oracle(messages: list[dict[str, str]]) -> str:
+    """Orders documents by the number in their text, "worth N"."""
+    worth = {number: int(GRADE.search(text)[1]) for number, text in shown(messages)}
+    return " > ".join(f"[{number}]" for number in sorted(worth, key=worth.__getitem__, reverse=True))
+
+
+class Scripted:
+    """Gives one reply after the other, the last one for ever, and keeps what it was asked."""
+
+    def __init__(self, *replies: str | BaseException | Callable[[list], str]) -> None:
+        self.replies = list(replies)
+        self.asked: list[list[dict[str, str]]] = []
+
+    def __call__(self, messages: list[dict[str, str]]) -> str:
+        self.asked.append(messages)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply(messages) if callable(reply) else reply
+
+
+def candidates(queries: int = 1, documents: int = 100, *, shuffle: int = 7) -> pd.DataFrame:
+    """Documents whose text says what they are worth, in an order that has nothing to do with it."""
+    rows = [
+        {
+            "qid": f"q{q}",
+            "query": f"query number {q}",
+            "docno": f"d{d}",
+            "text": f"document {d} of query {q} is worth {(d * shuffle + 3 * q) % documents}.",
+            "score": float(documents - d),
+            "rank": d,
+        }
+        for q in range(queries)
+        for d in range(documents)
+    ]
+    return pd.DataFrame(rows)
+
+
+def worth(frame: pd.DataFrame) -> pd.Series:
+    return frame["text"].str.extract(GRADE)[0].astype(int)
+
+
+class Answer:
+    """One HTTP response.
+
+    Args:
+        body: JSON-able, or the raw bytes.
+        status: HTTP status.
+        headers: further headers.
+        wait: seconds before it is sent.
+        cut: announce more bytes than are sent.
+    """
+
+    def __init__(self, body: Any, status: int = 200, *, headers: dict | None = None, wait: float = 0, cut: int = 0):
+        self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.status, self.headers, self.wait, self.cut = status, headers or {}, wait, cut
+
+
+def completion(text: str | None, **message: Any) -> dict[str, Any]:
+    """OpenAI's form of a reply."""
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "tiny",
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
+        ],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+    }
+
+
+def claude_message(text: str) -> dict[str, Any]:
+    """Anthropic's form of a reply."""
+    return {
+        "id": "1",
+        "type": "message",
+        "role": "assistant",
+        "model": "tiny",
+        "content": [{"type": "text", "text": text}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 100, "output_tokens": 10},
+    }
+
+
+class ScriptedServer:
+    """Answers requests in order, the last answer for ever; an answer may be a function of the request.
+
+    Attributes:
+        requests: `(path, headers, body)` of each request.
+    """
+
+    def __init__(self, answers: list[Answer | Callable[[dict], Answer]]) -> None:
+        self.answers = list(answers)
+        self.requests: list[tuple[str, dict[str, str], dict]] = []
+        self._lock = threading.Lock()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with suppress(BrokenPipeError, ConnectionResetError):  # a client that timed out
+                    owner.answer(self, body)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: dict) -> None:
+        with self._lock:
+            self.requests.append((handler.path, dict(handler.headers), body))
+            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        answer = answer(body) if callable(answer) else answer
+        time.sleep(answer.wait)
+        handler.send_response(answer.status)
+        for name, value in {"Content-Type": "application/json", **answer.headers}.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(answer.body) + answer.cut))
+        handler.end_headers()
+        handler.wfile.write(answer.body)
+        if answer.cut:
+            handler.close_connection = True
+
+    @contextmanager
+    def running(self):
+        thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._http.shutdown()
+            self._http.server_close()
+
+
+def serving(*answers: Answer | Callable[[dict], Answer]):
+    """A running `ScriptedServer`, as a context manager."""
+    return ScriptedServer(list(answers)).running()

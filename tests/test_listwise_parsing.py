@@ -1,0 +1,215 @@
+# ruff: noqa: RUF001
+"""What counts as a ranking in a reply, and what goes into a prompt."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.listwise.parsing import parse_ranking, without_reasoning
+from pyterrier_longdoc.listwise.prompts import ListwisePrompt, clean, reminder
+
+
+@pytest.mark.parametrize(
+    ("reply", "order"),
+    [
+        ("[3] > [1] > [2]", [2, 0, 1]),
+        ("[3]>[1]>[2]", [2, 0, 1]),
+        ("  [3] >\n[1] >\n[2]\n", [2, 0, 1]),
+        ("[3], [1], [2]", [2, 0, 1]),
+        ("[3] [1] [2]", [2, 0, 1]),
+        ("[3][1][2]", [2, 0, 1]),
+        ("[3]\n[1]\n[2]", [2, 0, 1]),
+        ("- [3]\n- [1]\n- [2]", [2, 0, 1]),
+        ("1. [3]\n2. [1]\n3. [2]", [2, 0, 1]),
+        ("Sure, here it is:\n\n1. [3]\n2. [1]\n3. [2]\n\nTell me if you need more.", [2, 0, 1]),
+        ("The order is **[3]** > **[1]** > **[2]**.", [2, 0, 1]),
+        ("`[3] > [1] > [2]`", [2, 0, 1]),
+        ("[3, 1, 2]", [2, 0, 1]),
+        ('["3", "1", "2"]', [2, 0, 1]),
+        ('["[3]", "[1]", "[2]"]', [2, 0, 1]),
+        ("[\n  3,\n  1,\n  2\n]", [2, 0, 1]),
+        ("```json\n[3, 1, 2]\n```", [2, 0, 1]),
+        ("Here is the list:\n[3, 1, 2]\nDone.", [2, 0, 1]),
+        ("<think>[1] > [2] > [3]? No.</think>[3] > [1] > [2]", [2, 0, 1]),
+        ("[1] > [2] > [3] it seems, but no.</think>\n[3] > [1] > [2]", [2, 0, 1]),
+        ("<THINKING>hm</THINKING>[3] > [1] > [2]", [2, 0, 1]),
+        ("Written like [2] > [1]:\n[3] > [1] > [2]", [2, 0, 1]),
+        ("[2] > [1]\n[3] > [1] > [2]", [2, 0, 1]),
+        ("First try: [1] > [2] > [3]. Better: [3] > [1] > [2].", [2, 0, 1]),
+        ("［３］ > ［１］ > ［２］", [2, 0, 1]),
+        ("【3】 > 【1】 > 【2】", [2, 0, 1]),
+        ("[٣] > [١] > [٢]", [2, 0, 1]),
+        ("[३] > [१] > [२]", [2, 0, 1]),
+    ],
+)
+def test_rankings(reply, order):
+    parsed = parse_ranking(reply, 3)
+    assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == (order, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "order", "missing", "duplicates", "unknown"),
+    [
+        ("[3] > [3] > [9] > [0] > [2]", [2, 1, 0, 3, 4], 3, 1, 2),  # models.md section 8
+        ("[3]", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("[5] > [4] > [3] > [2] > [1]", [4, 3, 2, 1, 0], 0, 0, 0),
+        ("[2] > [1] > [", [1, 0, 2, 3, 4], 3, 0, 0),  # cut off
+        ("[2, 2, 1, 7]", [1, 0, 2, 3, 4], 3, 1, 1),
+        ("[4] > [" + "1" * 5000 + "] > [3] > [2]", [2, 1, 0, 3, 4], 3, 0, 0),
+    ],
+)
+def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unknown):
+    parsed = parse_ranking(reply, 5)
+    assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == (order, missing, duplicates, unknown)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        " \n ",
+        "I can't rank these 5 passages (policy 3.2).",
+        "I'm sorry, but I cannot compare [1] and [2] for you.",
+        "As an AI, see [1][2] and [3, 4].",
+        "Under rule [4] I must decline.",
+        "2 > 1 > 3 > 5 > 4",
+        "1. 2\n2. 5\n3. 1",
+        "Document 2 is best, then 4.",
+        "(2) > (1)",
+        "No document is relevant.",
+        "抱歉，我无法对这5个段落进行排序。",
+        "Извините, 5 документов [1] и [2] я не сравниваю.",
+        "عذرًا، لا يمكنني ترتيب هذه ٥ مقاطع",
+        "<think>[2] > [1] > [3] > [4] > [5]",
+        "<think>[2] > [1]</think>",
+        "[0] > [9] > [77]",
+        "[-1] > [-2]",
+        "[1.5] > [2.5]",
+        "[a] > [b]",
+        "[1]\n[2] is something I refuse to judge",
+        "ERROR::other",
+        "{}",
+        "[]",
+    ],
+)
+def test_what_is_no_ranking(reply):
+    assert parse_ranking(reply, 5) is None
+
+
+HARD = st.sampled_from(
+    [*"[]>,;0123456789 \n.-*`\"'<>", "[1]", "[2] > ", "[3, 4]", "<think>", "</think>", "１", "【", "٣"]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.text(), st.lists(HARD).map("".join)), st.integers(0, 30))
+def test_always_a_permutation_or_a_failure(reply, n):
+    parsed = parse_ranking(reply, n)
+    if parsed is None:
+        return
+    assert sorted(parsed.order) == list(range(n))
+    assert 0 <= parsed.missing < n
+    named = parsed.order[: n - parsed.missing]
+    assert parsed.order[n - parsed.missing :] == sorted(set(range(n)) - set(named))
+    # Every document that was named stands in brackets in the reply.
+    assert re.search(r"[\[［【〔]", reply)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(st.characters(exclude_characters="[]［］【】〔〕")), st.integers(1, 30))
+def test_digits_without_brackets_are_never_a_ranking(reply, n):
+    assert parse_ranking(reply, n) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.permutations(range(8)), st.sampled_from(["arrows", "lines", "numbered", "json", "fenced"]), st.booleans())
+def test_every_written_order_is_read_back(order, form, prose):
+    ids = [f"[{i + 1}]" for i in order]
+    reply = {
+        "arrows": " > ".join(ids),
+        "lines": "\n".join(ids),
+        "numbered": "\n".join(f"{i}. {one}" for i, one in enumerate(ids, 1)),
+        "json": json.dumps([i + 1 for i in order]),
+        "fenced": f"```json\n{json.dumps([str(i + 1) for i in order])}\n```",
+    }[form]
+    if prose:
+        reply = f"I read all 8 documents of query 12.\n{reply}\nDocument 3 [sic] was hard."
+    assert parse_ranking(reply, 8).order == order
+
+
+@pytest.mark.parametrize(
+    "piece", ["[", "[1]", "[1] ", "[1", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x", "9"]
+)
+def test_huge_replies_take_linear_time(piece):
+    start = time.process_time()
+    parse_ranking(piece * (600_000 // len(piece)), 20)
+    assert time.process_time() - start < 10  # quadratic time would be minutes
+
+
+def test_reasoning_is_removed():
+    assert without_reasoning("a<think>b</think>c<think>d</think>e") == "e"
+    assert without_reasoning("a<think>b") == "a"
+    assert without_reasoning("plain") == "plain"
+
+
+# Prompts.
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(), st.lists(HARD).map("".join)))
+def test_no_cleaned_text_can_pass_for_an_id(text):
+    cleaned = clean(text)
+    assert not re.search(r"[\[［【〔]\s*\d[\d\s,]*[\]］】〕]", cleaned)
+    assert cleaned == " ".join(cleaned.split())
+    assert clean(cleaned) == cleaned
+
+
+def test_chat_turns_alternate():
+    messages = ListwisePrompt()("old\ndog [1]", ["a [2] > [1]", "b"])
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
+    assert messages[3]["content"] == "[1] a (2) > (1)"
+    assert messages[5]["content"] == "[2] b"
+    for message in (messages[1], messages[-1]):
+        assert "Query: old dog (1)" in message["content"]
+        assert "2 documents" in message["content"]
+
+
+def test_single_message_and_no_system():
+    prompt = ListwisePrompt("single")
+    assert [message["role"] for message in prompt("q", ["a", "b"])] == ["system", "user"]
+    assert "\n[1] a\n[2] b\n" in prompt("q", ["a", "b"])[1]["content"]
+    assert [message["role"] for message in ListwisePrompt("single", system="")("q", ["a"])] == ["user"]
+
+
+def test_texts_are_not_templates():
+    content = ListwisePrompt("single")("{n} {query}", ["{number} {text} %s", "}{"])[1]["content"]
+    assert "Query: {n} {query}" in content
+    assert "[1] {number} {text} %s\n[2] }{" in content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "chat"}, "form='chat' is unknown; choose one of turns, single"),
+        ({"document": "{text}"}, "must use"),
+        ({"document": "[{number}] {text} {title}"}, "it may use"),
+        ({"closing": "{"}, "is no template"),
+        ({"opening": "", "closing": "Order {n}"}, "would not see the query"),
+    ],
+)
+def test_wrong_templates(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ListwisePrompt(**arguments)
+
+
+def test_reminder_repeats_no_more_than_a_server_takes():
+    messages = [{"role": "user", "content": "?"}]
+    assert [m["content"] for m in reminder(messages, " \n", "again")] == ["?", "(no answer)", "again"]
+    assert len(reminder(messages, "x" * 10**6, "again")[1]["content"]) == 2000
+    assert messages == [{"role": "user", "content": "?"}]
