@@ -12,7 +12,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "base": ["LongDocReranker"],
+    "base": ["LongDocReranker", "UntrainedWarning"],
+    "frames": ["TruncationWarning"],
     "rerankers": [
         "FirstP",
         "MaxP",

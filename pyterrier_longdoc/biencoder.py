@@ -18,7 +18,7 @@ from .devices import resolve_device, resolve_dtype
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
 from .frames import HELP_URL, TextField, check_choice, check_settings, rerank
-from .reports import Coverage, Explanation
+from .reports import Coverage, Explanation, check_finite
 from .texts import rows_by_pair, share_out, tokenize
 from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
 
@@ -103,10 +103,14 @@ class BiEncoderScorer(nn.Module):
 
         Returns:
             `(R,)` float64 similarities. `coverage` then tells what was read.
+
+        Raises:
+            FloatingPointError: if a similarity is not finite.
         """
         scores = np.full(len(texts), np.nan)
         for rows, _, _, similarities in self._run(queries, texts, dtype, on_rows, offsets=False):
             scores[rows] = self._aggregate(similarities)
+        check_finite(scores)
         return scores
 
     def explain(
@@ -125,6 +129,7 @@ class BiEncoderScorer(nn.Module):
             explanation = Explanation([document.characters(s) for s in spans], similarities.tolist(), None)
             for row in rows:
                 explanations[row] = explanation
+        check_finite(scores)
         return scores, explanations
 
     def _aggregate(self, similarities: np.ndarray) -> float:

@@ -40,7 +40,8 @@ class EmbeddingCache:
         """Remembers an `(H,)` embedding."""
         if key in self._vectors:
             return
-        self._vectors[key] = vector
+        # A row of a batch would keep the whole batch alive.
+        self._vectors[key] = vector.copy()
         self._bytes += vector.nbytes
         while self._bytes > self.max_bytes:
             _, oldest = self._vectors.popitem(last=False)

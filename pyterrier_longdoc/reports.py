@@ -87,3 +87,13 @@ class Explanation:
     def best(self) -> int:
         """Index of the window with the highest score, the first of several."""
         return int(np.argmax(self.scores))
+
+
+def check_finite(scores: np.ndarray) -> None:
+    """Raises FloatingPointError, naming the first bad row, if any score is not finite."""
+    bad = np.flatnonzero(~np.isfinite(scores))
+    if len(bad):
+        raise FloatingPointError(
+            f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
+            f"if dtype is float16, use bfloat16 or float32"
+        )

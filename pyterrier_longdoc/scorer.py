@@ -14,7 +14,7 @@ from .backbones import Backbone
 from .batching import Encoded
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
-from .reports import Coverage, Explanation
+from .reports import Coverage, Explanation, check_finite
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
 
@@ -156,7 +156,7 @@ class LongDocScorer(nn.Module):
                 values = self.head(encoded).double().cpu().numpy()
             for value, rows in zip(values, block.rows, strict=True):
                 scores[rows] = value
-        _check_finite(scores)
+        check_finite(scores)
         return scores
 
     @torch.inference_mode()
@@ -191,7 +191,7 @@ class LongDocScorer(nn.Module):
                 for row in rows:
                     scores[row] = values[i]
                     explanations[row] = explanation
-        _check_finite(scores)
+        check_finite(scores)
         return scores, explanations
 
     def _run(
@@ -263,12 +263,3 @@ class LongDocScorer(nn.Module):
             if text not in counted:
                 counted.add(text)
                 self.coverage.add_document(len(documents[text]), cut)
-
-
-def _check_finite(scores: np.ndarray) -> None:
-    bad = np.flatnonzero(~np.isfinite(scores))
-    if len(bad):
-        raise FloatingPointError(
-            f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
-            f"if dtype is float16, use bfloat16 or float32"
-        )

@@ -75,7 +75,7 @@ class Weights:
             Whether it was done; False if trained weights would be lost.
         """
         new, old = seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
-        if type(new) is type(old) and _shapes(new) == _shapes(old):
+        if self._same_weights_serve(head, new):
             new.load_state_dict(old.state_dict())
             self.scorer.head = new
         elif self.trained:
@@ -87,6 +87,11 @@ class Weights:
         self.scorer.eval()
         return True
 
+    def _same_weights_serve(self, head: HeadSpec, new: Head) -> bool:
+        """Whether `new` differs from the present head in nothing that the weights were trained for."""
+        changed = {name for name in head[1] if head[1][name] != self.head[1].get(name)}
+        return type(new) is type(self.scorer.head) and changed <= set(new.tunable)
+
 
 def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
     """Makes a head with weights that depend on `seed` alone; the global random state stays as it is."""
@@ -94,7 +99,3 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_head(name, hidden_size, **options)
-
-
-def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in module.state_dict().items()}

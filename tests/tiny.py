@@ -9,10 +9,10 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-WORDS = (
+WORDS = (  # noqa: SIM905 - shorter than a list of literals
     "a the of in to and is was for on with as by at from it this that which cat dog bird fish tree river mountain city "
     "rain snow wind sun red green blue old new long short fast slow run walk sing write read find lose good bad"
-).split()  # noqa: SIM905 - shorter than a list of literals
+).split()
 PIECES = [
     *WORDS,
     *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-'\"()",

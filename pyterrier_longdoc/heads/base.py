@@ -44,6 +44,8 @@ class Head(nn.Module):
 
     name: ClassVar[str] = ""
     needs: ClassVar[str] = "cls"
+    tunable: ClassVar[tuple[str, ...]] = ()
+    """Options that may change without new weights."""
 
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -6,6 +6,7 @@ Shapes: B documents, N windows, H hidden size. `s` are the window scores, `m` th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -63,6 +64,8 @@ class KMaxPHead(Head, name="kmaxp"):
     Raises:
         ValueError: if `k` is below 1 or there are not exactly `k` weights.
     """
+
+    tunable: ClassVar[tuple[str, ...]] = ("k", "weights")
 
     def __init__(
         self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, dropout: float = 0.1
