@@ -24,6 +24,18 @@ _PUBLIC = {
         "PARADE",
     ],
     "biencoder": ["BiEncoder"],
+    "listwise": [
+        "RankGPT",
+        "ListwisePrompt",
+        "LLMClient",
+        "OpenAIBackend",
+        "AnthropicBackend",
+        "HuggingFaceBackend",
+        "CallableBackend",
+        "Reply",
+        "Prices",
+    ],
+    "analysis.judging": ["RelevanceJudge", "agreement"],
     "windows": [
         "Truncate",
         "GreedyChunks",

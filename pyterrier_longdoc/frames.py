@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .devices import resolve_dtype
 from .reports import Coverage, Explanation
 from .windows import Windows
 
@@ -94,6 +93,9 @@ def check_settings(transformer: Any) -> None:
     Raises:
         ValueError: for one that can never work.
     """
+    # Here, because devices imports torch, which listwise rerankers do without.
+    from .devices import resolve_dtype
+
     field_names(transformer.text_field)
     resolve_dtype(transformer.dtype)
     for name in ("batch_size", "max_batch_tokens", "max_query_len"):

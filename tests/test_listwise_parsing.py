@@ -41,6 +41,7 @@ from pyterrier_longdoc.listwise.prompts import ListwisePrompt, clean, reminder
         ("<THINKING>hm</THINKING>[3] > [1] > [2]", [2, 0, 1]),
         ("Written like [2] > [1]:\n[3] > [1] > [2]", [2, 0, 1]),
         ("[2] > [1]\n[3] > [1] > [2]", [2, 0, 1]),
+        ("Of the three, [3] > [1]; I leave out the other.\n[3] > [1] > [2]", [2, 0, 1]),
         ("First try: [1] > [2] > [3]. Better: [3] > [1] > [2].", [2, 0, 1]),
         ("［３］ > ［１］ > ［２］", [2, 0, 1]),
         ("【3】 > 【1】 > 【2】", [2, 0, 1]),
@@ -61,7 +62,8 @@ def test_rankings(reply, order):
         ("[5] > [4] > [3] > [2] > [1]", [4, 3, 2, 1, 0], 0, 0, 0),
         ("[2] > [1] > [", [1, 0, 2, 3, 4], 3, 0, 0),  # cut off
         ("[2, 2, 1, 7]", [1, 0, 2, 3, 4], 3, 1, 1),
-        ("[4] > [" + "1" * 5000 + "] > [3] > [2]", [2, 1, 0, 3, 4], 3, 0, 0),
+        ("[2] > [1] > [3", [1, 0, 2, 3, 4], 3, 0, 0),
+        ("[4] > [" + "1" * 5000 + "] > [3] > [2]", [3, 2, 1, 0, 4], 2, 0, 1),
     ],
 )
 def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unknown):
@@ -78,6 +80,7 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "I'm sorry, but I cannot compare [1] and [2] for you.",
         "As an AI, see [1][2] and [3, 4].",
         "Under rule [4] I must decline.",
+        "I will not write [2] > [1] or anything like it.",
         "2 > 1 > 3 > 5 > 4",
         "1. 2\n2. 5\n3. 1",
         "Document 2 is best, then 4.",
@@ -93,6 +96,7 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "[1.5] > [2.5]",
         "[a] > [b]",
         "[1]\n[2] is something I refuse to judge",
+        "[1] [2] [3] are alike, so are [4] [5]",
         "ERROR::other",
         "{}",
         "[]",

@@ -195,6 +195,15 @@ def test_the_cap_holds_and_finished_windows_are_kept(path, concurrency):
     assert more.ledger.cost == 12 - paid
 
 
+def test_the_cap_reckons_with_the_longest_answer_allowed():
+    model = CallableBackend(lambda m: Reply(oracle(m), 0, 10))
+    model.settings = {"max_tokens": 100}
+    client = LLMClient(model, prices=Prices(0, 1e6), max_cost=115, tokenizer=lambda text: 0)
+    with pytest.raises(SpendCapError):
+        RankGPT(client)(candidates(queries=6, documents=2))
+    assert client.ledger.cost == 20  # 20 + 100 would be above it
+
+
 def test_a_cap_of_nothing_lets_nothing_through():
     model = Scripted(oracle)
     with pytest.raises(SpendCapError):

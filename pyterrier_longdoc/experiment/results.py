@@ -15,7 +15,7 @@ import pandas as pd
 from .comparisons import Statistics, compare
 from .papertable import PaperTable, paper_table
 from .perquery import aggregate
-from .runs import exact_floats, read_run, replacing
+from .runs import EXACT_FLOATS, read_run, replacing
 from .significance import TESTS, Test
 from .store import RunStore
 
@@ -258,8 +258,8 @@ class ExperimentResults:
         described = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         seeds = {system["name"]: system["seeds"] for system in described.pop("systems")}
         qids, measures = described.pop("queries"), described.pop("measures")
-        frame = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], dtype=str, keep_default_na=False)
-        flat, values, start = exact_floats(frame["value"].replace("", "nan")), {}, 0
+        frame = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], **EXACT_FLOATS)
+        flat, values, start = frame["value"].to_numpy(dtype="float64"), {}, 0
         for name, labels in seeds.items():
             shape = (len(labels), len(qids), len(measures))
             values[name] = flat[start : start + np.prod(shape)].reshape(shape).copy()

@@ -14,6 +14,11 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+EXACT_FLOATS: dict[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
+"""For `pd.read_csv`, so that numbers come back as they were written: the default, and the only choice, since 3.1."""
+
 TREC_COLUMNS = ["qid", "Q0", "docno", "rank", "score", "system"]
 
 
@@ -83,11 +88,6 @@ def as_strings(column: pd.Series) -> pd.Series:
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
 
 
-def exact_floats(column: pd.Series) -> np.ndarray:
-    """A column of strings as float64, each the nearest: the parsers of pandas 2 differ in the last bit."""
-    return column.to_numpy(dtype=object).astype("float64")
-
-
 def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
     """Writes a run in TREC format, gzipped where the path ends in `.gz`; a half-written file is never left.
 
@@ -134,11 +134,12 @@ def read_run(path: str | Path) -> pd.DataFrame:
             sep=r"\s+",
             names=TREC_COLUMNS,
             usecols=["qid", "docno", "score"],
-            dtype=str,
+            dtype={"qid": str, "docno": str},
             keep_default_na=False,
             quoting=csv.QUOTE_NONE,
+            **EXACT_FLOATS,
         )
-        return frame.assign(score=exact_floats(frame["score"]))
+        return frame.astype({"score": "float64"})
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
 

@@ -75,13 +75,11 @@ class ReplayCache:
         """Stores a reply; the first one stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         row = (key, model, json.dumps(dict(settings), sort_keys=True))
-        # Half of a surrogate pair, which a model may well emit, is no text to sqlite.
-        text = reply.text.encode("utf-8", "replace").decode("utf-8")
         with self._connected() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO replies (key, model, settings, text, input_tokens, output_tokens) "
                 "VALUES (?, ?, ?, ?, ?, ?)",
-                (*row, text, reply.input_tokens, reply.output_tokens),
+                (*row, reply.text, reply.input_tokens, reply.output_tokens),
             )
 
     @contextmanager

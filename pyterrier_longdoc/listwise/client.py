@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from .ledger import Call, Ledger, Prices
 from .parallel import Lock
 from .prompts import Message
 
+ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+"""Settings of the backends that bound the tokens of an answer."""
+
 
 class LLMClient:
     """Asks a model through a replay cache, and keeps the ledger; may be shared by rerankers and judges.
@@ -23,7 +27,8 @@ class LLMClient:
         llm: a backend, or a function from messages to text.
         cache: a sqlite file; replies in it are not asked for again. None for no cache.
         prices: of a million tokens.
-        max_cost: no call is made that might bring the cost of this object's calls above it. Needs `prices`.
+        max_cost: no call is made that might bring the cost of this object's calls above it; exact as far as
+            `tokenizer` is, if the backend's parameters bound the answer (`max_tokens`). Needs `prices`.
         tokenizer: counts tokens where the backend reports none, and before a call: a Hugging Face tokenizer, a
             tiktoken encoding or a function; None counts four characters as a token.
         replay_only: ask nothing that is not in the cache; needs neither key nor network.
@@ -93,8 +98,12 @@ class LLMClient:
             return reply.text
 
     def _pay(self, qid: str, messages: Sequence[Message]) -> Reply:
-        with self.ledger.reserving(self.tokens.of_messages(messages)):
+        settings = self.backend.settings
+        bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
+        with self.ledger.reserving(self.tokens.of_messages(messages), bound):
             reply = self.backend(messages)
+            # Half of a surrogate pair, which models do emit, is no text to sqlite and to servers.
+            reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
             self._enter(qid, reply, messages, replayed=False)
         return reply
 

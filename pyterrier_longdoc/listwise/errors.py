@@ -28,4 +28,4 @@ class NotInCacheError(LookupError):
 
 
 class IncompleteReplyWarning(UserWarning):
-    """Some windows or chunks had no readable reply, and the run went on without them."""
+    """Replies could not be read, or left documents out, and the run went on without them."""

@@ -56,13 +56,13 @@ class Call:
 
 
 class Ledger:
-    """The calls of one or several runs.
+    """The calls of one or several runs; those that ended in an error are not among them.
 
     Args:
         prices: for costs; None leaves costs at zero.
         max_cost: no call starts if the cost so far and its own expected cost come to more; None for no cap. Replayed
-            calls are free. The expected cost of an answer is that of the longest one so far, so that the cap holds to
-            within what the calls under way cost more than expected.
+            calls are free. An answer is expected to be as long as the backend allows it to be, or else as the longest
+            so far; then the cap holds to within what the calls under way cost more than that.
 
     Attributes:
         calls: one entry per reply, in order.
@@ -90,14 +90,19 @@ class Ledger:
         return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {self.cost:.6g})"
 
     @contextmanager
-    def reserving(self, input_tokens: int) -> Iterator[None]:
+    def reserving(self, input_tokens: int, most_output: int | None = None) -> Iterator[None]:
         """Holds money for a call that is about to be made, so that calls under way count towards the cap.
+
+        Args:
+            input_tokens: of the prompt.
+            most_output: most tokens of the answer; None if that is not known.
 
         Raises:
             SpendCapError: if there is not enough left.
         """
         with self._lock:
-            expected = self.prices.cost(input_tokens, self._longest_answer)
+            output_tokens = self._longest_answer if most_output is None else most_output
+            expected = self.prices.cost(input_tokens, output_tokens)
             if self.max_cost is not None and self.cost + self._reserved + expected > self.max_cost:
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {self._reserved:.6g} under way, "

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-# Seven digits or more are no document number, and int() refuses very long ones.
-_ID = re.compile(r"\[[ \t]*(\d{1,6})[ \t]*\]")
+_ID = re.compile(r"\[[ \t]*(\d+)[ \t]*\]")
 _LIST = re.compile(r"\[([\d\s,\"']+)\]")
-_ITEM = re.compile(r"\s*([\"']?)(\d{1,6})\1\s*")
+_ITEM = re.compile(r"\s*([\"']?)(\d+)\1\s*")
 _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
@@ -23,7 +22,8 @@ _LINKS = {
     "arrow": re.compile(r"\s*>+\s*"),
     "weak": re.compile(r"[\s,;]*"),
 }
-_BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*")
+# What may stand before a ranking, or behind it: also the next id of a reply that was cut off.
+_BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 
 
@@ -62,9 +62,10 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Reads a ranking of `n` documents.
 
     It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
-    but ids may separate them by spaces or commas too; within prose only `>`, lines of their own and a list on a line of
-    its own count, so that `the passages [1] and [2]` or `policy 3.2` is never taken for a ranking. Of several rankings
-    the one with the most documents counts, and of those the last.
+    but ids may separate them by spaces or commas too. Amid prose, a ranking stands on lines of its own, or is a chain
+    of `>` that names more than half of the documents, so that `the passages [1] and [2]`, a quotation of the request's
+    `[2] > [1]` or `policy 3.2` is never taken for one. Of several rankings the one with the most documents counts, and
+    of those the last.
 
     Args:
         reply: the model's text.
@@ -81,7 +82,7 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
     best: ParsedReply | None = None
-    for ids in (*_chains(text), *_lists(text)):
+    for ids in (*_chains(text, n), *_lists(text)):
         parsed = _complete(ids, n)
         if parsed is not None and (best is None or parsed.missing <= best.missing):
             best = parsed
@@ -97,7 +98,7 @@ def _complete(ids: list[int], n: int) -> ParsedReply | None:
     return ParsedReply([*named, *rest], len(rest), len(known) - len(named), len(ids) - len(known))
 
 
-def _chains(text: str) -> Iterator[list[int]]:
+def _chains(text: str, n: int) -> Iterator[list[int]]:
     """Runs of bracketed ids with nothing but separators between them."""
     found = list(_ID.finditer(text))
     if not found:
@@ -111,12 +112,16 @@ def _chains(text: str) -> Iterator[list[int]]:
         if link is not None:
             continue
         ids, joined_by = found[start:end], links[start : end - 1]
-        whole_lines = "line" not in joined_by or (
-            _is_bare(_line_before(text, ids[0].start())) and _is_bare(_line_after(text, ids[-1].end()))
-        )
-        if whole_lines and (len(ids) > 1 or (alone and len(found) == 1)):
-            yield [int(match[1]) for match in ids]
+        on_own_lines = _is_bare(_line_before(text, ids[0].start())) and _is_bare(_line_after(text, ids[-1].end()))
+        within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
+        if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
+            yield [_number(match[1]) for match in ids]
         start = end
+
+
+def _number(digits: str) -> int:
+    # int() refuses very long numbers; 0 is no document's id.
+    return int(digits) if len(digits) < 7 else 0
 
 
 def _link(gap: str, *, weak: bool) -> str | None:
@@ -141,7 +146,7 @@ def _lists(text: str) -> Iterator[list[int]]:
         if len(items) < 2 or not all(items):
             continue
         if not _line_before(text, match.start()).strip() and _line_after(text, match.end()).strip() in ("", "."):
-            yield [int(item[2]) for item in items if item]
+            yield [_number(item[2]) for item in items if item]
 
 
 # Of a line no more is looked at than tells whether it is bare: lines may be very long, and have very many ids.

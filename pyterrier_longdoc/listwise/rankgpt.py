@@ -188,7 +188,8 @@ class RankGPT(pt.Transformer):
             inp: as for `transform`.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm`, replies in the cache not deducted.
+            Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full window; replies in
+            the cache are not deducted.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
@@ -280,10 +281,12 @@ class RankGPT(pt.Transformer):
     def _warn(self) -> None:
         counts, coverage = self.counts, self.coverage
         name = type(self).__name__
-        if counts is not None and (failed := int(counts["llm_failed"].sum())):
+        if counts is not None and (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
+            total = counts.drop(columns="qid").sum()
             warnings.warn(
-                f"{name}: {failed} of {int(counts['llm_windows'].sum())} prompts had no readable reply, in "
-                f"{int((counts['llm_failed'] > 0).sum())} queries (on_failure={self.on_failure!r}; see .counts).",
+                f"{name}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
+                f"{total['llm_windows']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
+                f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
                 stacklevel=3,
             )
