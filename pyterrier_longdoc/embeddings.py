@@ -36,6 +36,11 @@ class EmbeddingCache:
             self._vectors.move_to_end(key)
         return vector
 
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._vectors.clear()
+        self._bytes = 0
+
     def put(self, key: Hashable, vector: np.ndarray) -> None:
         """Remembers an `(H,)` embedding."""
         if key in self._vectors:
@@ -76,3 +81,9 @@ def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncod
         encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code))
         _LOADED[key] = encoder
     return encoder
+
+
+def forget_embeddings() -> None:
+    """Empties what all loaded encoders remember, so that a measurement starts from nothing."""
+    for encoder in list(_LOADED.values()):
+        encoder.cache.clear()

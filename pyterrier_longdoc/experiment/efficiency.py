@@ -102,8 +102,7 @@ def forget_embeddings() -> None:
     """Empties what bi-encoders remember of earlier runs, which would make the next one look free."""
     embeddings = sys.modules.get("pyterrier_longdoc.embeddings")
     if embeddings is not None:
-        for encoder in list(embeddings._LOADED.values()):
-            encoder.cache = embeddings.EmbeddingCache(encoder.cache.max_bytes)
+        embeddings.forget_embeddings()
 
 
 def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]) -> pd.DataFrame:
