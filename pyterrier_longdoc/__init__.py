@@ -21,6 +21,8 @@ _PUBLIC = {
         "KMaxP",
         "Birch",
         "PARADE",
+        "CEDR",
+        "NeuralModel1",
     ],
     "biencoder": ["BiEncoder"],
     "windows": [

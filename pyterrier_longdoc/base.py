@@ -61,7 +61,8 @@ class LongDocReranker(pt.Estimator):
         dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text),
-            `best_start` and `best_end` (characters of the window with the highest score).
+            `best_start` and `best_end` (characters of the window with the highest score), `query_terms` (what each
+            query token adds to the score, None for models that cannot tell).
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars.
@@ -203,7 +204,11 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for, head, windows = (str(self.backbone), self.trust_remote_code, self.seed), self._head(), self._make_windows()
+        made_for, head, windows = (
+            (str(self.backbone), self.trust_remote_code, self.seed),
+            self._head(),
+            self._make_windows(),
+        )
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
@@ -226,6 +231,30 @@ class LongDocReranker(pt.Estimator):
         scorer.to(resolve_device(self.device))
         self._loaded = weights
         return weights
+
+    def start_from(self, other: LongDocReranker) -> LongDocReranker:
+        """Takes over another model's weights: its encoder, and its head where that is of the same kind.
+
+        So a token-level model is trained after the plain ranker (CEDR's recipe), and a model for a small collection
+        after one for a large collection (Boytsov et al. 2025).
+
+        Args:
+            other: a model with the same kind of backbone.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if the backbones are not of the same kind.
+        """
+        own, its = self._load_weights(), other._load_weights()
+        try:
+            own.scorer.encoder.load_state_dict(its.scorer.encoder.state_dict())
+        except RuntimeError as error:
+            raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: {error}") from error
+        own.adopt_head(its)
+        own.trained = own.trained or its.trained
+        return self
 
     # Saving.
 

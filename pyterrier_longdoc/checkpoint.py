@@ -140,7 +140,9 @@ def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
     backbone = build_backbone(config["encoder"], load_tokenizer(str(folder)))
-    head: Head = build_head(config["head"]["name"], backbone.hidden_size, **config["head"]["options"])
+    head: Head = build_head(
+        config["head"]["name"], backbone.hidden_size, channels=backbone.channels, **config["head"]["options"]
+    )
     scorer = LongDocScorer(backbone, windows_from_config(config["windows"]), head, **config["reading"])
     try:
         scorer.load_state_dict(load_file(path), strict=True)

@@ -204,3 +204,58 @@ class PARADE(LongDocReranker):
                     f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r}: they belong to "
                     f"aggregation={aggregation!r}"
                 )
+
+
+@dataclass(eq=False, repr=False)
+class CEDR(AvgP):
+    """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
+
+    Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
+    must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
+
+    Args:
+        head: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of matches).
+    """
+
+    _: KW_ONLY
+    head: str = "knrm"
+
+    def _head(self) -> HeadSpec:
+        if self.head == "pacrr":
+            return "cedr-pacrr", {"query_size": self.max_query_len}
+        return f"cedr-{self.head}", {}
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("head", self.head, ("knrm", "pacrr", "drmm"))
+
+
+@dataclass(eq=False, repr=False)
+class NeuralModel1(AvgP):
+    """The probability that the document generates the query, over contextual embeddings (Boytsov & Kolter 2021).
+
+    Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
+
+    Args:
+        smoothing: weight of the background model.
+        background: probability of any query token in the background model.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network.
+        projection: size of the projected embeddings.
+        units: of the network's two hidden layers.
+    """
+
+    _: KW_ONLY
+    smoothing: float = 0.1
+    background: float = 1e-5
+    self_translation: float | None = None
+    projection: int = 64
+    units: tuple[int, int] = (64, 32)
+
+    _of_head: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation", "projection")
+
+    def _head(self) -> HeadSpec:
+        return "model1", {"units": list(self.units), **{name: getattr(self, name) for name in self._of_head}}
+
+    def _check(self) -> None:
+        super()._check()
+        build_head("model1", 1, **self._head()[1])

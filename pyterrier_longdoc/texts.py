@@ -76,24 +76,25 @@ def blocks(query_of_row: Sequence[int], texts: Sequence[str], *, characters: int
     Args:
         query_of_row: for each row, the index of its distinct query.
         texts: for each row, its text.
-        characters: a block ends when its pairs' texts have this many characters together.
-        pairs: or when it has this many pairs.
+        characters: bound on the number of pairs times the characters of the longest text, which is what a block
+            takes when padded; a single pair may exceed it.
+        pairs: bound on the number of pairs.
     """
     wanted = rows_by_pair(query_of_row, texts)
-    block, size = Block([], [], [], []), 0
+    block = Block([], [], [], [])
     for text in sorted(wanted, key=len, reverse=True):
         first = True
         for query, rows in wanted[text].items():
-            if block.pairs and (size >= characters or len(block.pairs) >= pairs):
+            count = len(block.pairs)
+            if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
                 yield block
-                block, size = Block([], [], [], []), 0
+                block = Block([], [], [], [])
             if first or not block.texts:
                 block.texts.append(text)
                 block.seen.append(not first)
                 first = False
             block.pairs.append((query, len(block.texts) - 1))
             block.rows.append(rows)
-            size += len(text)
     if block.pairs:
         yield block
 

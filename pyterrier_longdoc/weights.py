@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
     name, options = head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_head(name, hidden_size, **options)
+        return build_head(name, backbone.hidden_size, channels=backbone.channels, **options)
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
