@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.backbones import load_backbone
+from pyterrier_longdoc.encoder import WindowEncoder
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.scorer import LongDocScorer
 from pyterrier_longdoc.texts import blocks, share_out, tokenize
@@ -232,6 +233,13 @@ def test_bfloat16_is_close_to_float32(cross_encoder):
         assert not np.array_equal(exact, rough)
         np.testing.assert_allclose(rough, exact, atol=0.1 * np.ptp(exact))
     assert {p.dtype for p in scorer.parameters()} == {torch.float32}
+
+
+def test_mean_pooling_counts_beyond_256_tokens_in_bfloat16(backbone):
+    encoder = WindowEncoder(replace(backbone, pooling="mean"))
+    states = torch.tensor([1.0, 3.0, 1.0] * 167 + [100.0] * 9, dtype=torch.bfloat16).view(1, -1, 1)
+    mask = torch.arange(510).unsqueeze(0) < 501
+    assert encoder._pool(states, mask).item() == pytest.approx((1 + 3 + 1) / 3, rel=1e-5)
 
 
 # Work is done once.

@@ -204,6 +204,13 @@ def test_words_with_more_tokens_than_fit_are_divided():
     assert SlidingWords(3, 3)(tokens_of(text)) == [(0, 28), (28, 31), (31, 32)]
 
 
+def test_tokens_that_stand_for_no_character_go_with_the_word_before():
+    # Some tokenizers give such tokens the offsets (0, 0).
+    starts, ends = np.array([0, 4, 0, 8, 12]), np.array([3, 7, 0, 11, 15])
+    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", starts, ends)
+    assert SlidingWords(1, 1)(tokens) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+
+
 # Windows of sentences.
 
 
@@ -231,6 +238,17 @@ def test_sentences(text, sentences):
 def test_one_sentence_per_window(tokenizer):
     sentences = ["The cat walks.", "Is it raining?", "Find the red, red fish!", "sing"]
     assert texts_of(SentenceWindows(max_sentences=1), " ".join(sentences), tokenizer) == sentences
+
+
+def test_sentences_without_spaces_between_them(tokenizer):
+    sentences = ["今日は。", "明日も！", "本当"]  # noqa: RUF001
+    assert texts_of(SentenceWindows(max_sentences=1), "".join(sentences), tokenizer) == sentences
+
+
+def test_sentences_without_tokens_do_not_count():
+    text = "the cat.\n\n\u200b\n\nred fish.\n\nold dog."
+    assert len(sentence_starts(text)) == 4 - 1
+    assert SentenceWindows(max_sentences=2)(tokens_of(text)) == [(0, 6), (6, 9)]
 
 
 def test_sentences_are_packed_until_the_next_one_does_not_fit():
