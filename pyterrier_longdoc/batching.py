@@ -191,7 +191,7 @@ class PairLayout:
             **self._places(rows, device),
         )
 
-    def _places(self, rows: Sequence[tuple[np.ndarray, np.ndarray]], device: Any) -> dict[str, torch.Tensor]:
+    def _places(self, rows: Sequence[tuple[Any, Any]], device: Any) -> dict[str, torch.Tensor]:
         query_lengths = np.array([len(query) for query, _ in rows])
         places = {
             "query_start": np.full(len(rows), len(self.prefix)),

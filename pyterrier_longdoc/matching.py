@@ -20,8 +20,8 @@ word, to `(V, C, Q, T)`."""
 class MatchCollector:
     """Matches windows with their document's query, pass by pass, so that no pass's token states need to be kept.
 
-    The query states of a document are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first windows
-    must be added before the others.
+    The query states of a document are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first
+    windows must be added before the others.
 
     Args:
         batch: the windows.

@@ -258,4 +258,4 @@ class NeuralModel1(AvgP):
 
     def _check(self) -> None:
         super()._check()
-        build_head("model1", 1, **self._head()[1])
+        seeded_head(self._head(), 1, self.seed)

@@ -62,7 +62,8 @@ class Weights:
             **reading: further arguments of `LongDocScorer`.
         """
         backbone = load_backbone(name, trust_remote_code=trust_remote_code)
-        scorer = LongDocScorer(backbone, windows, seeded_head(head, backbone.hidden_size, seed), **reading)
+        module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
+        scorer = LongDocScorer(backbone, windows, module, **reading)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
@@ -74,7 +75,8 @@ class Weights:
         Returns:
             Whether it was done; False if trained weights would be lost.
         """
-        new, old = seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
+        new = seeded_head(head, self.backbone.hidden_size, seed, channels=self.backbone.channels)
+        old = self.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())
             self.scorer.head = new
@@ -87,13 +89,23 @@ class Weights:
         self.scorer.eval()
         return True
 
+    def adopt_head(self, other: Weights) -> None:
+        """Takes over another model's head if it is of the same kind; else what fits of its last layer."""
+        new, old = self.scorer.head, other.scorer.head
+        if type(new) is type(old) and _shapes(new) == _shapes(old):
+            new.load_state_dict(old.state_dict())
+            self.ready = other.ready
+        elif old.final.in_features == self.backbone.hidden_size:
+            start = replace(self.scorer.take_over(self.backbone), final=old.final)
+            self.ready = new.warm_start(start) and other.ready
 
-def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
+
+def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
     """Makes a head with weights that depend on `seed` alone; the global random state stays as it is."""
     name, options = head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_head(name, backbone.hidden_size, channels=backbone.channels, **options)
+        return build_head(name, hidden_size, channels=channels, **options)
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:

@@ -34,9 +34,9 @@ class CosineHead(TokenHead):
 class CedrKnrmHead(CosineHead, name="cedr-knrm"):
     """`w . [sum_i log(1e-6 + sum_j k(X[c, i, j])) for every kernel k and layer c; cls] + b` (CEDR-KNRM).
 
-    Eleven Gaussian kernels `exp(-(x - mu)^2 / (2 sigma^2))` with learnable mu and sigma; mu starts at -0.9, -0.7 ... 0.9
-    with sigma 0.1, and at 1.0 with sigma 0.001. On top of a cross-encoder the kernels' weights start at zero, where the
-    head is AvgP over the same chunks. No dropout, as in CEDR.
+    Eleven Gaussian kernels `exp(-(x - mu)^2 / (2 sigma^2))` with learnable mu and sigma; mu starts at -0.9, -0.7 ...
+    0.9 with sigma 0.1, and at 1.0 with sigma 0.001. On top of a cross-encoder the kernels' weights start at zero,
+    where the head is AvgP over the same chunks. No dropout, as in CEDR.
 
     Args:
         hidden_size: H.
@@ -45,7 +45,7 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
 
     def __init__(self, hidden_size: int, *, channels: int) -> None:
         means = [-0.9 + 0.2 * k for k in range(10)] + [1.0]
-        super().__init__(hidden_size, dropout=0.0, width=len(means) * channels + hidden_size)
+        super().__init__(hidden_size, len(means) * channels + hidden_size)
         self.means = nn.Parameter(torch.tensor(means))
         self.widths = nn.Parameter(torch.tensor([0.1] * 10 + [0.001]))
 
@@ -83,8 +83,8 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
 class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
     """The two best matches of every query token's 1-, 2- and 3-grams, joined with cls, in a small network (CEDR-PACRR).
 
-    For each n, an n x n convolution over X with 32 filters, ReLU, the maximum over filters, the top 2 over the document;
-    all of it with cls through 32, 32 and 1 units. The number of query tokens is part of the weights.
+    For each n, an n x n convolution over X with 32 filters, ReLU, the maximum over filters, the top 2 over the
+    document; all of it with cls through 32, 32 and 1 units. The number of query tokens is part of the weights.
 
     Args:
         hidden_size: H.
@@ -97,28 +97,29 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
     def __init__(
         self, hidden_size: int, *, channels: int, query_size: int = 32, filters: int = 32, top: int = 2
     ) -> None:
-        super().__init__(hidden_size, dropout=0.0, width=32)
+        super().__init__(hidden_size, 32)
         self.query_size, self.top = query_size, top
-        sizes = (1, 2, 3)
-        self.ngrams = nn.ModuleList(nn.Conv2d(channels, filters, n) for n in sizes)
+        self.ngrams = nn.ModuleList(nn.Conv2d(channels, filters, n) for n in (1, 2, 3))
         self.hidden = nn.Sequential(
-            nn.Linear(query_size * len(sizes) * top + hidden_size, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
+            nn.Linear(query_size * 3 * top + hidden_size, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()
         )
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         matches = matches_of(encoded)
-        missing = self.query_size - matches.values.shape[2]
+        tokens, length = matches.values.shape[2:]
+        missing, short = self.query_size - tokens, max(0, self.top - length)
         if missing < 0:
-            raise ValueError(f"this head was made for {self.query_size} query tokens, not {matches.values.shape[2]}")
-        values = nn.functional.pad(matches.values, (0, max(0, self.top - matches.values.shape[3]), 0, missing))
+            raise ValueError(f"this head was made for {self.query_size} query tokens, not {tokens}")
+        values = nn.functional.pad(matches.values, (0, short, 0, missing))
         query = nn.functional.pad(matches.query_mask, (0, missing))  # (B, query_size)
-        document = nn.functional.pad(matches.document_mask, (0, values.shape[3] - matches.values.shape[3]))
-        features = torch.cat([self._best(values, document, ngram) for ngram in self.ngrams], 2)  # (B, Q, 3 * top)
+        document = nn.functional.pad(matches.document_mask, (0, short))
+        features = torch.cat(
+            [self._best(values, document, n, ngram) for n, ngram in enumerate(self.ngrams, 1)], 2
+        )  # (B, Q, 3 * top)
         features = features * query.unsqueeze(-1)
         return self.score(self.hidden(torch.cat([features.flatten(1), masked_mean(encoded.cls, encoded.mask)], 1)))
 
-    def _best(self, values: torch.Tensor, document: torch.Tensor, ngram: nn.Module) -> torch.Tensor:
-        n = ngram.kernel_size[0]  # type: ignore[index, union-attr]
+    def _best(self, values: torch.Tensor, document: torch.Tensor, n: int, ngram: nn.Module) -> torch.Tensor:
         strongest = ngram(nn.functional.pad(values, (0, n - 1, 0, n - 1))).relu().amax(1)  # (B, Q, D)
         # Values are not negative, so a zero never displaces a match.
         return (strongest * document.unsqueeze(1)).topk(self.top, dim=2).values
@@ -138,7 +139,7 @@ class CedrDrmmHead(CosineHead, name="cedr-drmm"):
     """
 
     def __init__(self, hidden_size: int, *, channels: int, bins: int = 11, units: int = 5) -> None:
-        super().__init__(hidden_size, dropout=0.0, width=units)
+        super().__init__(hidden_size, units)
         self.bins = bins
         self.hidden = nn.Sequential(nn.Linear(bins * channels + hidden_size, units), nn.ReLU())
 

@@ -50,7 +50,7 @@ class NeuralModel1Head(TokenHead, name="model1"):
         background: float = 1e-5,
         self_translation: float | None = None,
     ) -> None:
-        super().__init__(hidden_size, dropout=0.0, width=units[1])
+        super().__init__(hidden_size, units[1])
         probabilities = {"smoothing": smoothing, "background": background, "self_translation": self_translation}
         for name, value in probabilities.items():
             if value is not None and not 0.0 < value < 1.0:

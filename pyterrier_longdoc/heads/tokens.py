@@ -7,13 +7,24 @@ tokens, H hidden size.
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from ..batching import Encoded, Matches
 from .base import Head
 
 
 class TokenHead(Head):
-    """Base of heads that look at matches of query and document tokens."""
+    """Base of heads that look at matches of query and document tokens; they have no dropout, as in CEDR.
+
+    Args:
+        hidden_size: H.
+        width: of the vector that the last layer scores.
+    """
+
+    def __init__(self, hidden_size: int, width: int) -> None:
+        super().__init__(hidden_size, dropout=0.0)
+        self.final = nn.Linear(width, 1)
+        nn.init.xavier_uniform_(self.final.weight)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
         """Matches token states.
