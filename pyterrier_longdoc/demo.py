@@ -14,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.queries and args.queries < len(topics):
         topics = topics.sample(args.queries, random_state=args.seed).sort_values("qid").reset_index(drop=True)
     qrels = dataset.get_qrels(variant)
+    # Runs are saved system by system, so that the job can resume; the shared first stage costs milliseconds.
+    warnings.filterwarnings("ignore", message="There are shared pipeline components")
     with tempfile.TemporaryDirectory() as folder:
         bm25 = first_stage(dataset, Path(folder) / "index", args.depth)
         systems = pipelines(bm25 >> dataset.text_loader(), args.backbone)
