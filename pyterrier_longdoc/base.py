@@ -121,7 +121,7 @@ class LongDocReranker(pt.Estimator):
 
     # What a subclass says of itself.
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         """Name and options of the head."""
         raise NotImplementedError(f"{type(self).__name__} names no head; use FirstP, MaxP, PARADE, ...")
 
@@ -206,7 +206,7 @@ class LongDocReranker(pt.Estimator):
     def _load_weights(self) -> Weights:
         made_for, head, windows = (
             (str(self.backbone), self.trust_remote_code, self.seed),
-            self._head(),
+            self._head_spec(),
             self._make_windows(),
         )
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
@@ -248,12 +248,11 @@ class LongDocReranker(pt.Estimator):
             ValueError: if the backbones are not of the same kind.
         """
         own, its = self._load_weights(), other._load_weights()
-        try:
-            own.scorer.encoder.load_state_dict(its.scorer.encoder.state_dict())
-        except RuntimeError as error:
-            raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: {error}") from error
-        own.adopt_head(its)
-        own.trained = own.trained or its.trained
+        if not own.adopt(its):
+            raise ValueError(
+                f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone, or backbones "
+                f"of one architecture and size"
+            )
         return self
 
     # Saving.

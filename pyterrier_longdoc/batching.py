@@ -53,8 +53,8 @@ class Matches:
     their tokens.
 
     Attributes:
-        values: `(B, C, Q, D)` C channels, such as one per layer, of Q query tokens against D document tokens, in
-            fp32; zero at padding.
+        values: `(B, C, Q, D)` C channels, one per layer, of Q query tokens against D document tokens, in fp32; zero
+            at padding.
         query_mask: `(B, Q)` bool, True = a real query token.
         document_mask: `(B, D)` bool, True = a real document token.
         window: `(B, D)` int64, the window that each document token is in; -1 at padding.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -99,9 +100,29 @@ class WindowEncoder(nn.Module):
             inputs["token_type_ids"] = batch.token_type_ids[rows, :length]
         if batch.position_ids is not None:
             inputs["position_ids"] = batch.position_ids[rows, :length]
-        output = self.backbone(**inputs, output_hidden_states=True) if all_layers else self.backbone(**inputs)
-        earlier = output.hidden_states[:-1] if all_layers else ()
-        return (*earlier, output.last_hidden_state), mask
+        with self._recording() if all_layers else nullcontext([]) as earlier:
+            last = self.backbone(**inputs).last_hidden_state
+        return (*earlier, last), mask
+
+    @contextmanager
+    def _recording(self) -> Iterator[list[torch.Tensor]]:
+        """Collects what enters each layer: the embeddings, and the states of all layers but the last.
+
+        With `output_hidden_states` transformers 5 leaves hooks on the model that cannot be pickled.
+        """
+        states: list[torch.Tensor] = []
+
+        def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            states.append(args[0] if args else kwargs["hidden_states"])
+
+        layers = self.backbone.config.num_hidden_layers
+        stack = next(m for m in self.backbone.modules() if isinstance(m, nn.ModuleList) and len(m) == layers)
+        handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in stack]
+        try:
+            yield states
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":

@@ -1,7 +1,7 @@
 """Puts token states of windows together into one matching tensor per document.
 
-Shapes: B documents, V windows, L layers, Q query tokens, T tokens of a window, D tokens of a document, C channels,
-H hidden size.
+Shapes: B documents, V windows, V' windows of a pass, L layers, Q query tokens, T tokens of a window with its query and
+special tokens, D tokens of a document, H hidden size.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 from .batching import Matches, WindowBatch
 
 MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(V, L, Q, H)` query states, `(V, L, T, H)` document states and `(V, Q, T)` bool, whether the two tokens are the same
-word, to `(V, C, Q, T)`."""
+"""One layer's `(V', Q, H)` query and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens are the
+same word piece, to `(V', Q, T)`."""
 
 
 class MatchCollector:
@@ -31,98 +31,86 @@ class MatchCollector:
     def __init__(self, batch: WindowBatch, match: MatchFunction) -> None:
         self._batch = batch
         self._match = match
+        lengths = batch.content_length
         counts = torch.bincount(batch.doc, minlength=batch.documents)
         self._first_row = counts.cumsum(0) - counts  # (B,)
-        self._queries: torch.Tensor | None = None  # (B, L, Q, H)
-        self._query_ids = self._gather_ids(self._first_row, batch.query_start, batch.query_length)
-        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._number = torch.arange(len(batch.doc), device=batch.doc.device) - self._first_row[batch.doc]  # (V,)
+        starts = lengths.cumsum(0) - lengths
+        self._offset = starts - starts[self._first_row][batch.doc]  # (V,) where a window begins in its document
+        totals = torch.zeros_like(counts).index_add_(0, batch.doc, lengths)
+        self._longest = max(1, int(totals.max()))
+        place, self._query_mask = _span(batch.query_start, batch.query_length, self._first_row)
+        self._query_ids = batch.input_ids[self._first_row.unsqueeze(1), place]  # (B, Q)
+        self._query_place = place
+        self._queries: list[torch.Tensor] = []  # L times (B, Q, H)
+        self._has_query = torch.zeros_like(counts, dtype=torch.bool)
+        self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def is_first(self) -> torch.Tensor:
         """`(V,)` bool, which windows are the first of their document."""
-        first = torch.zeros_like(self._batch.doc, dtype=torch.bool)
-        first[self._first_row] = True
-        return first
+        return self._number == 0
 
     def add(self, rows: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
         """Matches the windows of one pass.
 
         Args:
             rows: `(V',)` their rows in the batch.
-            states: L tensors `(V', T', H)`.
+            states: L tensors `(V', T, H)`.
+
+        Raises:
+            RuntimeError: if a document's first window has not been added yet.
         """
-        stacked = torch.stack([layer.float() for layer in states], 1)  # (V', L, T', H)
-        batch = self._batch
-        self._keep_queries(rows, stacked)
-        queries = self._queries
-        if queries is None:
-            raise RuntimeError("a document's first window must be encoded before its others")
-        content, mask = _slice(stacked, batch.content_start[rows], batch.content_length[rows])  # (V', L, T, H)
-        doc = batch.doc[rows]
-        ids = self._gather_ids(rows, batch.content_start, batch.content_length)  # (V', T)
-        same = (self._query_ids[doc].unsqueeze(2) == ids.unsqueeze(1)) & (ids >= 0).unsqueeze(1)  # (V', Q, T)
-        real = mask[:, None, None, :] & (self._query_ids[doc] >= 0)[:, None, :, None]
-        with torch.autocast(stacked.device.type, enabled=False):
-            values = self._match(queries[doc], content, same)
-        self._parts.append((rows, values.masked_fill(~real, 0.0)))
+        batch, doc, size = self._batch, self._batch.doc[rows], states[0].shape[1]
+        self._keep_queries(rows, states)
+        same = self._query_ids[doc].unsqueeze(2) == batch.input_ids[rows, :size].unsqueeze(1)  # (V', Q, T)
+        with torch.autocast(states[0].device.type, enabled=False):
+            # Layer by layer: all at once would copy the states of all layers.
+            values = [
+                self._match(queries[doc], layer.float(), same)
+                for queries, layer in zip(self._queries, states, strict=True)
+            ]
+        column = torch.arange(size, device=rows.device)
+        start, length = batch.content_start[rows].unsqueeze(1), batch.content_length[rows].unsqueeze(1)
+        window, token = ((column >= start) & (column < start + length)).nonzero(as_tuple=True)
+        position = self._offset[rows[window]] + token - batch.content_start[rows[window]]
+        self._parts.append((rows[window], position, torch.stack(values, 1)[window, :, :, token]))  # (tokens, L, Q)
 
     def collect(self) -> Matches:
         """The matching tensor of every document, its windows in order along the token axis."""
-        batch = self._batch
-        lengths = batch.content_length
-        ends = lengths.cumsum(0)
-        starts = ends - lengths
-        offset = starts - starts[self._first_row][batch.doc]  # (V,) where a window begins in its document
-        totals = torch.zeros(batch.documents, dtype=torch.long, device=lengths.device).index_add_(0, batch.doc, lengths)
-        width = max(1, int(totals.max()))
-        rows, positions, columns = [], [], []
-        for part, values in self._parts:
-            inside = torch.arange(values.shape[-1], device=lengths.device) < lengths[part].unsqueeze(1)  # (V', T)
-            window, column = inside.nonzero(as_tuple=True)
-            rows.append(part[window])
-            positions.append(offset[part[window]] + column)
-            columns.append(values.permute(0, 3, 1, 2)[window, column])  # (tokens, C, Q)
-        row, position, values = torch.cat(rows), torch.cat(positions), torch.cat(columns)
-        dense = values.new_zeros(batch.documents, width, *values.shape[1:])
-        dense = dense.index_put((batch.doc[row], position), values)  # (B, D, C, Q)
-        window = torch.full((batch.documents, width), -1, dtype=torch.long, device=lengths.device)
-        number = torch.arange(len(batch.doc), device=lengths.device) - self._first_row[batch.doc]
-        window[batch.doc[row], position] = number[row]
+        row, position, values = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
+        place = (self._batch.doc[row], position)
+        dense = values.new_zeros(self._batch.documents, self._longest, *values.shape[1:])
+        dense = dense.index_put(place, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
+        window = torch.full((self._batch.documents, self._longest), -1, device=row.device)
+        window[place] = self._number[row]
         return Matches(
-            values=dense.permute(0, 2, 3, 1),
-            query_mask=self._query_ids >= 0,
+            values=dense.masked_fill(~self._query_mask[:, None, :, None], 0.0),
+            query_mask=self._query_mask,
             document_mask=window >= 0,
             window=window,
         )
 
-    def _keep_queries(self, rows: torch.Tensor, stacked: torch.Tensor) -> None:
-        batch = self._batch
-        doc = batch.doc[rows]
-        first = self._first_row[doc] == rows
-        if not bool(first.any()):
-            return
-        own = rows[first]
-        states, _ = _slice(
-            stacked[first], batch.query_start[own], batch.query_length[own], width=self._query_ids.shape[1]
-        )
-        if self._queries is None:
-            self._queries = states.new_zeros(batch.documents, *states.shape[1:])
-        self._queries = self._queries.index_put((doc[first],), states)
-
-    def _gather_ids(self, rows: torch.Tensor, start: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-        """`(V', T)` token ids of a part of some windows; -1 at padding."""
-        width = max(1, int(length[rows].max()))
-        column = torch.arange(width, device=rows.device)
-        place = (start[rows].unsqueeze(1) + column).clamp(max=self._batch.input_ids.shape[1] - 1)
-        ids = self._batch.input_ids[rows].gather(1, place)
-        return ids.masked_fill(column >= length[rows].unsqueeze(1), -1)
+    def _keep_queries(self, rows: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+        first = self.is_first()[rows]
+        if bool(first.any()):
+            doc = self._batch.doc[rows[first]]
+            own = first.nonzero()  # (V', 1)
+            place = self._query_place[doc].clamp(max=states[0].shape[1] - 1)
+            if not self._queries:
+                shape = (self._batch.documents, place.shape[1], states[0].shape[2])
+                self._queries = [layer.new_zeros(shape, dtype=torch.float32) for layer in states]
+            self._has_query[doc] = True
+            self._queries = [
+                queries.index_put((doc,), layer[own, place].float())
+                for queries, layer in zip(self._queries, states, strict=True)
+            ]
+        if not bool(self._has_query[self._batch.doc[rows]].all()):
+            raise RuntimeError("a document's first window must be encoded before its others")
 
 
-def _slice(
-    states: torch.Tensor, start: torch.Tensor, length: torch.Tensor, width: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A part of each window's states, `(V, L, T', H)` to `(V, L, width, H)`, and its `(V, width)` mask."""
-    width = max(1, int(length.max())) if width is None else width
-    column = torch.arange(width, device=states.device)
-    place = (start.unsqueeze(1) + column).clamp(max=states.shape[2] - 1)  # (V, width)
-    index = place[:, None, :, None].expand(-1, states.shape[1], -1, states.shape[3])
-    return states.gather(2, index), column < length.unsqueeze(1)
+def _span(start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions `(B, Q)` of the tokens from `start` on in some rows, and their mask; clamped to the last real one."""
+    width = max(1, int(length[rows].max()))
+    column = torch.arange(width, device=rows.device)
+    place = start[rows].unsqueeze(1) + torch.minimum(column, (length[rows].unsqueeze(1) - 1).clamp(min=0))
+    return place, column < length[rows].unsqueeze(1)

@@ -89,15 +89,25 @@ class Weights:
         self.scorer.eval()
         return True
 
-    def adopt_head(self, other: Weights) -> None:
-        """Takes over another model's head if it is of the same kind; else what fits of its last layer."""
+    def adopt(self, other: Weights) -> bool:
+        """Takes over another model's encoder, and its head if it is of the same kind, else what fits of its last layer.
+
+        Returns:
+            Whether it was done; False if the encoders differ in kind, and then nothing has changed.
+        """
+        encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
+        if _shapes(encoder) != _shapes(its_encoder):
+            return False
+        encoder.load_state_dict(its_encoder.state_dict())
         new, old = self.scorer.head, other.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())
             self.ready = other.ready
-        elif old.final.in_features == self.backbone.hidden_size:
+        elif old.needs == "cls":
             start = replace(self.scorer.take_over(self.backbone), final=old.final)
             self.ready = new.warm_start(start) and other.ready
+        self.trained = self.trained or other.trained
+        return True
 
 
 def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:

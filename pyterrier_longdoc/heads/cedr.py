@@ -27,7 +27,7 @@ class CosineHead(TokenHead):
     needs: ClassVar[Literal["cls", "last", "all"]] = "all"
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, C, Q, T)
+        norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
         return query @ document.transpose(-1, -2) / norms
 
 
@@ -70,7 +70,7 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
         return torch.einsum("bkq,k->bq", counts, weights)
 
     def warm_start(self, start: WarmStart) -> bool:
-        if start.final is None:
+        if start.final is None or start.final.in_features != self.hidden_size:
             return False
         features = self.final.in_features - self.hidden_size
         with torch.no_grad():
@@ -81,10 +81,10 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
 
 
 class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
-    """The two best matches of every query token's 1-, 2- and 3-grams, joined with cls, in a small network (CEDR-PACRR).
+    """`network([top_j max_f relu(conv_n(X))[f, i, j] for every query token i and n = 1, 2, 3; cls])` (CEDR-PACRR).
 
-    For each n, an n x n convolution over X with 32 filters, ReLU, the maximum over filters, the top 2 over the
-    document; all of it with cls through 32, 32 and 1 units. The number of query tokens is part of the weights.
+    The convolutions are n x n with 32 filters f, `top` keeps the 2 best matches over the document, and the network
+    has 32, 32 and 1 units. The number of query tokens is part of the weights.
 
     Args:
         hidden_size: H.

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from ..batching import Encoded
-from .base import WarmStart
 from .tokens import TokenHead, matches_of
 
 
@@ -28,7 +27,7 @@ class NeuralModel1Head(TokenHead, name="model1"):
     Args:
         hidden_size: H.
         projection: P.
-        units: of F1 and F2.
+        units: of F1; F2 has half of them.
         smoothing: weight of the background model, lambda.
         background: probability of any query token in the background model.
         self_translation: probability that a word piece translates to itself; None leaves it to `T`, which contextual
@@ -45,12 +44,12 @@ class NeuralModel1Head(TokenHead, name="model1"):
         hidden_size: int,
         *,
         projection: int = 64,
-        units: tuple[int, int] | list[int] = (64, 32),
+        units: int = 64,
         smoothing: float = 0.1,
         background: float = 1e-5,
         self_translation: float | None = None,
     ) -> None:
-        super().__init__(hidden_size, units[1])
+        super().__init__(hidden_size, units // 2)
         probabilities = {"smoothing": smoothing, "background": background, "self_translation": self_translation}
         for name, value in probabilities.items():
             if value is not None and not 0.0 < value < 1.0:
@@ -59,14 +58,14 @@ class NeuralModel1Head(TokenHead, name="model1"):
         self.query_norm, self.document_norm = nn.LayerNorm(hidden_size), nn.LayerNorm(hidden_size)
         self.query_projection = nn.Linear(hidden_size, projection)
         self.document_projection = nn.Linear(hidden_size, projection)
-        self.from_query = nn.Linear(projection, units[0])
-        self.from_document = nn.Linear(projection, units[0], bias=False)
-        self.from_product = nn.Linear(projection, units[0], bias=False)
-        self.hidden = nn.Linear(units[0], units[1])
+        self.from_query = nn.Linear(projection, units)
+        self.from_document = nn.Linear(projection, units, bias=False)
+        self.from_product = nn.Linear(projection, units, bias=False)
+        self.hidden = nn.Linear(units, units // 2)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        x_query = self.query_projection(torch.tanh(self.query_norm(query[:, 0])))  # (V, Q, P)
-        x_document = self.document_projection(torch.tanh(self.document_norm(document[:, 0])))  # (V, T, P)
+        x_query = self.query_projection(torch.tanh(self.query_norm(query)))  # (V, Q, P)
+        x_document = self.document_projection(torch.tanh(self.document_norm(document)))  # (V, T, P)
         of_query, of_document = self.from_query(x_query), self.from_document(x_document)
         # Query token by query token: all pairs at once would take Q times the memory.
         logits = [
@@ -77,7 +76,7 @@ class NeuralModel1Head(TokenHead, name="model1"):
         if self.self_translation is not None:
             other = translation * (1.0 - self.self_translation)
             translation = torch.where(same, torch.full_like(other, self.self_translation), other)
-        return translation.unsqueeze(1)
+        return translation
 
     def _translate(self, linear: torch.Tensor, product: torch.Tensor) -> torch.Tensor:
         return self.score(self.hidden((linear + self.from_product(product)).relu()).relu())  # (V, T)
@@ -92,6 +91,3 @@ class NeuralModel1Head(TokenHead, name="model1"):
         length = matches.document_mask.sum(1, keepdim=True).clamp(min=1)
         probability = (1.0 - self.smoothing) * translation.sum(2) / length + self.smoothing * self.background
         return probability.log().masked_fill(~matches.query_mask, 0.0)
-
-    def warm_start(self, start: WarmStart) -> bool:
-        return False

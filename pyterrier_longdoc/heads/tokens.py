@@ -1,7 +1,6 @@
 """Base of the heads that look at tokens: what they ask of the encoder and what they can tell of their scores.
 
-Shapes: B documents, N windows, V windows of all documents, L layers, C channels, Q query tokens, T and D document
-tokens, H hidden size.
+Shapes: B documents, N windows, V windows of all documents, Q query tokens, T window tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from ..batching import Encoded, Matches
-from .base import Head
+from .base import Head, WarmStart
 
 
 class TokenHead(Head):
@@ -27,21 +26,25 @@ class TokenHead(Head):
         nn.init.xavier_uniform_(self.final.weight)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        """Matches token states.
+        """Matches the token states of one layer, which becomes one channel.
 
         Args:
-            query: `(V, L, Q, H)` fp32.
-            document: `(V, L, T, H)` fp32.
+            query: `(V, Q, H)` fp32.
+            document: `(V, T, H)` fp32.
             same: `(V, Q, T)` bool, whether the two tokens are the same word piece.
 
         Returns:
-            `(V, C, Q, T)`.
+            `(V, Q, T)`.
         """
         raise NotImplementedError
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor | None:
         """`(B, Q)` what each query token adds to the score; None where that cannot be told apart."""
         return None
+
+    def warm_start(self, start: WarmStart) -> bool:
+        """Nothing fits: the last layer scores features that the checkpoint knows nothing of."""
+        return False
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         scores = []
