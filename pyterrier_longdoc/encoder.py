@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,8 @@ class WindowEncoder(nn.Module):
             inputs["token_type_ids"] = batch.token_type_ids[rows, :length]
         if batch.position_ids is not None:
             inputs["position_ids"] = batch.position_ids[rows, :length]
-        with self._recording() if all_layers else nullcontext([]) as earlier:
+        recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
+        with recording as earlier:
             last = self.backbone(**inputs).last_hidden_state
         return (*earlier, last), mask
 
