@@ -22,6 +22,8 @@ _PUBLIC = {
         "KMaxP",
         "Birch",
         "PARADE",
+        "CEDR",
+        "NeuralModel1",
     ],
     "biencoder": ["BiEncoder"],
     "experiment": [

@@ -79,6 +79,11 @@ class Backbone:
         return int(self.model.config.hidden_size)
 
     @property
+    def channels(self) -> int:
+        """Layers whose states can be looked at, the embedding layer included."""
+        return int(self.model.config.num_hidden_layers) + 1
+
+    @property
     def max_length(self) -> int | None:
         """Most tokens in one input, special tokens included; None where nothing limits it."""
         config = self.model.config

@@ -61,7 +61,8 @@ class LongDocReranker(pt.Estimator):
         dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text),
-            `best_start` and `best_end` (characters of the window with the highest score).
+            `best_start` and `best_end` (characters of the window with the highest score), `query_terms` (what each
+            query token adds to the score, None for models that cannot tell).
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars.
@@ -120,7 +121,7 @@ class LongDocReranker(pt.Estimator):
 
     # What a subclass says of itself.
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         """Name and options of the head."""
         raise NotImplementedError(f"{type(self).__name__} names no head; use FirstP, MaxP, PARADE, ...")
 
@@ -204,7 +205,7 @@ class LongDocReranker(pt.Estimator):
 
     def _load_weights(self) -> Weights:
         made_for = (str(self.backbone), self.trust_remote_code, self.seed)
-        head, windows = self._head(), self._make_windows()
+        head, windows = self._head_spec(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
@@ -227,6 +228,29 @@ class LongDocReranker(pt.Estimator):
         scorer.to(resolve_device(self.device))
         self._loaded = weights
         return weights
+
+    def start_from(self, other: LongDocReranker) -> LongDocReranker:
+        """Takes over another model's weights: its encoder, and its head where that is of the same kind.
+
+        So a token-level model is trained after the plain ranker (CEDR's recipe), and a model for a small collection
+        after one for a large collection (Boytsov et al. 2025).
+
+        Args:
+            other: a model with the same kind of backbone.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if the backbones are not of the same kind.
+        """
+        own, its = self._load_weights(), other._load_weights()
+        if not own.adopt(its):
+            raise ValueError(
+                f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone, or backbones "
+                f"of one architecture and size"
+            )
+        return self
 
     # Saving.
 

@@ -26,6 +26,10 @@ class WindowBatch:
         lengths: `(V,)` int64, one past each window's last real token.
         doc: `(V,)` int64, the document that owns each window; ascending.
         documents: B.
+        query_start: `(V,)` int64, where the query begins.
+        query_length: `(V,)` int64, its tokens.
+        content_start: `(V,)` int64, where the document's tokens begin.
+        content_length: `(V,)` int64, how many they are.
     """
 
     input_ids: torch.Tensor
@@ -35,6 +39,36 @@ class WindowBatch:
     lengths: torch.Tensor
     doc: torch.Tensor
     documents: int
+    query_start: torch.Tensor
+    query_length: torch.Tensor
+    content_start: torch.Tensor
+    content_length: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Matches:
+    """How each query token matches each document token, for heads that look at tokens.
+
+    The windows of a document are put back together along the token axis, in order; windows that overlap repeat
+    their tokens.
+
+    Attributes:
+        values: `(B, C, Q, D)` C channels, one per layer, of Q query tokens against D document tokens, in fp32; zero
+            at padding.
+        query_mask: `(B, Q)` bool, True = a real query token.
+        document_mask: `(B, D)` bool, True = a real document token.
+        window: `(B, D)` int64, the window that each document token is in; -1 at padding.
+    """
+
+    values: torch.Tensor
+    query_mask: torch.Tensor
+    document_mask: torch.Tensor
+    window: torch.Tensor
+
+    def of_window(self, n: int) -> Matches:
+        """The same documents cut down to their n-th window."""
+        mask = self.window == n
+        return replace(self, values=self.values * mask[:, None, None], document_mask=mask)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +78,12 @@ class Encoded:
     Attributes:
         cls: `(B, N, H)` one vector per window; zeros where there is no window.
         mask: `(B, N)` bool, True = a real window; every document has at least one.
+        matches: of query and document tokens; None for heads that do not ask for them.
     """
 
     cls: torch.Tensor
     mask: torch.Tensor
+    matches: Matches | None = None
 
     def each_window(self) -> Encoded:
         """The same windows, each as a document of its own: `(B * N, 1, H)`."""
@@ -152,7 +188,18 @@ class PairLayout:
             lengths=torch.from_numpy(lengths).to(device),
             doc=torch.from_numpy(doc).to(device),
             documents=len(queries),
+            **self._places(rows, device),
         )
+
+    def _places(self, rows: Sequence[tuple[Any, Any]], device: Any) -> dict[str, torch.Tensor]:
+        query_lengths = np.array([len(query) for query, _ in rows])
+        places = {
+            "query_start": np.full(len(rows), len(self.prefix)),
+            "query_length": query_lengths,
+            "content_start": len(self.prefix) + np.maximum(query_lengths, self.query_size or 0) + len(self.middle),
+            "content_length": np.array([len(window) for _, window in rows]),
+        }
+        return {name: torch.from_numpy(values).to(device) for name, values in places.items()}
 
     def _length(self, query: int, window: int) -> int:
         return self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0)

@@ -144,7 +144,9 @@ def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer
     except Exception as error:
         raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
     backbone = build_backbone(config["encoder"], tokenizer)
-    head: Head = build_head(config["head"]["name"], backbone.hidden_size, **config["head"]["options"])
+    head: Head = build_head(
+        config["head"]["name"], backbone.hidden_size, channels=backbone.channels, **config["head"]["options"]
+    )
     scorer = LongDocScorer(backbone, windows_from_config(config["windows"]), head, **config["reading"])
     try:
         scorer.load_state_dict(load_file(path), strict=True)

@@ -15,7 +15,7 @@ from .windows import Windows
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
-EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end")
+EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms")
 
 TextField = str | tuple[str, ...] | list[str]
 
@@ -78,6 +78,7 @@ def _explanation_columns(explanations: list[Explanation]) -> dict[str, list[Any]
         "window_spans": [explanation.spans for explanation in explanations],
         "best_start": [start for start, _ in best],
         "best_end": [end for _, end in best],
+        "query_terms": [explanation.query_terms for explanation in explanations],
     }
 
 

@@ -77,11 +77,13 @@ class Explanation:
         spans: characters `(start, end)` of each window in the text.
         scores: score that the document would have if it were that window alone.
         weights: attention of the document's score over its windows; None for a head without attention.
+        query_terms: each query token and what it adds to the score; None for a head that cannot tell.
     """
 
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
+    query_terms: list[tuple[str, float]] | None = None
 
     @property
     def best(self) -> int:
@@ -96,4 +98,29 @@ def check_finite(scores: np.ndarray) -> None:
         raise FloatingPointError(
             f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
             f"if dtype is float16, use bfloat16 or float32"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class RawExplanation:
+    """What a head says of one document of a padded batch.
+
+    Attributes:
+        scores: N scores of windows alone.
+        weights: N attention weights, or None.
+        terms: Q contributions of query tokens, or None.
+    """
+
+    scores: list[float]
+    weights: list[float] | None
+    terms: list[float] | None
+
+    def of(self, spans: list[tuple[int, int]], query: list[str]) -> Explanation:
+        """The explanation of a document with these windows and this query, without the padding."""
+        count = len(spans)
+        return Explanation(
+            spans=spans,
+            scores=self.scores[:count],
+            weights=None if self.weights is None else self.weights[:count],
+            query_terms=None if self.terms is None else list(zip(query, self.terms, strict=False)),
         )

@@ -31,7 +31,7 @@ class FirstP(LongDocReranker):
     _: KW_ONLY
     window_size: int | None = None
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         return "firstp", {}
 
     def _default_windows(self) -> Windows:
@@ -53,7 +53,7 @@ class MaxP(LongDocReranker):
     window_size: int = 150
     stride: int = 100
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         return "maxp", {}
 
     def _default_windows(self) -> Windows:
@@ -64,7 +64,7 @@ class MaxP(LongDocReranker):
 class SumP(MaxP):
     """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         return "sump", {}
 
 
@@ -81,7 +81,7 @@ class KMaxP(MaxP):
     k: int = 3
     weights: Sequence[float] | None = None
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         return "kmaxp", {
             "k": self.k,
             "weights": None if self.weights is None else [float(w) for w in self.weights],
@@ -89,7 +89,7 @@ class KMaxP(MaxP):
 
     def _check(self) -> None:
         super()._check()
-        seeded_head(self._head(), 1, self.seed)
+        seeded_head(self._head_spec(), 1, self.seed)
 
 
 @dataclass(eq=False, repr=False)
@@ -143,7 +143,7 @@ class AvgP(LongDocReranker):
     _: KW_ONLY
     window_size: int | None = None
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         return "avgp", {}
 
     def _default_windows(self) -> Windows:
@@ -181,7 +181,7 @@ class PARADE(LongDocReranker):
 
     _of_transformer: ClassVar[tuple[str, ...]] = ("layers", "attention_heads", "separators", "positions")
 
-    def _head(self) -> HeadSpec:
+    def _head_spec(self) -> HeadSpec:
         if self.aggregation == "transformer":
             return "parade-transformer", {name: getattr(self, name) for name in self._of_transformer}
         if self.aggregation == "attn" and self.attention == "elementwise":
@@ -204,3 +204,58 @@ class PARADE(LongDocReranker):
                     f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r}: they belong to "
                     f"aggregation={aggregation!r}"
                 )
+
+
+@dataclass(eq=False, repr=False)
+class CEDR(AvgP):
+    """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
+
+    Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
+    must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
+
+    Args:
+        head: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of matches).
+    """
+
+    _: KW_ONLY
+    head: str = "knrm"
+
+    def _head_spec(self) -> HeadSpec:
+        if self.head == "pacrr":
+            return "cedr-pacrr", {"query_size": self.max_query_len}
+        return f"cedr-{self.head}", {}
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("head", self.head, ("knrm", "pacrr", "drmm"))
+
+
+@dataclass(eq=False, repr=False)
+class NeuralModel1(AvgP):
+    """The probability that the document generates the query, over contextual embeddings (Boytsov & Kolter 2021).
+
+    Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
+
+    Args:
+        smoothing: weight of the background model.
+        background: probability of any query token in the background model.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network.
+        projection: size of the projected embeddings.
+        units: of the network's first hidden layer; the second has half of them.
+    """
+
+    _: KW_ONLY
+    smoothing: float = 0.1
+    background: float = 1e-5
+    self_translation: float | None = None
+    projection: int = 64
+    units: int = 64
+
+    _of_head: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation", "projection", "units")
+
+    def _head_spec(self) -> HeadSpec:
+        return "model1", {name: getattr(self, name) for name in self._of_head}
+
+    def _check(self) -> None:
+        super()._check()
+        seeded_head(self._head_spec(), 1, self.seed)

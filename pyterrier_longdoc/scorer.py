@@ -14,13 +14,16 @@ from .backbones import Backbone
 from .batching import Encoded
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
-from .reports import Coverage, Explanation, check_finite
+from .heads.tokens import TokenHead
+from .reports import Coverage, Explanation, RawExplanation, check_finite
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
 BLOCK_PAIRS = 4096
+TOKEN_BLOCK_CHARACTERS = 150_000
+"""The same for heads that look at tokens, whose matches take `channels * 32` numbers for each token."""
 
 
 class LongDocScorer(nn.Module):
@@ -106,10 +109,14 @@ class LongDocScorer(nn.Module):
 
     def warm_start(self, backbone: Backbone) -> bool:
         """Lets the head take over what it can from the checkpoint; whether it then needs no training."""
+        return self.head.warm_start(self.take_over(backbone))
+
+    def take_over(self, backbone: Backbone) -> WarmStart:
+        """What a head can take over from the checkpoint."""
         words = backbone.model.get_input_embeddings().weight
         tokenizer = backbone.tokenizer
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-        return self.head.warm_start(WarmStart(backbone.final, words[cls], words[sep]))
+        return WarmStart(backbone.final, words[cls], words[sep])
 
     def forward(self, queries: Sequence[str], texts: Sequence[str]) -> torch.Tensor:
         """Scores for training.
@@ -178,16 +185,11 @@ class LongDocScorer(nn.Module):
         for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows, offsets=True):
             with self._evaluation():
                 values = self.head(encoded).double().cpu().numpy()
-                by_window = self.head.window_scores(encoded).cpu().numpy()
-                weights = self.head.window_weights(encoded)
-            attention = None if weights is None else weights.cpu().numpy()
+                explained = self._explain(encoded)
             for i, (rows, (_, text)) in enumerate(zip(block.rows, block.pairs, strict=True)):
-                count = len(spans[i])
-                explanation = Explanation(
-                    spans=[documents[text].characters(span) for span in spans[i]],
-                    scores=by_window[i, :count].tolist(),
-                    weights=None if attention is None else attention[i, :count].tolist(),
-                )
+                characters = [documents[text].characters(span) for span in spans[i]]
+                query = self.tokenizer.convert_ids_to_tokens(self._query_ids([queries[rows[0]]])[0].tolist())
+                explanation = explained[i].of(characters, query)
                 for row in rows:
                     scores[row] = values[i]
                     explanations[row] = explanation
@@ -207,7 +209,8 @@ class LongDocScorer(nn.Module):
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_ids = self._query_ids(list(distinct), count=True)
         of_row = [distinct[query] for query in queries]
-        for block in blocks(of_row, texts, characters=BLOCK_CHARACTERS, pairs=BLOCK_PAIRS):
+        characters = BLOCK_CHARACTERS if self.head.needs == "cls" else TOKEN_BLOCK_CHARACTERS
+        for block in blocks(of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
             documents = self._tokenize(block.texts, offsets=offsets)
             pair_queries = [query_ids[query] for query, _ in block.pairs]
             pair_documents = [documents[text] for _, text in block.pairs]
@@ -230,6 +233,21 @@ class LongDocScorer(nn.Module):
             for module, training in modes:
                 module.training = training
 
+    def _explain(self, encoded: Encoded) -> list[RawExplanation]:
+        scores = self.head.window_scores(encoded).tolist()
+        weights = self.head.window_weights(encoded)
+        terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
+        empty = [None] * len(scores)
+        return [
+            RawExplanation(*parts)
+            for parts in zip(
+                scores,
+                empty if weights is None else weights.tolist(),
+                empty if terms is None else terms.tolist(),
+                strict=True,
+            )
+        ]
+
     def _encode(
         self,
         query_ids: Sequence[np.ndarray],
@@ -242,7 +260,11 @@ class LongDocScorer(nn.Module):
                 spans[id(document)] = self.windows(self._cut(document))
         of_pair = [spans[id(document)] for document in documents]
         windows = [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)]
-        return self.encoder(self.layout.collate(query_ids, windows, self.device), on_share), of_pair
+        batch = self.layout.collate(query_ids, windows, self.device)
+        if isinstance(self.head, TokenHead):
+            all_layers = self.head.needs == "all"
+            return self.encoder(batch, on_share, match=self.head.match, all_layers=all_layers), of_pair
+        return self.encoder(batch, on_share), of_pair
 
     def _cut(self, document: TokenizedText) -> TokenizedText:
         return document if self.max_doc_len is None else document.head(self.max_doc_len)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class Weights:
             **reading: further arguments of `LongDocScorer`.
         """
         backbone = load_backbone(name, trust_remote_code=trust_remote_code)
-        scorer = LongDocScorer(backbone, windows, seeded_head(head, backbone.hidden_size, seed), **reading)
+        module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
+        scorer = LongDocScorer(backbone, windows, module, **reading)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
@@ -74,7 +75,8 @@ class Weights:
         Returns:
             Whether it was done; False if trained weights would be lost.
         """
-        new, old = seeded_head(head, self.backbone.hidden_size, seed), self.scorer.head
+        new = seeded_head(head, self.backbone.hidden_size, seed, channels=self.backbone.channels)
+        old = self.scorer.head
         if self._same_weights_serve(head, new):
             new.load_state_dict(old.state_dict())
             self.scorer.head = new
@@ -92,10 +94,34 @@ class Weights:
         changed = {name for name in head[1] if head[1][name] != self.head[1].get(name)}
         return type(new) is type(self.scorer.head) and changed <= set(new.tunable)
 
+    def adopt(self, other: Weights) -> bool:
+        """Takes over another model's encoder, and its head if it is of the same kind, else what fits of its last layer.
 
-def seeded_head(head: HeadSpec, hidden_size: int, seed: int) -> Head:
+        Returns:
+            Whether it was done; False if the encoders differ in kind, and then nothing has changed.
+        """
+        encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
+        if _shapes(encoder) != _shapes(its_encoder):
+            return False
+        encoder.load_state_dict(its_encoder.state_dict())
+        new, old = self.scorer.head, other.scorer.head
+        if type(new) is type(old) and _shapes(new) == _shapes(old):
+            new.load_state_dict(old.state_dict())
+            self.ready = other.ready
+        elif old.needs == "cls":
+            start = replace(self.scorer.take_over(self.backbone), final=old.final)
+            self.ready = new.warm_start(start) and other.ready
+        self.trained = self.trained or other.trained
+        return True
+
+
+def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
     """Makes a head with weights that depend on `seed` alone; the global random state stays as it is."""
     name, options = head
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_head(name, hidden_size, **options)
+        return build_head(name, hidden_size, channels=channels, **options)
+
+
+def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}

@@ -22,6 +22,10 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "PARADE-attn": (ld.PARADE, SLIDING),
     "PARADE-elementwise": (ld.PARADE, {"attention": "elementwise", **SLIDING}),
     "PARADE-transformer": (ld.PARADE, {"aggregation": "transformer", **SLIDING}),
+    "CEDR-knrm": (ld.CEDR, CHUNKS),
+    "CEDR-pacrr": (ld.CEDR, {"head": "pacrr", **CHUNKS}),
+    "CEDR-drmm": (ld.CEDR, {"head": "drmm", **CHUNKS}),
+    "NeuralModel1": (ld.NeuralModel1, CHUNKS),
 }
 BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "BiEncoder-first": (ld.BiEncoder, {"aggregation": "first", **CHUNKS}),
@@ -30,7 +34,7 @@ BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
-UNTRAINED = ("PARADE-transformer",)
+UNTRAINED = ("PARADE-transformer", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1")
 """Systems that need training whatever the backbone."""
 
 

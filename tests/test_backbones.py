@@ -48,7 +48,12 @@ def logits(folder, queries, texts):
 
 def scorer_of(backbone, head="firstp", windows=None, **reading):
     """A head that is warm-started from its backbone, in evaluation mode."""
-    scorer = LongDocScorer(backbone, windows or GreedyChunks(), build_head(head, backbone.hidden_size), **reading)
+    scorer = LongDocScorer(
+        backbone,
+        windows or GreedyChunks(),
+        build_head(head, backbone.hidden_size, channels=backbone.channels),
+        **reading,
+    )
     scorer.warm_start(backbone)
     return scorer.eval()
 
@@ -197,7 +202,22 @@ HEAD = 768 + 1
 AGGREGATOR = 2 * LAYER + 2 * 768 + HEAD  # RAND-L2: layers, c and s, final layer
 POSITIONS = (512 + 2) * 768 + 2 * 768  # positions, segments, layer norm; no word embeddings (23.4M in the papers)
 
+CHANNELS = 12 + 1  # layers and embeddings
+PACRR = sum(32 * (CHANNELS * n * n + 1) for n in (1, 2, 3)) + 32 * (32 * 3 * 2 + 768 + 1) + 32 * (32 + 1) + 32 + 1
+DRMM = 5 * (11 * CHANNELS + 768 + 1) + 5 + 1
+MODEL1 = (
+    2 * (2 * 768)  # layer norms of query and document
+    + 2 * (768 * 64 + 64)  # their projections to 64
+    + (3 * 64 * 64 + 64)  # F1 of query, document and product
+    + (64 * 32 + 32)  # F2
+    + (32 + 1)  # F3
+)
+
 COUNTS = {
+    ("cedr-knrm", ()): 11 * 2 + 11 * CHANNELS + 768 + 1,
+    ("cedr-pacrr", ()): PACRR,
+    ("cedr-drmm", ()): DRMM,
+    ("model1", ()): MODEL1,
     ("firstp", ()): HEAD,
     ("maxp", ()): HEAD,
     ("sump", ()): HEAD,
@@ -221,11 +241,18 @@ PUBLISHED = {
     "parade-max": 109_483_009,
     "parade-attn": 109_483_777,
     "parade-attn-elementwise": 110_073_601,
+    "cedr-knrm": 109_483_174,
+    "cedr-drmm": 109_486_806,
+    "cedr-pacrr": 109_520_001,
 }
 
 
 def count(module):
     return sum(p.numel() for p in module.parameters())
+
+
+def head_of(backbone, name, **options):
+    return build_head(name, backbone.hidden_size, channels=backbone.channels, **options)
 
 
 def scorer_on_meta(head, options=(), *, classifier=True, **sizes):
@@ -234,7 +261,7 @@ def scorer_on_meta(head, options=(), *, classifier=True, **sizes):
     description = {"config": {**config.to_dict(), **sizes}, "cross_encoder": classifier}
     with torch.device("meta"):
         backbone = build_backbone(description, tiny.tokenizer())
-        return LongDocScorer(backbone, SlidingWindows(), build_head(head, backbone.hidden_size, **dict(options)))
+        return LongDocScorer(backbone, SlidingWindows(), head_of(backbone, head, **dict(options)))
 
 
 @pytest.mark.parametrize(("head", "options"), list(COUNTS))

@@ -6,24 +6,30 @@ Tests over `ALL` hold for any head. The sets below name the heads that are meant
 import inspect
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from pyterrier_longdoc.batching import Encoded
+from pyterrier_longdoc.batching import Encoded, Matches
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.heads.base import Head, WarmStart, head_options
 
 H = 24
+CHANNELS = 3
+QUERY = 5
 ALL = list(registered_heads())
+TOKENS = {name for name, head in registered_heads().items() if head.needs != "cls"}
 
 # Exceptions, and why.
-NOT_LINEAR = {"parade-transformer"}  # one window is not scored by the final layer alone
-ORDERED = {"firstp", "parade-transformer"}  # the order of the windows matters
+NOT_LINEAR = {"parade-transformer", *TOKENS}  # one window is not scored by the final layer alone
+ORDERED = {"firstp", "parade-transformer", "cedr-pacrr"}  # the order of the windows matters
+WITHOUT_CLS = {"model1"}  # the windows' vectors have no part in the score
 SELECTIVE = {"firstp", "maxp", "kmaxp", "parade-max"}  # some windows have no part in the score
-NEEDS_TRAINING = {"parade-transformer"}
+WITHOUT_DROPOUT = TOKENS  # as in CEDR
+NEEDS_TRAINING = {"parade-transformer", "cedr-pacrr", "cedr-drmm", "model1"}
 SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -32,7 +38,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 def make(name, seed=0, hidden_size=H, **options):
     """A head with random weights, in evaluation mode."""
     torch.manual_seed(seed)
-    head = build_head(name, hidden_size, **options)
+    head = build_head(name, hidden_size, channels=CHANNELS, **options)
     with torch.no_grad():
         for parameter in head.parameters():
             # No parameter stays at a value, such as zero, that would hide it.
@@ -41,7 +47,10 @@ def make(name, seed=0, hidden_size=H, **options):
 
 
 def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
-    """Documents with this many windows each; with `garbage` there are random vectors where no window is."""
+    """Documents with this many windows each, and their tokens' matches with a query.
+
+    With `garbage` there are random vectors where no window is. Padding of matches is always zero.
+    """
     generator = torch.Generator().manual_seed(seed)
     longest = windows or max(counts)
     cls = torch.zeros(len(counts), longest, H)
@@ -52,16 +61,67 @@ def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
     if garbage is not None:
         noise = 100 * torch.randn(cls.shape, generator=torch.Generator().manual_seed(garbage))
         cls = torch.where(mask.unsqueeze(-1), cls, noise)
-    return Encoded(cls, mask)
+    return Encoded(cls, mask, matches(counts, generator, extra=longest - max(counts)))
 
 
-def one_document(vectors):
-    return Encoded(vectors.unsqueeze(0), torch.ones(1, len(vectors), dtype=torch.bool))
+def matches(counts, generator, extra=0):
+    """Random matches: windows of 2 to 5 tokens, queries of 2 to 5; the padding grows with `extra`."""
+    sizes = [torch.randint(2, 6, (count,), generator=generator) for count in counts]
+    width = max(int(size.sum()) for size in sizes) + 3 * extra
+    window = torch.full((len(counts), width), -1)
+    for i, size in enumerate(sizes):
+        window[i, : int(size.sum())] = torch.arange(len(size)).repeat_interleave(size)
+    query_mask = torch.arange(QUERY + extra) < torch.tensor([QUERY - i % 4 for i in range(len(counts))]).unsqueeze(1)
+    values = torch.zeros(len(counts), CHANNELS, QUERY + extra, width)
+    for i in range(len(counts)):
+        real = (int(query_mask[i].sum()), int((window[i] >= 0).sum()))
+        values[i, :, : real[0], : real[1]] = torch.rand(CHANNELS, *real, generator=generator)
+        values[i, 0, 0, 0] = 0.9995  # in reach of the narrowest kernel
+    return Matches(values, query_mask, window >= 0, window)
+
+
+def only(batch, i, windows):
+    """Some windows of one document, in this order, as a batch of its own and without any padding."""
+    whole = batch.matches
+    tokens = torch.cat([(whole.window[i] == n).nonzero().flatten() for n in windows])
+    number = torch.tensor([windows.index(n) for n in whole.window[i, tokens].tolist()])
+    values = whole.values[i : i + 1][:, :, whole.query_mask[i]][..., tokens]
+    real = [torch.ones(1, size, dtype=torch.bool) for size in (len(windows), *values.shape[2:])]
+    return Encoded(batch.cls[i : i + 1, windows], real[0], Matches(values, real[1], real[2], number.unsqueeze(0)))
 
 
 def documents_of(batch):
-    """The windows of each document, as a batch of its own."""
-    return [one_document(cls[mask]) for cls, mask in zip(batch.cls, batch.mask, strict=True)]
+    """Each document as a batch of its own."""
+    return [only(batch, i, list(range(int(mask.sum())))) for i, mask in enumerate(batch.mask)]
+
+
+def turned_around(batch, orders):
+    """The documents one by one with their windows in another order."""
+    return [only(batch, i, order) for i, order in enumerate(orders)]
+
+
+def flipped(batch):
+    """The same documents, the last one first."""
+    m = batch.matches
+    return Encoded(
+        batch.cls.flip(0),
+        batch.mask.flip(0),
+        Matches(m.values.flip(0), m.query_mask.flip(0), m.document_mask.flip(0), m.window.flip(0)),
+    )
+
+
+def one_document(vectors):
+    """Windows without tokens."""
+    return Encoded(vectors.unsqueeze(0), torch.ones(1, len(vectors), dtype=torch.bool))
+
+
+def matching(head):
+    """What a head makes of random token states, the second document token being the first query token."""
+    generator = torch.Generator().manual_seed(2)
+    query, document = (torch.randn(2, size, H, generator=generator) for size in (3, 4))
+    same = torch.zeros(2, 3, 4, dtype=torch.bool)
+    same[:, 0, 1] = True
+    return head.match(query, document, same) if head.needs != "cls" else torch.zeros(0)
 
 
 @pytest.fixture(params=ALL)
@@ -88,8 +148,7 @@ def test_batch_mates_do_not_matter(head):
     batch = encoded()
     alone = torch.cat([head(document) for document in documents_of(batch)])
     torch.testing.assert_close(head(batch), alone, **CLOSE)
-    back = Encoded(batch.cls.flip(0), batch.mask.flip(0))
-    torch.testing.assert_close(head(back), alone.flip(0), **CLOSE)
+    torch.testing.assert_close(head(flipped(batch)), alone.flip(0), **CLOSE)
 
 
 @pytest.mark.parametrize("garbage", [None, 0, 1])
@@ -100,9 +159,8 @@ def test_windows_that_do_not_exist_do_not_matter(head, garbage):
 
 def test_the_order_of_windows(head, name):
     batch = encoded((5, 3))
-    turned = batch.cls.clone()
-    turned[0], turned[1, :3] = batch.cls[0].roll(2, 0), batch.cls[1, :3].flip(0)
-    there, back = head(batch), head(Encoded(turned, batch.mask))
+    there = head(batch)
+    back = torch.cat([head(document) for document in turned_around(batch, [[3, 4, 0, 1, 2], [2, 1, 0]])])
     if name in ORDERED:
         assert not torch.isclose(there, back, **CLOSE).any()
     else:
@@ -111,8 +169,10 @@ def test_the_order_of_windows(head, name):
 
 def test_one_window_is_scored_by_the_final_layer(head, name):
     batch = encoded((1, 1, 1))
-    scores = batch.cls[:, 0] @ head.final.weight[0, :H] + head.final.bias
-    assert torch.allclose(head(batch), scores, **CLOSE) == (name not in NOT_LINEAR)
+    assert (head.final.in_features == H) or name in NOT_LINEAR
+    if head.final.in_features == H:
+        scores = batch.cls[:, 0] @ head.final.weight[0] + head.final.bias
+        assert torch.allclose(head(batch), scores, **CLOSE) == (name not in NOT_LINEAR)
 
 
 # Gradients.
@@ -120,8 +180,11 @@ def test_one_window_is_scored_by_the_final_layer(head, name):
 
 def test_gradients_reach_the_real_windows_only(head, name):
     batch = encoded(garbage=0)
+    if name in WITHOUT_CLS:
+        assert torch.equal(head(replace(batch, cls=-batch.cls)), head(batch))
+        return
     cls = batch.cls.clone().requires_grad_()
-    head(Encoded(cls, batch.mask)).sum().backward()
+    head(replace(batch, cls=cls)).sum().backward()
     reached = cls.grad.abs().amax(-1) > 1e-8
     assert (cls.grad[~batch.mask] == 0).all()
     if name in SELECTIVE:
@@ -148,19 +211,20 @@ def test_the_selected_windows_get_the_gradient():
 def test_gradients_reach_every_parameter(name, initial):
     # Also where attention starts at zero: its gradient does not vanish there.
     torch.manual_seed(0)
-    head = build_head(name, H).eval() if initial else make(name)
-    head(encoded()).square().sum().backward()
+    head = build_head(name, H, channels=CHANNELS).eval() if initial else make(name)
+    # Some parameters work on token states, before the matches.
+    (head(encoded()).square().sum() + matching(head).square().sum()).backward()
     sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
     without = [key for key, size in sizes.items() if size < 1e-5 * max(sizes.values())]
     assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)]
 
 
-def test_training_drops_out_and_evaluation_does_not(head):
+def test_training_drops_out_and_evaluation_does_not(head, name):
     batch = encoded()
     assert torch.equal(head(batch), head(batch))
     head.train()
     torch.manual_seed(0)
-    assert not torch.equal(head(batch), head(batch))
+    assert torch.equal(head(batch), head(batch)) == (name in WITHOUT_DROPOUT)
 
 
 # Explanations.
@@ -172,7 +236,7 @@ def test_window_scores_are_scores_of_documents_of_one_window(head):
     assert by_window.shape == batch.mask.shape
     assert torch.equal(by_window.isnan(), ~batch.mask)
     for i, j in batch.mask.nonzero().tolist():
-        torch.testing.assert_close(by_window[i, j], head(one_document(batch.cls[i, j : j + 1]))[0], **CLOSE)
+        torch.testing.assert_close(by_window[i, j], head(only(batch, i, [j]))[0], **CLOSE)
 
 
 def test_window_weights_are_a_distribution_over_the_real_windows(head):
@@ -411,10 +475,12 @@ def test_warm_start_takes_over_the_final_layer(name):
     before = head.final.weight.clone()
     assert head.warm_start(warm) == (name not in NEEDS_TRAINING)
     if name not in NEEDS_TRAINING:
-        assert torch.equal(head.final.weight, warm.final.weight)
+        own = head.final.weight[:, -H:]
+        assert torch.equal(own, warm.final.weight)
+        assert (head.final.weight[:, :-H] == 0).all()  # features that the checkpoint knows nothing of
         assert torch.equal(head.final.bias, warm.final.bias)
         nn.init.zeros_(warm.final.weight)  # a copy, not the checkpoint's own layer
-        assert head.final.weight.abs().min() > 0
+        assert own.abs().min() > 0
     else:
         assert torch.equal(head.final.weight, before)
 
@@ -443,7 +509,11 @@ def test_warm_start_of_the_transformer():
 
 # Names and options.
 
-OTHER_VALUES = {("kmaxp", "weights"): [1.0, 0.5, 0.2], ("parade-transformer", "attention_heads"): 2}
+OTHER_VALUES = {
+    ("kmaxp", "weights"): [1.0, 0.5, 0.2],
+    ("parade-transformer", "attention_heads"): 2,
+    ("model1", "self_translation"): 0.3,
+}
 
 
 def other_value(name, option, default):
@@ -460,9 +530,9 @@ def other_value(name, option, default):
 def test_no_option_is_without_effect(name, option):
     def outcome(**options):
         torch.manual_seed(0)
-        head = build_head(name, H, **options).train()
+        head = build_head(name, H, channels=CHANNELS, **options).train()
         torch.manual_seed(1)
-        return count(head), head(encoded((6, 4))).tolist()
+        return count(head), head(encoded((6, 4))).tolist(), matching(head).tolist()
 
     value = other_value(name, option, head_options(name)[option])
     assert outcome() == outcome(**{option: head_options(name)[option]})
@@ -472,9 +542,12 @@ def test_no_option_is_without_effect(name, option):
 def test_heads_take_keyword_options_with_json_values(name):
     options = head_options(name)
     assert json.loads(json.dumps(options)) == options
-    assert "dropout" in options
-    kinds = [p.kind for p in inspect.signature(registered_heads()[name]).parameters.values()]
-    assert kinds == [inspect.Parameter.POSITIONAL_OR_KEYWORD, *[inspect.Parameter.KEYWORD_ONLY] * len(options)]
+    assert ("dropout" in options) == (name not in WITHOUT_DROPOUT)
+    parameters = inspect.signature(registered_heads()[name]).parameters
+    given = ["channels"] if registered_heads()[name].needs == "all" else []  # by the backbone, not by the user
+    kinds = {name: p.kind for name, p in parameters.items()}
+    assert kinds.pop("hidden_size") == inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert kinds == dict.fromkeys([*given, *options], inspect.Parameter.KEYWORD_ONLY)
 
 
 def test_heads_are_described(name):
@@ -485,14 +558,17 @@ def test_heads_are_described(name):
 
 
 def test_the_same_weights_give_the_same_scores(name):
+    def outcome(head):
+        return torch.cat([head(encoded()), matching(head).flatten()])
+
     head, other = make(name), make(name, seed=5)
-    assert not torch.isclose(head(encoded()), other(encoded()), **CLOSE).all()
+    assert not torch.isclose(outcome(head), outcome(other), **CLOSE).all()
     other.load_state_dict(head.state_dict())
-    assert torch.equal(head(encoded()), other(encoded()))
+    assert torch.equal(outcome(head), outcome(other))
 
 
 def test_unknown_heads_and_options():
-    with pytest.raises(ValueError, match=r"unknown head 'minp'; known are avgp, firstp, kmaxp, .*sump"):
+    with pytest.raises(ValueError, match=r"unknown head 'minp'; known are avgp, .*firstp, kmaxp, .*sump"):
         build_head("minp", H)
     with pytest.raises(ValueError, match="head 'maxp' has no option k, weights; its options are "):
         build_head("maxp", H, weights=[1.0], k=3)

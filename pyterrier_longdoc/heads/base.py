@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -43,7 +43,8 @@ class Head(nn.Module):
     """
 
     name: ClassVar[str] = ""
-    needs: ClassVar[str] = "cls"
+    needs: ClassVar[Literal["cls", "last", "all"]] = "cls"
+    """What of the encoder: one vector per window, or also matches of tokens in the last layer or in all of them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that may change without new weights."""
 
@@ -112,11 +113,17 @@ def head_options(name: str) -> dict[str, Any]:
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
     parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
 
 
-def build_head(name: str, hidden_size: int, **options: Any) -> Head:
+def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:
     """Makes a head by its registered name.
+
+    Args:
+        name: the registered name.
+        hidden_size: H of the encoder.
+        channels: layers of the encoder, the embedding layer included; for heads that look at all of them.
+        **options: the head's own keyword arguments.
 
     Raises:
         ValueError: for an unknown head or option; the message lists the known ones.
@@ -125,6 +132,8 @@ def build_head(name: str, hidden_size: int, **options: Any) -> Head:
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
+    if _REGISTRY[name].needs == "all":
+        options["channels"] = channels
     return _REGISTRY[name](hidden_size, **options)
 
 
