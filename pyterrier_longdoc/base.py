@@ -233,15 +233,12 @@ class LongDocReranker(pt.Estimator):
         return weights
 
     def start_from(self, other: LongDocReranker) -> LongDocReranker:
-        """Takes over another model's weights: its encoder, and its head where that is of the same kind.
+        """Takes over another model's weights, its head's only if that is of the same kind, and returns this transformer.
 
         So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
 
         Args:
             other: a model with the same kind of backbone.
-
-        Returns:
-            This transformer.
 
         Raises:
             ValueError: if the backbones are not of the same kind.
