@@ -233,7 +233,7 @@ class LongDocReranker(pt.Estimator):
         return weights
 
     def start_from(self, other: LongDocReranker) -> LongDocReranker:
-        """Takes over another model's weights, its head's only if that is of the same kind, and returns this transformer.
+        """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.
 
         So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
 
