@@ -230,26 +230,18 @@ class LongDocReranker(pt.Estimator):
         return weights
 
     def start_from(self, other: LongDocReranker) -> LongDocReranker:
-        """Takes over another model's weights: its encoder, and its head where that is of the same kind.
+        """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.
 
-        So a token-level model is trained after the plain ranker (CEDR's recipe), and a model for a small collection
-        after one for a large collection (Boytsov et al. 2025).
+        So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
 
         Args:
             other: a model with the same kind of backbone.
 
-        Returns:
-            This transformer.
-
         Raises:
             ValueError: if the backbones are not of the same kind.
         """
-        own, its = self._load_weights(), other._load_weights()
-        if not own.adopt(its):
-            raise ValueError(
-                f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone, or backbones "
-                f"of one architecture and size"
-            )
+        if not self._load_weights().adopt(other._load_weights()):
+            raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone")
         return self
 
     # Saving.
@@ -395,8 +387,8 @@ class LongDocReranker(pt.Estimator):
             return
         self._warned_untrained = True
         warnings.warn(
-            f"{self!r} has randomly initialised layers: its scores mean nothing before fit (a cross-encoder as "
-            f"backbone makes FirstP, MaxP and PARADE with aggregation avg, max or attn start trained).",
+            f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
+            f"backbone FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start trained).",
             UntrainedWarning,
             stacklevel=6,
         )

@@ -100,6 +100,7 @@ def main() -> None:
     run, qrels, qids = collection(args.collection, args.queries)
     train = run[run["qid"].isin(qids[: 3 * len(qids) // 4])]
     test = one_relevant(run[~run["qid"].isin(train["qid"])])
+    judged = qrels[qrels["qid"].isin(test["qid"])]
     size = CANDIDATES - DOCUMENTS_PER_QUERY + 1
     chance = np.mean([1 / rank for rank in range(1, size + 1)])
     print(f"{train['qid'].nunique()} queries to train on, {test['qid'].nunique()} to test, {size} candidates each")
@@ -113,7 +114,7 @@ def main() -> None:
             start = time.perf_counter()
             model = cls(backbone, window_size=WINDOW, max_query_len=24, training=recipe, **arguments)
             losses = [entry["loss"] for entry in model.fit(train, qrels).history]
-            score = evaluate(model(test), qrels, "RR")
+            score = evaluate(model(test), judged, "RR")
             seconds = time.perf_counter() - start
             print(f"{name:14}{score:7.3f}{losses[0]:12.3f}{losses[-1]:11.3f}{seconds:9.0f}", flush=True)
 
