@@ -267,7 +267,9 @@ def test_newer_format_and_unknown_names(saved):
     with pytest.raises(ValueError, match=r"saved in format 2.*up to 1: update pyterrier_longdoc"):
         ld.MaxP.load(saved)
     edit(saved, format_version=1, **{"class": "LongestP"})
-    with pytest.raises(ValueError, match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, MaxP, NeuralModel1, PARADE"):
+    with pytest.raises(
+        ValueError, match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, MaxP, NeuralModel1, PARADE"
+    ):
         ld.LongDocReranker.load(saved)
     edit(saved, **{"class": "MaxP"}, head={"name": "minp", "options": {}, "ready": True})
     with pytest.raises(ValueError, match="unknown head 'minp'"):

@@ -332,6 +332,10 @@ HEADS = {
     "firstp": (ld.FirstP, {"window_size": 13}),
     "avgp": (ld.AvgP, {"window_size": 5}),
     "maxp": (ld.MaxP, {"window_size": 6, "stride": 4}),
+    "cedr-knrm": (ld.CEDR, {"window_size": 5}),
+    "cedr-pacrr": (ld.CEDR, {"window_size": 5, "head": "pacrr"}),
+    "cedr-drmm": (ld.CEDR, {"window_size": 5, "head": "drmm"}),
+    "model1": (ld.NeuralModel1, {"window_size": 5}),
     "sump": (ld.SumP, {"window_size": 6, "stride": 4}),
     "kmaxp": (ld.KMaxP, {"window_size": 6, "stride": 4, "k": 2}),
     "parade-avg": (ld.PARADE, {"window_size": 6, "stride": 4, "aggregation": "avg"}),
@@ -345,9 +349,9 @@ HEADS = {
 def test_every_head_is_trained_here():
     assert list(registered_heads()) == sorted(HEADS)
     for name, (cls, arguments) in HEADS.items():
-        head = cls("any/model", **arguments)._head()
+        head = cls("any/model", **arguments)._head_spec()
         assert head[0] == name
-        assert build_head(head[0], 24, **head[1]) is not None
+        assert build_head(head[0], 24, channels=3, **head[1]) is not None
 
 
 @pytest.mark.slow
