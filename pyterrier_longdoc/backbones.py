@@ -31,7 +31,7 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
 
-_POSITIONS_FROM_IDS = {"roberta", "xlm-roberta", "camembert", "longformer"}
+_POSITIONS_FROM_IDS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
 
 
 class Representation(nn.Module):

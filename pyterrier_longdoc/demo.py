@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
-import shutil
 import sys
 import tempfile
 import warnings
@@ -40,9 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     out = Path(args.output)
     runs = out / "runs"
-    if not args.resume:
-        shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir(parents=True, exist_ok=True)
+    _check_settings(args, out / "settings.json", runs)
     dataset, variant = _collection(args.collection)
     topics = dataset.get_topics(variant)
     if args.queries and args.queries < len(topics):
@@ -172,6 +171,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the runs that an interrupted job has finished")
     parser.add_argument("--seed", type=int, default=42, help="of the sample of topics (default 42)")
     return parser.parse_args(argv)
+
+
+def _check_settings(args: argparse.Namespace, path: Path, runs: Path) -> None:
+    """Clears the runs of an earlier job, or, to resume it, makes sure that it was the same job."""
+    settings = {name: value for name, value in vars(args).items() if name not in ("resume", "baseline", "output")}
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if args.resume and earlier != settings:
+        raise SystemExit(f"--resume: {path.parent} holds no runs of this job (it was {earlier}, now {settings})")
+    if not args.resume:
+        for name in ("BM25", "BiEncoder-FirstP", "BiEncoder-MaxP", "BiEncoder-AvgP", "FirstP", "MaxP", "PARADE"):
+            (runs / f"{name}.res.gz").unlink(missing_ok=True)
+    path.write_text(json.dumps(settings), encoding="utf-8")
 
 
 def _collection(folder: str | None) -> tuple[Any, str | None]:

@@ -55,8 +55,10 @@ def test_main_job_writes_runs_table_and_picture(collection, tmp_path, capsys):
     assert "BiEncoder-FirstP: 4 documents, 4 of them cut" in printed
     assert "BiEncoder-MaxP: 4 documents, 0 of them cut" in printed
 
-    # A resumed job reads the finished runs and comes to the same table without loading any model.
-    assert demo.main([*arguments, "--backbone", "no/such-model", "--resume"]) == 0
+    with pytest.raises(SystemExit, match="holds no runs of this job"):
+        demo.main([*arguments, "--backbone", "no/such-model", "--resume"])
+    # A resumed job reads the finished runs and comes to the same table.
+    assert demo.main([*arguments, "--backbone", backbone, "--resume"]) == 0
     again = pd.read_csv(out / "table.csv").set_index("name")
     pd.testing.assert_frame_equal(
         table.drop(columns="mrt", errors="ignore"), again.drop(columns="mrt", errors="ignore")

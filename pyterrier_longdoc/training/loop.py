@@ -60,6 +60,8 @@ def train(
                         best = (value, {k: v.detach().clone() for k, v in scorer.state_dict().items()})
                 history.append(entry)
     finally:
+        # An aborted query must not leave its gradients to the next training.
+        scorer.zero_grad(set_to_none=True)
         scorer.eval()
     if best is not None:
         scorer.load_state_dict(best[1])
