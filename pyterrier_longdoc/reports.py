@@ -61,6 +61,18 @@ class Coverage:
         counts = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**counts, "share_read": self.share_read, "windows_per_document": self.windows_per_document}
 
+    def losses(self) -> str:
+        """What was not read, in words."""
+        parts = []
+        if self.documents_cut:
+            parts.append(
+                f"{self.documents_cut} of {self.documents} documents were cut, {self.tokens_read} of {self.tokens} "
+                f"tokens read ({self.share_read:.1%})"
+            )
+        if self.queries_cut:
+            parts.append(f"{self.queries_cut} of {self.queries} queries were cut at max_query_len")
+        return "; ".join(parts) or "nothing"
+
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
