@@ -243,7 +243,8 @@ class NeuralModel1(AvgP):
     Args:
         smoothing: weight of the background model.
         background: probability of any query token in the background model.
-        self_translation: probability that a word piece translates to itself; None leaves it to the network.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network. 0.5 is a
+            good start with little training data.
         projection: size of the projected embeddings.
         units: of the network's first hidden layer; the second has half of them.
     """
