@@ -15,7 +15,6 @@ from torch import nn
 from ..batching import Encoded
 from .tokens import TokenHead, matches_of
 
-
 FIRST_TRANSLATION = -4.0
 """Logit of the translation probabilities before training: 0.018."""
 
