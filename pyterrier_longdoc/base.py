@@ -22,6 +22,7 @@ from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
 from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .reports import Coverage, Explanation
+from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
 from .training import TrainingArgs, check_qrels, evaluate, make_groups, train
 from .weights import HeadSpec, Weights
@@ -62,6 +63,8 @@ class LongDocReranker(pt.Estimator):
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
             score), `query_terms` (what each query token adds to the score, None for models that cannot tell).
+        score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
+            and an interrupted one goes on. Keyed by weights, settings, query and text; not used with `explain`.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars.
@@ -86,13 +89,14 @@ class LongDocReranker(pt.Estimator):
     device: str | None = None
     dtype: str | None = None
     explain: bool = False
+    score_cache: str | Path | None = None
     training: TrainingArgs | None = None
     trust_remote_code: bool = False
     verbose: bool = False
     seed: int = 42
 
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows",
+        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -395,9 +399,12 @@ class LongDocReranker(pt.Estimator):
         scorer = weights.scorer
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
-        else:
-            scores, explanations = scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), []
-        return scores, explanations, scorer.coverage
+            return scores, explanations, scorer.coverage
+        if self.score_cache is not None:
+            cache = ScoreCache(self.score_cache)
+            scores, coverage = score_with_cache(cache, weights, queries, texts, dtype=dtype, on_rows=on_rows)
+            return scores, [], coverage
+        return scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), [], scorer.coverage
 
     def _warn_untrained(self, weights: Weights) -> None:
         if weights.ready or self._warned_untrained:

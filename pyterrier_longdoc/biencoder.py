@@ -210,8 +210,7 @@ class BiEncoderScorer(nn.Module):
 
     def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
         tokenized = tokenize(self.tokenizer, queries, lead=self._query_lead)
-        self.coverage.queries = len(queries)
-        self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+        self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         return [query.ids[: self.max_query_len] for query in tokenized]
 
 
