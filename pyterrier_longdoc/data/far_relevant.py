@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc.data.passages import PassagePool
-from pyterrier_longdoc.data.positioned import PositionedCollection, gold_frame
+from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
 from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
 from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
 from pyterrier_longdoc.data.tokens import Counter, token_counter
@@ -38,6 +38,7 @@ def far_relevant(
     variant: str | None = None,
     position: str = "far",
     min_offset: int = 512,
+    within: int | None = None,
     max_length: int = 1431,
     length: Length = "uniform",
     extra_passage: bool = True,
@@ -82,9 +83,10 @@ def far_relevant(
         qrels: `qid, docno, label`; None takes those of the dataset.
         variant: of the dataset's topics and qrels.
         position: where the relevant passage stands. "far": at least `min_offset` tokens into the document; "uniform":
-            anywhere between filler passages; "early": so that it ends within the first `min_offset` tokens (if it is
+            anywhere between filler passages; "early": so that it ends within the first `within` tokens (if it is
             longer than that: at the start).
         min_offset: tokens; 512 as in the paper, the positions of BERT.
+        within: tokens; None takes `min_offset`.
         max_length: tokens; 1431 as in the paper, three windows of 477.
         length: distribution of D; "uniform" as in the paper.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
@@ -120,7 +122,7 @@ def far_relevant(
         >>> bool(small.gold["first_token"].min() >= 8)
         True
     """
-    recipe = Recipe(position, min_offset, max_length, length, extra_passage, separator, seed)
+    recipe = Recipe(position, min_offset, within, max_length, length, extra_passage, separator, seed)
     _check_settings(relevant_per_query, copies, distractors, exclude, unfit)
     count = token_counter(tokenizer)
     source = read_source(passages, topics, qrels, variant=variant, min_label=min_label)
@@ -144,7 +146,10 @@ def far_relevant(
     if splits is not None:
         groups = found.groupby("docno", sort=False)["qid"].agg(list).tolist()
         kept = kept.assign(split=by_split(kept["qid"].tolist(), groups, splits, seed))
-    return PositionedCollection(name, documents, kept, found, documents.gold, count=count, lengths=documents.lengths)
+    grouped = kept.groupby("split", sort=False)["qid"] if "split" in kept else ()
+    variants = {str(split): qids.tolist() for split, qids in grouped}
+    parts = Parts(documents, kept, found, documents.gold, splits=variants, lengths=documents.lengths)
+    return PositionedCollection(name, parts, count=count, variants=list(variants))
 
 
 class FarDocuments(Mapping[str, Mapping[str, str]]):
@@ -187,6 +192,11 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
     def pieces(self, docno: str) -> list[str]:
         """Docnos of the passages that a document consists of, in order."""
         return [self.pool.docno(piece) for piece in self._plan(self._index_of[docno])[0]]
+
+    def filler_of(self, docno: str) -> list[int]:
+        """Positions in the pool of the filler of a document, in order."""
+        pieces, slot = self._plan(self._index_of[docno])
+        return [*pieces[:slot], *pieces[slot + 1 :]]
 
     def qrels(self) -> pd.DataFrame:
         """`qid, docno, label`: each document with all topics that its passage is relevant for.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset
+from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset, kept_rows
 from pyterrier_longdoc.data.tokens import Counter
 
 GOLD_COLUMNS = {
@@ -39,39 +40,56 @@ class Corpus:
         return len(self._documents)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a `PositionedCollection` consists of.
+
+    Attributes:
+        documents: docno -> fields. May make or read them when asked: then a collection of any size takes no memory.
+        topics: `qid, query`.
+        qrels: `qid, docno, label`.
+        gold: the frame of `PositionedCollection.gold`, or a function that makes it.
+        splits: variant of topics and qrels -> its qids.
+        groups: docno -> a group of comparable documents, such as those of one context length.
+        lengths: makes the length in tokens of each document, in order; None counts them.
+    """
+
+    documents: Documents
+    topics: pd.DataFrame
+    qrels: pd.DataFrame
+    gold: pd.DataFrame | Callable[[], pd.DataFrame]
+    splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
+    lengths: Callable[[], Iterable[int]] | None = None
+
+
 class PositionedCollection(InMemoryDataset):
     """Documents, topics, qrels, and the place of each relevant passage: a PyTerrier dataset.
 
     Args:
         name: name of the collection.
-        documents: docno -> fields. May make or read them when asked: then a collection of any size takes no memory.
-        topics: `qid, query`, and perhaps `split`.
-        qrels: `qid, docno, label`.
-        gold: the frame of `gold`, or a function that makes it.
+        parts: its parts, or a function that makes them, which is called at the first use.
         count: lengths of texts.
-        lengths: makes the length in tokens of each document, in order; None counts them.
         default: variant of topics and qrels if none is asked for; None stands for all of them.
-        groups: docno -> a group of comparable documents, such as a context length; None if there are no such.
+        variants: known before the parts are.
     """
 
     def __init__(
         self,
         name: str,
-        documents: Documents,
-        topics: pd.DataFrame,
-        qrels: pd.DataFrame,
-        gold: pd.DataFrame | Callable[[], pd.DataFrame],
+        parts: Parts | Callable[[], Parts],
         *,
         count: Counter,
-        lengths: Callable[[], Iterable[int]] | None = None,
         default: str | None = None,
-        groups: Mapping[str, str] | None = None,
+        variants: Sequence[str] = (),
     ) -> None:
         self.name = name
-        self._given_documents = documents
-        self._topics, self._qrels, self._gold = topics, qrels, gold
-        self._count, self._lengths = count, lengths
-        self._default, self._groups = default, groups
+        self._given, self._count, self._default, self._variants = parts, count, default, list(variants)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """All parts of the collection, made at the first use."""
+        return self._given() if callable(self._given) else self._given
 
     @property
     def corpus(self) -> Corpus:
@@ -81,12 +99,12 @@ class PositionedCollection(InMemoryDataset):
     @property
     def topics(self) -> pd.DataFrame:
         """All topics, `qid` and `query`."""
-        return self._topics[["qid", "query"]].copy()
+        return self.parts.topics[["qid", "query"]].copy()
 
     @property
     def qrels(self) -> pd.DataFrame:
         """All judgements, `qid`, `docno` and `label`."""
-        return self._qrels[["qid", "docno", "label"]].copy()
+        return self.parts.qrels[["qid", "docno", "label"]].copy()
 
     @cached_property
     def gold(self) -> pd.DataFrame:
@@ -96,12 +114,13 @@ class PositionedCollection(InMemoryDataset):
         `first_token`, the number of tokens before it; `length`, that of the document in tokens; `position`, the
         kind of place (early, uniform or far); and `passage`, the docno it had in the collection it comes from.
         """
-        return self._gold() if callable(self._gold) else self._gold
+        gold = self.parts.gold
+        return gold() if callable(gold) else gold
 
     @property
-    def splits(self) -> list[str]:
-        """Names of the variants of topics and qrels; empty if there is only one."""
-        return list(dict.fromkeys(self._topics["split"])) if "split" in self._topics else []
+    def splits(self) -> dict[str, list[str]]:
+        """The variants of topics and qrels, with their qids; empty if there is only one."""
+        return {name: list(qids) for name, qids in self.parts.splits.items()}
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """The topics of a variant, with columns `qid` and `query`; None stands for the default.
@@ -109,7 +128,7 @@ class PositionedCollection(InMemoryDataset):
         Raises:
             ValueError: if there is no such variant.
         """
-        return self._of_variant(self._topics, variant)[["qid", "query"]].reset_index(drop=True)
+        return self._of_variant(self.topics, variant)
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
         """The judgements of a variant, with columns `qid`, `docno` and `label`; None stands for the default.
@@ -117,8 +136,7 @@ class PositionedCollection(InMemoryDataset):
         Raises:
             ValueError: if there is no such variant.
         """
-        qids = set(self._of_variant(self._topics, variant)["qid"])
-        return self.qrels[self._qrels["qid"].isin(qids)].reset_index(drop=True)
+        return self._of_variant(self.qrels, variant)
 
     def candidates(
         self, variant: str | None = None, *, pool: str = "all", depth: int | None = None, seed: int = 0
@@ -140,10 +158,10 @@ class PositionedCollection(InMemoryDataset):
         """
         if pool not in ("all", "same_length"):
             raise ValueError(f"pool={pool!r} is unknown; choose one of all, same_length")
-        if pool == "same_length" and self._groups is None:
+        if pool == "same_length" and not self.parts.groups:
             raise ValueError(f"{self!r} has no groups of equal length; choose pool='all'")
         relevant = self.get_qrels(variant).query("label > 0").groupby("qid")["docno"].agg(list).to_dict()
-        names, groups, members = list(self.documents), self._groups or {}, self._members()
+        names, groups, members = list(self.documents), self.parts.groups, self._members()
         frames = []
         for qid, query in self.get_topics(variant).itertuples(index=False):
             wanted = relevant.get(qid, [])
@@ -154,12 +172,12 @@ class PositionedCollection(InMemoryDataset):
             raise ValueError(f"{self!r} has no topics in variant {variant!r}")
         out = pd.concat(frames, ignore_index=True)
         rank = out.groupby("qid").cumcount()
-        return out.assign(score=-rank.astype("float64"), rank=rank)
+        return out.assign(score=0.0 - rank, rank=rank)
 
     def lengths(self) -> np.ndarray:
         """The length of each document in tokens, `(D,)` int64, in the order of the corpus."""
-        if self._lengths is not None:
-            return np.fromiter(self._lengths(), dtype=np.int64)
+        if self.parts.lengths is not None:
+            return np.fromiter(self.parts.lengths(), dtype=np.int64)
         return np.fromiter((self._count([row["text"]])[0] for row in self.documents.values()), dtype=np.int64)
 
     def document_statistics(self, limits: tuple[int, ...] = (1431, 1500)) -> pd.DataFrame:
@@ -186,13 +204,13 @@ class PositionedCollection(InMemoryDataset):
             A row for each split, and for `all` of them: number of `queries`, their `mean_tokens`, and the mean number
             of `relevant` documents.
         """
-        positive = self._qrels[self._qrels["label"] > 0].groupby("qid").size()
+        positive = self.qrels.query("label > 0").groupby("qid").size()
         rows = []
-        for split in [*self.splits, "all"]:
-            topics = self._topics if split == "all" else self._topics[self._topics["split"] == split]
+        for split in [*self.splits, None]:
+            topics = self.topics if split is None else self.get_topics(split)
             tokens = self._count(topics["query"].tolist())
             relevant = positive.reindex(topics["qid"]).fillna(0)
-            rows.append((split, len(topics), float(np.mean(tokens or [0])), float(relevant.mean())))
+            rows.append((split or "all", len(topics), float(np.mean(tokens or [0])), float(relevant.mean())))
         return pd.DataFrame(rows, columns=["split", "queries", "mean_tokens", "relevant"])
 
     def get_corpus_lang(self) -> str | None:
@@ -201,7 +219,7 @@ class PositionedCollection(InMemoryDataset):
 
     def _members(self) -> dict[str, list[str]]:
         members: dict[str, list[str]] = {}
-        for docno, group in (self._groups or {}).items():
+        for docno, group in self.parts.groups.items():
             members.setdefault(group, []).append(docno)
         return members
 
@@ -209,20 +227,55 @@ class PositionedCollection(InMemoryDataset):
         variant = variant or self._default
         if variant is None:
             return frame
-        if variant not in self.splits:
-            raise ValueError(f"{self!r} has no variant {variant!r}; available are {self.splits}")
-        return frame[frame["split"] == variant]
+        if variant not in self.parts.splits:
+            raise ValueError(f"{self!r} has no variant {variant!r}; available are {list(self.parts.splits)}")
+        return frame[frame["qid"].isin(set(self.parts.splits[variant]))].reset_index(drop=True)
 
     def _read_documents(self) -> Documents:
-        return self._given_documents
+        return self.parts.documents
 
     def _describe_component(self, component: str) -> bool | list[str] | None:
         if component in ("topics", "qrels"):
-            return self.splits or True
+            return self._variants or True
         return True if component == "corpus" else None
 
     def __repr__(self) -> str:
         return f"PositionedCollection({self.name!r})"
+
+
+def kept_parts(name: str, recipe: Mapping[str, Any], build: Callable[[], Parts]) -> Parts:
+    """Parts that are expensive to build, kept on disk between runs: see `kept_rows`.
+
+    Args:
+        name: beginning of the file's name.
+        recipe: all that the parts depend on.
+        build: makes them.
+    """
+    rows = kept_rows(name, recipe, lambda: list(_to_rows(build())))
+    kinds: dict[str, list[Any]] = {kind: [] for kind in ("document", "topic", "qrel", "gold", "split", "group")}
+    for row in rows:
+        kinds[row["kind"]].append(row["value"])
+    return Parts(
+        documents={row["docno"]: row for row in kinds["document"]},
+        topics=pd.DataFrame(kinds["topic"], columns=["qid", "query"]).astype(str),
+        qrels=pd.DataFrame(kinds["qrel"], columns=["qid", "docno", "label"]),
+        gold=gold_frame(kinds["gold"]),
+        splits=dict(kinds["split"]),
+        groups=dict(kinds["group"]),
+    )
+
+
+def _to_rows(parts: Parts) -> Iterator[dict[str, Any]]:
+    gold = parts.gold() if callable(parts.gold) else parts.gold
+    values: dict[str, Iterable[Any]] = {
+        "document": map(dict, parts.documents.values()),
+        "topic": parts.topics[["qid", "query"]].values.tolist(),
+        "qrel": parts.qrels[["qid", "docno", "label"]].values.tolist(),
+        "gold": gold.values.tolist(),
+        "split": [[name, list(qids)] for name, qids in parts.splits.items()],
+        "group": map(list, parts.groups.items()),
+    }
+    return ({"kind": kind, "value": value} for kind, of_kind in values.items() for value in of_kind)
 
 
 def gold_frame(rows: Iterable[Mapping[str, Any] | tuple[Any, ...]]) -> pd.DataFrame:

@@ -20,6 +20,7 @@ class Recipe:
 
     position: str = "far"
     min_offset: int = 512
+    within: int | None = None
     max_length: int = 1431
     length: Length = "uniform"
     extra_passage: bool = True
@@ -31,6 +32,8 @@ class Recipe:
             raise ValueError(f"position={self.position!r} is unknown; choose one of {', '.join(POSITIONS)}")
         if self.min_offset < 0:
             raise ValueError(f"min_offset={self.min_offset} must be at least 0")
+        if self.within is not None and self.within < 1:
+            raise ValueError(f"within={self.within} must be at least 1")
         if self.max_length <= self.min_offset:
             raise ValueError(f"max_length={self.max_length} must be greater than min_offset={self.min_offset}")
         if isinstance(self.length, str) and self.length != "uniform":
@@ -79,7 +82,8 @@ class Recipe:
         if self.position == "far":
             return int(np.searchsorted(before, self.min_offset)), last
         if self.position == "early":
-            return 0, max(0, int(np.searchsorted(before, self.min_offset - passage, side="right")) - 1)
+            room = (self.min_offset if self.within is None else self.within) - passage
+            return 0, max(0, int(np.searchsorted(before, room, side="right")) - 1)
         return 0, last
 
 
