@@ -146,8 +146,8 @@ def far_relevant(
     if splits is not None:
         groups = found.groupby("docno", sort=False)["qid"].agg(list).tolist()
         kept = kept.assign(split=by_split(kept["qid"].tolist(), groups, splits, seed))
-    grouped = kept.groupby("split", sort=False)["qid"] if "split" in kept else ()
-    variants = {str(split): qids.tolist() for split, qids in grouped}
+    names = splits or (dict.fromkeys(kept["split"]) if "split" in kept else {})
+    variants = {split: kept["qid"][kept["split"] == split].tolist() for split in names}
     parts = Parts(documents, kept, found, documents.gold, splits=variants, lengths=documents.lengths)
     return PositionedCollection(name, parts, count=count, variants=list(variants))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ LONGEST_PASSAGE = 256
 """Docstrings of at most so many tokens (`count_tokens`) are the passages of the docstrings collections."""
 
 _LENGTHS = [str(length) for length in LENGTHS]
+_SENTENCE_WORDS = 20
 _FORMAT = 1  # raise when the rules below change: cached collections are then rebuilt
 
 
@@ -46,6 +48,7 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
 def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
     """The Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
 
+    The background are docstrings with a sentence for each 20 words or more.
     Eight lengths from 256 to 32,768 tokens (`count_tokens`), each with 100 documents and 50 queries.
 
     Args:
@@ -54,12 +57,18 @@ def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCol
     source = dataset or DocstringsDataset()
 
     def build() -> Parts:
-        return needle(entry.text for entry in source.entries).parts
+        texts = (entry.text for entry in source.entries if _is_prose(entry.text))
+        return needle(texts).parts
 
     def parts() -> Parts:
         return build() if dataset else _kept("needle", source, build)
 
     return PositionedCollection("needle", parts, count=token_counter(), variants=_LENGTHS)
+
+
+def _is_prose(text: str) -> bool:
+    # Parameter lists and examples have few sentences, between which the needle has to go.
+    return len(re.findall(r"[.!?](?=\s|$)", text)) * _SENTENCE_WORDS >= len(text.split())
 
 
 def plain_passkey() -> PositionedCollection:

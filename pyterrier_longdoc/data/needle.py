@@ -17,7 +17,7 @@ import pandas as pd
 
 from pyterrier_longdoc.data.jsonl import checked_fields, read_jsonl
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
-from pyterrier_longdoc.data.recipe import between, pick
+from pyterrier_longdoc.data.recipe import between
 from pyterrier_longdoc.data.tokens import Counter, token_counter
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
@@ -66,8 +66,8 @@ def needle(
     """Builds documents of set lengths with one sentence each that answers a query.
 
     Each document is the beginning of the background, cut at a word so that it has as many tokens as its length allows,
-    with a sentence of its own between two sentences of the background, at a place drawn at random. Documents without a
-    query have a sentence that answers another one. White space of the background becomes single spaces.
+    with a sentence of its own between two sentences of the background, those nearest to a token drawn at random.
+    Documents without a query have a sentence that answers another one. White space becomes single spaces.
 
     Topics and qrels have a variant for each length ("256", ...); `candidates(pool=...)` gives the documents to rerank.
 
@@ -236,6 +236,11 @@ class _Background:
         sizes = dict(zip(distinct, count([f" {word}" for word in distinct]), strict=True))
         return np.array([sizes[word] for word in words])
 
+    def _sentence_near(self, tokens: int, words: int) -> int:
+        """The start of a sentence, in words, that is nearest to a place in tokens, at most `words`."""
+        starts = self.sentences[self.sentences <= words]
+        return int(starts[np.abs(self.tokens_before[starts] - tokens).argmin()])
+
     def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int]:
         """A document of at most `length` tokens with `text` in it, and the offset of that.
 
@@ -251,7 +256,7 @@ class _Background:
                 f"it, or repeat=True"
             )
         words = int(np.searchsorted(self.tokens_before, room, side="right")) - 1
-        place = pick(rng, self.sentences[self.sentences <= words])
+        place = self._sentence_near(between(rng, 0, room), words)
         while True:
             before, after = " ".join(self.words[:place]), " ".join(self.words[place:words])
             document = " ".join(filter(None, (before, text, after)))

@@ -162,17 +162,13 @@ class PositionedCollection(InMemoryDataset):
             raise ValueError(f"{self!r} has no groups of equal length; choose pool='all'")
         relevant = self.get_qrels(variant).query("label > 0").groupby("qid")["docno"].agg(list).to_dict()
         names, groups, members = list(self.documents), self.parts.groups, self._members()
-        frames = []
+        rows: list[tuple[str, str, str, float, int]] = []
         for qid, query in self.get_topics(variant).itertuples(index=False):
             wanted = relevant.get(qid, [])
             offered = names if pool == "all" else members[groups[wanted[0]]] if wanted else []
             docnos = _sample(random.Random(f"{seed}/{qid}"), offered, wanted, depth, qid)
-            frames.append(pd.DataFrame({"qid": qid, "query": query, "docno": docnos}))
-        if not frames:
-            raise ValueError(f"{self!r} has no topics in variant {variant!r}")
-        out = pd.concat(frames, ignore_index=True)
-        rank = out.groupby("qid").cumcount()
-        return out.assign(score=0.0 - rank, rank=rank)
+            rows.extend((qid, query, docno, float(-rank), rank) for rank, docno in enumerate(docnos))
+        return pd.DataFrame(rows, columns=["qid", "query", "docno", "score", "rank"])
 
     def lengths(self) -> np.ndarray:
         """The length of each document in tokens, `(D,)` int64, in the order of the corpus."""
@@ -289,10 +285,9 @@ def _sample(rng: random.Random, offered: list[str], wanted: list[str], depth: in
     if depth is None:
         return rng.sample(offered, len(offered))
     known = set(wanted)
-    others = len(offered) - sum(docno in known for docno in offered)
-    if not len(wanted) <= depth <= len(wanted) + others:
+    if not len(wanted) <= depth <= len(offered):
         raise ValueError(
-            f"depth={depth} cannot be met for topic {qid!r}: {len(wanted)} relevant and {others} other documents"
+            f"depth={depth} cannot be met for topic {qid!r}: {len(wanted)} of {len(offered)} documents are relevant"
         )
     # As many spare draws as there are relevant documents, any of which may come up.
     spare = rng.sample(offered, min(len(offered), depth + len(known)))

@@ -159,16 +159,16 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
     joined = list(members.values())
     random.Random(f"{seed}/splits").shuffle(joined)
     joined.sort(key=len, reverse=True)
-    room = {name: share / sum(splits.values()) * len(qids) for name, share in splits.items()}
+    size = dict.fromkeys(splits, 0)
     split_of: dict[str, str] = {}
     for group in joined:
-        name = max(room, key=lambda split: room[split])
-        room[name] -= len(group)
+        name = min(splits, key=lambda split: size[split] / splits[split])
+        size[name] += len(group)
         split_of.update(dict.fromkeys(group, name))
-    empty = set(splits) - set(split_of.values())
+    empty = [name for name in splits if not size[name]]
     if empty:
         raise ValueError(
-            f"splits={dict(splits)!r} cannot be met: {', '.join(sorted(empty))} would be empty, for the largest group "
+            f"splits={dict(splits)!r} cannot be met: {', '.join(empty)} would be empty, for the largest group "
             f"of topics that share relevant passages has {len(joined[0])} of {len(qids)} topics; a small "
             f"relevant_per_query leaves fewer in common"
         )

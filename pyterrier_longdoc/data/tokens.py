@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from pyterrier_longdoc.data.docstrings import count_tokens
@@ -33,12 +34,9 @@ def token_counter(tokenizer: Any = None) -> Counter:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-    if hasattr(tokenizer, "convert_tokens_to_ids"):
-        return lambda texts: _hugging_face(tokenizer, texts)
-    if hasattr(tokenizer, "encode_batch"):
-        return lambda texts: [len(row.ids) for row in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
-    if callable(tokenizer):
-        return lambda texts: [int(tokenizer(text)) for text in texts]
+    for kind, needed in ((_hugging_face, "convert_tokens_to_ids"), (_rust, "encode_batch"), (_function, "__call__")):
+        if hasattr(tokenizer, needed):
+            return partial(kind, tokenizer)
     raise TypeError(f"tokenizer={tokenizer!r} must be a tokenizer, its name, or a function from a text to a number")
 
 
@@ -49,3 +47,11 @@ def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:
         list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
     )
     return [len(row) for row in rows["input_ids"]]
+
+
+def _rust(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    return [len(row.ids) for row in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+
+def _function(tokenizer: Callable[[str], int], texts: Sequence[str]) -> list[int]:
+    return [int(tokenizer(text)) for text in texts]
