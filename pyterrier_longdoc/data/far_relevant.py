@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc.data.passages import PassagePool
-from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
+from pyterrier_longdoc.data.positioned import Parts, PositionedCollection
 from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
 from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
 from pyterrier_longdoc.data.tokens import Counter, token_counter
@@ -211,9 +211,9 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
             raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
         return frame
 
-    def gold(self) -> pd.DataFrame:
-        """Where the relevant passages stand, see `PositionedCollection.gold`."""
-        return gold_frame(row for i in self._relevant() for row in self._gold(i))
+    def gold(self) -> Iterator[tuple[Any, ...]]:
+        """Where the relevant passages stand: the rows of `PositionedCollection.gold`."""
+        return chain.from_iterable(map(self._gold, self._relevant()))
 
     def lengths(self) -> Iterator[int]:
         """The length of each document in tokens."""
