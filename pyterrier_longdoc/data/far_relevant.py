@@ -204,8 +204,14 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         Raises:
             ValueError: if two documents have the same docno.
         """
-        rows = [(qid, self._docno(i), 1) for i in self._relevant() for qid in self._qids(i)]
-        frame = pd.DataFrame(rows, columns=["qid", "docno", "label"])
+        # By columns, which share their strings; half a million tuples would take more than all else.
+        qids: list[str] = []
+        docnos: list[str] = []
+        for i in self._relevant():
+            found = self._qids(i)
+            qids.extend(found)
+            docnos.extend([self._docno(i)] * len(found))
+        frame = pd.DataFrame({"qid": pd.Series(qids, dtype=str), "docno": pd.Series(docnos, dtype=str), "label": 1})
         if frame.duplicated(["qid", "docno"]).any():
             twice = frame["docno"][frame.duplicated(["qid", "docno"])].iloc[0]
             raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
