@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -439,8 +440,11 @@ def test_large_pools_are_on_disk(monkeypatch):
     spool = TextSpool()
     for number in range(50):
         spool.append(f"n{number}", f"téxt {number} \ud800")
-    assert spool._file._rolled
+    assert spool._file is not None
     assert [spool.read(number) for number in (49, 0)] == [("n49", "téxt 49 ?"), ("n0", "téxt 0 ?")]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(spool.read, [number % 50 for number in range(2000)]))
+    assert all(name == f"n{number % 50}" and str(number % 50) in text for number, (name, text) in enumerate(found))
     copy = pickle.loads(pickle.dumps(spool))
     copy.append("x", "y")
     assert copy.read(50) == ("x", "y")

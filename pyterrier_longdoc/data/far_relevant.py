@@ -90,7 +90,10 @@ def far_relevant(
         max_length: tokens; 1431 as in the paper, three windows of 477.
         length: distribution of D; "uniform" as in the paper.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
-        tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased".
+        tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
+            lengths of passages do not add up to that of a document, as some pairs of passages show, documents are
+            counted whole: offsets then hold too, at several times the time, and lengths but for a token or so for each
+            passage.
         relevant_per_query: at most so many documents for each topic, drawn at random among its relevant passages,
             first among those that are relevant for this topic only; None takes all.
         copies: documents made of each relevant passage, with other filler.

@@ -112,7 +112,9 @@ def effectiveness(count: int, depth: int, maxp: bool) -> pd.DataFrame:
 def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--documents", type=int, nargs="*", default=[5000, 50000])
+    parser.add_argument(
+        "--documents", type=int, nargs="*", default=[5000, 50000], help="none leave the first table out"
+    )
     parser.add_argument("--topics", type=int, default=40, help="0 leaves the second table out")
     parser.add_argument("--depth", type=int, default=100)
     parser.add_argument("--maxp", action="store_true", help="MaxP too, which takes several times as long")
@@ -121,7 +123,8 @@ def main() -> None:
     if args.write:
         write(args.write, args.documents[0])
         return
-    print(sizes(args.documents).round(1).to_string(index=False))
+    if args.documents:
+        print(sizes(args.documents).round(1).to_string(index=False))
     if args.topics:
         expected = sum(1 / rank for rank in range(1, args.depth + 1)) / args.depth
         table = effectiveness(args.topics, args.depth, args.maxp)
