@@ -58,6 +58,11 @@ _PUBLIC = {
         "Prices",
     ],
     "analysis.judging": ["RelevanceJudge", "agreement"],
+    "data.far_relevant": ["far_relevant"],
+    "data.jsonl": ["read_far_relevant", "write_far_relevant"],
+    "data.leaks": ["check_leaks", "find_leaks"],
+    "data.needle": ["needle", "passkey", "read_longembed"],
+    "data.rotation": ["RotateDocuments", "position_augmentation"],
     "windows": [
         "Truncate",
         "GreedyChunks",
