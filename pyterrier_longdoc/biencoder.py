@@ -379,7 +379,8 @@ def _check_room(name: str, prefix: str, layout: PairLayout, longest: int, tokens
         raise ValueError(f"{name}={prefix!r} alone is longer than the backbone's {longest} tokens")
     if room < tokens:
         raise ValueError(
-            f"max_query_len={tokens} does not fit: with prefix and special tokens the backbone takes {room} query tokens"
+            f"max_query_len={tokens} does not fit: next to prefix and special tokens the backbone takes {room} query "
+            f"tokens"
         )
 
 
