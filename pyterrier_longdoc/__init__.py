@@ -58,6 +58,8 @@ _PUBLIC = {
         "Prices",
     ],
     "analysis.judging": ["RelevanceJudge", "agreement"],
+    "analysis.locating": ["PassageLocator"],
+    "analysis.positions": ["RelevantPositions", "relevant_positions"],
     "windows": [
         "Truncate",
         "GreedyChunks",

@@ -31,6 +31,9 @@ _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[
 _ASCII_WORD = re.compile(r"[a-z0-9_]+")
 _DROPPED = re.compile(rf"[{_INVISIBLE}]")
 
+_PLAIN = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", "'''\"\"\"\"\"-----")
+"""Quotation marks and dashes as they are typed: publishing systems change them back and forth."""
+
 _OTHER = "\x00"
 """Stands for all words of a document that no passage has."""
 
@@ -54,7 +57,7 @@ class Match:
 
 @dataclass(frozen=True, kw_only=True)
 class PassageLocator:
-    """Finds passages in documents.
+    r"""Finds passages in documents.
 
     A passage is found where its longest common substring with the document, in words, has at least `substring` of the
     passage's words. Failing that, it is found in the window of the document, `slack` times as long as the passage, with
@@ -79,7 +82,7 @@ class PassageLocator:
 
     Example:
         >>> locator = PassageLocator(min_words=3)
-        >>> locator("the lazy dog", "The quick fox; the\\nlazy dog.")
+        >>> locator("the lazy dog", "The quick fox; the\nlazy dog.")
         Match(start=15, end=27, similarity=1.0, method='substring')
     """
 
@@ -141,7 +144,7 @@ class PassageLocator:
         if found is None:
             return None
         start, end, common = found
-        if common < len(encoded):
+        if end - start > common:
             start, end = _closest_span(encoded, text.encoded, start, end)
         return Match(*text.characters(start, end, passage), common / len(encoded), method)
 
@@ -163,10 +166,10 @@ class PassageLocator:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they are compared: in small letters, without accents and invisible characters.
+    r"""The words of a text as they are compared: in small letters, without accents and invisible characters.
 
     Example:
-        >>> words("Caf\\u00e9-au-lait, co\\u00adoperation; \\u732b\\u72ac")
+        >>> words("Café-au-lait, co\u00adoperation; 猫犬")
         ['cafe', 'au', 'lait', 'cooperation', '猫', '犬']
     """
     if text.isascii():
@@ -254,38 +257,37 @@ def _common_substring(passage: str, document: str, share: float) -> tuple[int, i
 def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[int, int]:
     """The words of the document, near `start` to `end`, that differ from the passage by the fewest edits.
 
-    Approximate matching by dynamic programming (Sellers 1980): of spans with equally few edits the one that begins
-    last, and of those the one that ends first, so that no word at the ends is one that the passage lacks.
+    Approximate matching by dynamic programming (Sellers 1980). Of spans with equally few edits the one with the most
+    words of the passage counts, then the one that begins last, then the one that ends first: so that there is no word
+    at the ends that the passage lacks.
     """
     room = (end - start) // 6
     low, high = max(0, start - room), min(len(document), end + room)
     codes = np.frombuffer(document[low:high].encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-    # A cost and a start in one number: the smaller cost wins, then the later start.
-    edit = 2 ** len(codes).bit_length()
+    # Edits, common words and start in one number, of which the smallest wins.
+    common = len(codes) + 1
+    edit = common * (len(passage) + 1)
     at = np.arange(len(codes) + 1, dtype=np.int64)
-    costs = edit - 1 - at  # (region + 1,): the passage's first 0 words against spans that end here
+    costs = len(codes) - at  # (region + 1,): the passage's first 0 words against spans that end here
     for code in map(ord, passage):
-        substituted = costs[:-1] + np.where(codes == code, 0, edit)
+        substituted = costs[:-1] + np.where(codes == code, -common, edit)
         costs = costs + edit
         np.minimum(costs[1:], substituted, out=costs[1:])
-        # Words inserted: each costs one more than the span without it.
+        # Words inserted: each costs one edit more than the span without it.
         costs = np.minimum.accumulate(costs - edit * at) + edit * at
     last = int(np.argmin(costs))
-    first = edit - 1 - int(costs[last]) % edit
-    return low + first, low + last
+    return low + len(codes) - int(costs[last]) % common, low + last
 
 
 def _shared(of_passage: Iterable[str], of_document: Iterable[str]) -> int:
     """How many characters of the document are the passage's punctuation, white space apart."""
-    wanted = (character for character in of_passage if not character.isspace())
+    wanted = (character.translate(_PLAIN) for character in of_passage if not character.isspace())
     count = 0
     due = next(wanted, None)
     for read, character in enumerate(of_document, start=1):
-        if due is None:
-            break
         if character.isspace():
             continue
-        if character != due:
+        if due is None or character.translate(_PLAIN) != due:
             break
         count, due = read, next(wanted, None)
     return count
