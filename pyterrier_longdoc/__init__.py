@@ -60,6 +60,8 @@ _PUBLIC = {
     "analysis.judging": ["RelevanceJudge", "agreement"],
     "analysis.locating": ["PassageLocator"],
     "analysis.positions": ["RelevantPositions", "relevant_positions"],
+    "analysis.sensitivity": ["PositionSensitivity", "position_sensitivity"],
+    "analysis.effectiveness": ["PositionEffectiveness", "effectiveness_by_position"],
     "windows": [
         "Truncate",
         "GreedyChunks",

@@ -31,7 +31,9 @@ _WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[
 _ASCII_WORD = re.compile(r"[a-z0-9_]+")
 _DROPPED = re.compile(rf"[{_INVISIBLE}]")
 
-_PLAIN = str.maketrans("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", "'''\"\"\"\"\"-----")
+_PLAIN = str.maketrans(
+    "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", '\'\'\'"""""-----'
+)
 """Quotation marks and dashes as they are typed: publishing systems change them back and forth."""
 
 _OTHER = "\x00"

@@ -90,7 +90,7 @@ class Reader:
     """
 
     def __init__(self, texts: dict[str, str], tokenizer: Any) -> None:
-        self.texts, self.tokenizer = texts, _fast_tokenizer(tokenizer)
+        self.texts, self.tokenizer = texts, fast_tokenizer(tokenizer)
         self._last: tuple[str, TokenizedText] | None = None
 
     def __call__(self, docno: str) -> TokenizedText:
@@ -107,7 +107,15 @@ def _kept_fields(row: Mapping[str, Any], fields: list[str]) -> dict[str, Any]:
     return {name: row[name] for name in ["docno", *fields]}
 
 
-def _fast_tokenizer(tokenizer: Any) -> Any:
+def fast_tokenizer(tokenizer: Any) -> Any:
+    """A tokenizer that gives character offsets, or None as it is.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer, or its name or folder; None stands for words and punctuation marks.
+
+    Raises:
+        ValueError: for any other.
+    """
     if isinstance(tokenizer, str | Path):
         from transformers import AutoTokenizer
 

@@ -2,11 +2,11 @@
 
     python tests/benchmarks/bench_positions.py [--pairs 1000] [--words 10000] [--share 0.1] [--collection FOLDER]
 
-Documents are made of texts of a collection (the documentation of the installed Python packages, or a folder with
-docs.jsonl), with one passage of 30 to 100 words of a text of another half of the collection among them, changed as the row says. `exact` and
-`within 5` compare the position with the true one, in words and punctuation marks, over all pairs; seconds are CPU
-seconds of one call of `relevant_positions`, the tokenisation of the documents included. Targets: exact in 99 % of
-verbatim passages, within 5 tokens in 95 % with 10 % of the words changed, 1,000 pairs of 10,000 words in 30 s.
+Documents are made of one half of the texts of a collection (the documentation of the installed Python packages, or a
+folder with docs.jsonl); among them stands one passage of 30 to 100 words of the other half, changed as the row says.
+`exact` and `within 5` compare its position with the true one, in words and punctuation marks, over all pairs; seconds
+are CPU seconds of one call of `relevant_positions`, the tokenisation of the documents included. Targets: exact in 99 %
+of verbatim passages, within 5 tokens in 95 % with 10 % of the words changed, 1,000 pairs of 10,000 words in 30 s.
 
 The second table counts chance matches: passages of so many words of one half of the collection, looked for in
 documents of the other half. Passages that both halves share verbatim are counted apart.
