@@ -157,10 +157,9 @@ class ByReranker:
         scored = self.reranker(pt.model.add_ranks(frame))
         by_name = dict(zip(scored["docno"].astype(str), scored["score"].astype("float64"), strict=True))
         scores = np.array([by_name.get(docno, np.nan) for docno in frame["docno"]])
-        if not np.isfinite(scores).all():
-            raise ValueError(
-                f"judge={self.reranker!r} returned no score for {int((~np.isfinite(scores)).sum())} chunks"
-            )
+        without = int((~np.isfinite(scores)).sum())
+        if without:
+            raise ValueError(f"judge={self.reranker!r} returned no finite score for {without} of {len(rows)} chunks")
         return scores
 
 

@@ -20,7 +20,7 @@ from ..frames import TextField, strings
 from ..windows import CHUNK_TOKENS, SentenceWindows, Span, TokenizedText
 from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
 from .locating import Match, PassageLocator
-from .sources import Reader, relevant_pairs, texts_of_corpus
+from .triples import Reader, relevant_pairs, texts_of_corpus
 
 CHUNK = 256
 """Tokens of a chunk in the paper; 128 for BEIR."""

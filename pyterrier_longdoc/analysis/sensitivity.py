@@ -18,7 +18,7 @@ from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, e
 from ..frames import strings
 from ..windows import sentence_starts
 from .judging import tokenized
-from .sources import fast_tokenizer, texts_of_corpus
+from .triples import fast_tokenizer, texts_of_corpus
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
