@@ -135,13 +135,12 @@ def test_reasons_for_having_no_position():
 
 
 def test_labels_topics_doubles_and_samples():
-    topics, qrels, corpus, passages, first = collection()
+    topics, qrels, corpus, passages, _ = collection()
     qrels = pd.concat([qrels.assign(label=[2, 0, 1, -2, 1, 3]), qrels.head(1)])
-    find = lambda **arguments: (
-        ld.relevant_positions(  # noqa: E731
-            arguments.pop("topics", topics), qrels, corpus, passages=passages, **arguments
-        ).frame
-    )
+
+    def find(topics=topics, **arguments):
+        return ld.relevant_positions(topics, qrels, corpus, passages=passages, **arguments).frame
+
     assert find()["docno"].tolist() == ["d0", "d2", "d4", "d5"]
     assert find(relevant_from=2)["docno"].tolist() == ["d0", "d5"]
     assert find(topics=topics.tail(2))["docno"].tolist() == ["d4", "d5"]

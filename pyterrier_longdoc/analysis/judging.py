@@ -7,6 +7,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -287,7 +288,8 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     """
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
-    spans = np.asarray([match.span() for match in _TOKEN.finditer(text)], dtype=np.int32).reshape(-1, 2)
+    offsets = chain.from_iterable(match.span() for match in _TOKEN.finditer(text))
+    spans = np.fromiter(offsets, dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
 
 
