@@ -88,7 +88,9 @@ def _line(ax: Any, at: np.ndarray, means: pd.Series, rows: pd.DataFrame, *, full
 
 def _different(comparisons: pd.DataFrame, measure: str) -> set[tuple[str, str]]:
     """Groups and systems that differ from the first baseline, or from their partner where there is no baseline."""
-    rows = comparisons[(comparisons["measure"] == measure) & comparisons["reject"].eq(True)]
+    # Equal systems have no p-value, which corrections may take for a rejection.
+    rejected = comparisons["reject"].eq(True) & comparisons["p-value"].notna()
+    rows = comparisons[(comparisons["measure"] == measure) & rejected]
     baselines = comparisons.loc[comparisons["kind"] == "baseline", "reference"]
     chosen = rows["reference"] == baselines.iloc[0] if len(baselines) else rows["kind"] == "partner"
     return set(zip(rows.loc[chosen, "group"], rows.loc[chosen, "name"], strict=True))

@@ -104,7 +104,8 @@ class PositionSensitivity:
                 "lower": (x < y).mean(0),
                 "p-value": [np.nan, *p],
                 "p-value corrected": [np.nan, *corrected],
-                "reject": [False, *reject],
+                # Where nothing changes there is no p-value, which the correction may take for a rejection.
+                "reject": [False, *(reject & ~np.isnan(p))],
                 "effect size": effect_sizes(x, y),
             }
         )
@@ -155,7 +156,7 @@ def position_sensitivity(
         ValueError: if a column is missing, a passage is not in its document, a document is not in the corpus, places
             are not between 0 and 1, or a system leaves out rows.
     """
-    named = dict(systems) if isinstance(systems, Mapping) else {_name(systems): systems}
+    named = dict(systems) if isinstance(systems, Mapping) else {type(systems).__name__: systems}
     if not named:
         raise ValueError("systems is empty: name at least one reranker")
     at = sorted({float(place) for place in places})
@@ -260,7 +261,3 @@ def _scores(name: str, system: Any, versions: pd.DataFrame, text_field: str) -> 
             f"it must score every row, so leave out cutoffs"
         )
     return scores
-
-
-def _name(system: Any) -> str:
-    return getattr(system, "name", None) or type(system).__name__
