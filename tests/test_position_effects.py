@@ -15,6 +15,9 @@ from pyterrier_longdoc.data.docstrings import count_tokens
 from . import tiny
 from .passages import Writer
 
+# The collections are too small for real comparisons, and the runs made by hand.
+pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
+
 NEEDLE = "Seventeen purple elephants march."
 
 
