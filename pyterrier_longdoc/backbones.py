@@ -31,7 +31,11 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
 
-_POSITIONS_FROM_IDS = {"roberta", "xlm-roberta", "camembert", "longformer", "mpnet"}
+_POSITIONS_FROM_IDS = {
+    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
+    "xlm-roberta-xl",
+}  # fmt: skip
+"""Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
 
 
 class Representation(nn.Module):
@@ -123,24 +127,46 @@ class Backbone:
             position_offset=config.pad_token_id + 1 if config.model_type in _POSITIONS_FROM_IDS else None,
         )
 
-    def text_layout(self, prefix: str = "") -> PairLayout:
-        """The tokenizer's own layout for a single text, with `prefix` before it; the query part stays empty."""
+    def text_layout(self, prefix: str = "") -> tuple[PairLayout, str]:
+        """The tokenizer's own layout for a single text, with `prefix` before it; the query part stays empty.
+
+        Returns:
+            The layout, and what must be put before a text that is tokenised apart from the prefix, so that together
+            they are the tokens of `prefix + text`.
+        """
         encoded = self.tokenizer("a")
         sides = encoded.sequence_ids()
         first, last = sides.index(0), len(sides) - 1 - sides[::-1].index(0)
         ids = encoded["input_ids"]
-        prefix_ids = self.tokenizer(prefix, add_special_tokens=False)["input_ids"] if prefix else []
+        prefix_ids, lead = self._prefix_ids(prefix) if prefix else ([], "")
         types = (
             (0,) * 5 if getattr(self.model.config, "type_vocab_size", 0) > 1 and "token_type_ids" in encoded else None
         )
         pad_id = self.tokenizer.pad_token_id
-        return PairLayout(
+        layout = PairLayout(
             prefix=(*ids[:first], *prefix_ids),
             middle=(),
             suffix=tuple(ids[last + 1 :]),
             types=types,
             pad_id=0 if pad_id is None else pad_id,
         )
+        return layout, lead
+
+    def _prefix_ids(self, prefix: str) -> tuple[list[int], str]:
+        """Tokens of a prefix, and what a text after it must begin with.
+
+        A space between prefix and text is dropped (WordPiece), or belongs to the text's first token, which either
+        brings it along (SentencePiece) or must be given it (byte-level BPE).
+        """
+
+        def ids(text: str) -> list[int]:
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        before, together = ids(prefix.rstrip()), ids(prefix + "a")
+        for lead in ("", " "):
+            if before + ids(lead + "a") == together:
+                return before, lead
+        return ids(prefix), ""
 
 
 def load_backbone(name: str, *, trust_remote_code: bool = False) -> Backbone:
@@ -159,8 +185,8 @@ def load_backbone(name: str, *, trust_remote_code: bool = False) -> Backbone:
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
     classifier = _is_cross_encoder(config)
-    if classifier:
-        _check_labels(name, config)
+    if _is_classifier(config):
+        _check_labels(name, config, supported=classifier)
     auto = AutoModelForSequenceClassification if classifier else AutoModel
     with _quiet_loading():
         model, report = auto.from_pretrained(
@@ -264,23 +290,36 @@ _CLASSIFIERS: dict[str, Callable[[Any], tuple[Representation, nn.Linear]]] = {
 
 
 def _is_cross_encoder(config: Any) -> bool:
-    names = config.architectures or []
-    return config.model_type in _CLASSIFIERS and any(name.endswith("ForSequenceClassification") for name in names)
+    return config.model_type in _CLASSIFIERS and _is_classifier(config)
 
 
-def _check_labels(name: str, config: Any) -> None:
+def _is_classifier(config: Any) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+
+
+def _check_labels(name: str, config: Any, *, supported: bool) -> None:
     if config.num_labels > 2:
         raise ValueError(
             f"checkpoint {name!r} is a classifier with {config.num_labels} labels; a cross-encoder for ranking has "
             f"one (a score) or two (not relevant, relevant)"
         )
-    if config.num_labels == 2:
+    if not supported:
+        logger.warning(
+            "%r: the classification head of %s is not among those that can be taken over (%s): it is left out, and the "
+            "model must be trained",
+            name,
+            config.model_type,
+            ", ".join(_CLASSIFIERS),
+        )
+    elif config.num_labels == 2:
         logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
 
 
 def _check_folder(name: str) -> None:
     folder = Path(name)
     if not folder.is_dir():
+        if not could_be_hub_id(name):
+            raise ValueError(f"backbone {name!r} is neither a folder nor the id of a model on the Hugging Face hub")
         return
     if not (folder / "config.json").is_file():
         raise ValueError(
@@ -289,6 +328,11 @@ def _check_folder(name: str) -> None:
         )
     if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT:
         raise ValueError(f"{name!r} holds a model saved by this package: restore it with its class's load({name!r})")
+
+
+def could_be_hub_id(name: str) -> bool:
+    """Whether a model on the Hugging Face hub may be called so: `name` or `user/name`."""
+    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import importlib
 import json
 import tempfile
@@ -21,10 +20,11 @@ import pyterrier as pt
 from .backbones import DEFAULT_BACKBONE
 from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
-from .frames import HELP_URL, TextField, check_settings, rerank, strings, texts_of, validated
+from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .reports import Coverage, Explanation
+from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
-from .training import TrainingArgs, evaluate, make_groups, train
+from .training import TrainingArgs, check_qrels, evaluate, make_groups, train
 from .weights import HeadSpec, Weights
 from .windows import Windows, windows_from_config
 from .windows import windows_to_config as describe_windows
@@ -60,9 +60,11 @@ class LongDocReranker(pt.Estimator):
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
         dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
-            over windows, None for models without), `window_spans` (characters of each window in the text),
-            `best_start` and `best_end` (characters of the window with the highest score), `query_terms` (what each
-            query token adds to the score, None for models that cannot tell).
+            over windows, None for models without), `window_spans` (characters of each window in the text; of several
+            text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
+            score), `query_terms` (what each query token adds to the score, None for models that cannot tell).
+        score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
+            and an interrupted one goes on. Keyed by weights, settings, query and text; not used with `explain`.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars.
@@ -87,13 +89,14 @@ class LongDocReranker(pt.Estimator):
     device: str | None = None
     dtype: str | None = None
     explain: bool = False
+    score_cache: str | Path | None = None
     training: TrainingArgs | None = None
     trust_remote_code: bool = False
     verbose: bool = False
     seed: int = 42
 
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows",
+        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -171,11 +174,14 @@ class LongDocReranker(pt.Estimator):
             This transformer.
 
         Raises:
-            ValueError: if no training query has a positive and a negative candidate.
+            ValueError: if no training query has a positive and a negative candidate, or none is judged in validation.
+            FloatingPointError: if the loss is not finite.
+
+        Interrupted after the first step, the model keeps what it has learned: the best epoch so far if one was
+        validated, else the weights of the last step.
         """
-        if (topics_or_res_va is None) != (qrels_va is None):
-            raise ValueError("validation needs both candidates and qrels, or neither")
         args = self.training or TrainingArgs()
+        validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
         texts = texts_of(topics_or_res_tr, fields, self.text_loader)
@@ -184,15 +190,30 @@ class LongDocReranker(pt.Estimator):
         )
         self._check()
         weights = self._load_weights()
-        weights.trained = weights.ready = True  # already while validating
-        validate: Callable[[], float] | None = None
-        if topics_or_res_va is not None and qrels_va is not None:
-            validate = functools.partial(self._validate, topics_or_res_va, qrels_va, args.metric)
-        weights.history += train(weights.scorer, groups, args, validate=validate, verbose=self.verbose)
+        train(
+            weights.scorer,
+            groups,
+            args,
+            validate=validate,
+            on_step=weights.mark_trained,
+            history=weights.history,
+            verbose=self.verbose,
+        )
         return self
 
-    def _validate(self, results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
-        return evaluate(self.transform(results), qrels, metric)
+    def _validation(
+        self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
+    ) -> Callable[[], float] | None:
+        """What tells the figure of merit, after a look at its data: not only when the first epoch is over."""
+        if results is None and qrels is None:
+            return None
+        if results is None or qrels is None:
+            raise ValueError("validation needs both candidates and qrels, or neither")
+        validated(results, self.text_field, self.text_loader, self)
+        check_qrels(qrels)
+        if not set(qrels["qid"].astype(str)) & set(results["qid"].astype(str)):
+            raise ValueError("the validation qrels judge none of the validation candidates' queries: check the qids")
+        return lambda: evaluate(self.transform(results), qrels, metric)
 
     def load_scorer(self) -> LongDocScorer:
         """The model in memory, loaded if need be and set up by the current arguments.
@@ -286,7 +307,8 @@ class LongDocReranker(pt.Estimator):
             **parameters: constructor arguments to change, e.g. `device="cpu"`.
 
         Returns:
-            A transformer of this class; `LongDocReranker.load` restores any class.
+            A transformer of this class, or of a subclass that is not this package's own; `LongDocReranker.load`
+            restores any class.
 
         Raises:
             ValueError: if that is not a model saved by this package, or one of another class.
@@ -297,7 +319,7 @@ class LongDocReranker(pt.Estimator):
         saved = known.get(config["class"])
         if saved is None:
             raise ValueError(f"{str(name)!r} holds a {config['class']!r}; known are {', '.join(sorted(known))}")
-        if not issubclass(saved, cls):
+        if saved not in (cls, *_own_subclasses(cls)):
             raise ValueError(f"{str(name)!r} holds a {saved.__name__}, not a {cls.__name__}: use {saved.__name__}.load")
         arguments = dict(config["parameters"])
         if "windows" in arguments:
@@ -359,8 +381,7 @@ class LongDocReranker(pt.Estimator):
         if self.windows is None:
             windows, given = self._default_windows(), self.max_windows
             return replace(windows, max_windows=given, selection=self.selection, seed=self.seed)
-        if self.max_windows is not None or self.selection != "first":
-            raise ValueError(f"set max_windows and selection in windows={self.windows!r} or as arguments, not both")
+        check_only_windows(self)
         return self.windows
 
     def _would_lose_training(self, what: str) -> ValueError:
@@ -378,9 +399,12 @@ class LongDocReranker(pt.Estimator):
         scorer = weights.scorer
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
-        else:
-            scores, explanations = scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), []
-        return scores, explanations, scorer.coverage
+            return scores, explanations, scorer.coverage
+        if self.score_cache is not None:
+            cache = ScoreCache(self.score_cache)
+            scores, coverage = score_with_cache(cache, weights, queries, texts, dtype=dtype, on_rows=on_rows)
+            return scores, [], coverage
+        return scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), [], scorer.coverage
 
     def _warn_untrained(self, weights: Weights) -> None:
         if weights.ready or self._warned_untrained:
@@ -392,6 +416,15 @@ class LongDocReranker(pt.Estimator):
             UntrainedWarning,
             stacklevel=6,
         )
+
+
+def _own_subclasses(cls: type[LongDocReranker]) -> list[type[LongDocReranker]]:
+    """Subclasses that a checkpoint of `cls` may name: all of the base class, else users' own.
+
+    That SumP is written as a MaxP with another head does not make its checkpoints MaxPs.
+    """
+    ours = f"{__package__}."
+    return [c for c in _all_classes(cls) if cls is LongDocReranker or not c.__module__.startswith(ours)]
 
 
 def _all_classes(cls: type[LongDocReranker]) -> list[type[LongDocReranker]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from torch import nn
 
 from .batching import PairLayout
 from .devices import resolve_device, resolve_dtype
+from .embedding_settings import EmbeddingSettings
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
-from .frames import HELP_URL, TextField, check_choice, check_settings, rerank
+from .frames import HELP_URL, TextField, check_choice, check_only_windows, check_settings, rerank
 from .reports import Coverage, Explanation, check_finite
 from .texts import rows_by_pair, share_out, tokenize
 from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
@@ -37,7 +39,8 @@ class BiEncoderScorer(nn.Module):
         encoder: the loaded encoder with its remembered embeddings.
         windows: how texts are cut; checked against the backbone's longest input.
         aggregation: of a document's window similarities: `"first"`, `"max"` or `"avg"`.
-        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's.
+        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for what
+            the checkpoint names, else `"mean"`.
         similarity: `"cosine"` or `"dot"`.
         query_prefix: put before every query.
         passage_prefix: put before every window.
@@ -51,7 +54,7 @@ class BiEncoderScorer(nn.Module):
         windows: Windows,
         *,
         aggregation: str = "max",
-        pooling: str = "mean",
+        pooling: str | None = None,
         similarity: str = "cosine",
         query_prefix: str = "",
         passage_prefix: str = "",
@@ -59,12 +62,17 @@ class BiEncoderScorer(nn.Module):
         max_doc_len: int | None = None,
     ) -> None:
         super().__init__()
-        backbone = replace(encoder.backbone, pooling=pooling)
+        settings = encoder.settings
+        if (query_prefix or passage_prefix) and not settings.pools_prompt:
+            raise ValueError("this checkpoint leaves its prompt out of the mean, which BiEncoder's prefixes do not")
+        backbone = replace(
+            encoder.backbone, pooling=_known_pooling(pooling, settings), representation=settings.projection
+        )
         self.tokenizer = backbone.tokenizer
         self.encoder = WindowEncoder(backbone)
         self.cache = encoder.cache
-        self.query_layout = backbone.text_layout(query_prefix)
-        self.passage_layout = backbone.text_layout(passage_prefix)
+        self.query_layout, self._query_lead = backbone.text_layout(query_prefix)
+        self.passage_layout, self._passage_lead = backbone.text_layout(passage_prefix)
         longest = backbone.max_length
         if longest is not None:
             windows = windows.within(longest - self.passage_layout.specials)
@@ -141,7 +149,7 @@ class BiEncoderScorer(nn.Module):
         self, sequences: list[np.ndarray], layout: PairLayout, dtype: torch.dtype, on_share: OnShare | None
     ) -> np.ndarray:
         """`(V, H)` float32 embeddings of V token sequences; those seen before are not encoded again."""
-        setting = (layout, self.encoder.pooling, self.similarity, dtype)
+        setting = (layout, self.encoder.pooling, self.similarity, dtype, self.device.type)
         keys = [(setting, sequence.tobytes()) for sequence in sequences]
         vectors = {key: vector for key in keys if (vector := self.cache.get(key)) is not None}
         new = {key: sequence for key, sequence in zip(keys, sequences, strict=True) if key not in vectors}
@@ -181,7 +189,8 @@ class BiEncoderScorer(nn.Module):
         query_vectors = self._embed(self._query_ids(list(distinct)), self.query_layout, dtype, None)
         wanted = rows_by_pair([distinct[query] for query in queries], texts)
         for block in _text_blocks(sorted(wanted, key=len, reverse=True)):
-            documents = tokenize(self.tokenizer, block, offsets=offsets or self.windows.needs_text)
+            offsets = offsets or self.windows.needs_text
+            documents = tokenize(self.tokenizer, block, offsets=offsets, lead=self._passage_lead)
             spans = [self.windows(d if self.max_doc_len is None else d.head(self.max_doc_len)) for d in documents]
             rows = sum(len(group) for text in block for group in wanted[text].values())
             vectors = self._window_vectors(documents, spans, dtype, share_out(on_rows, rows))
@@ -200,9 +209,8 @@ class BiEncoderScorer(nn.Module):
         return np.split(vectors, np.cumsum([len(cut) for cut in spans])[:-1])
 
     def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
-        tokenized = tokenize(self.tokenizer, queries)
-        self.coverage.queries = len(queries)
-        self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+        tokenized = tokenize(self.tokenizer, queries, lead=self._query_lead)
+        self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         return [query.ids[: self.max_query_len] for query in tokenized]
 
 
@@ -213,13 +221,16 @@ class BiEncoder(pt.Transformer):
     Args:
         backbone: any Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
-        pooling: `"mean"` of the token states or `"cls"`, as the encoder was trained.
+        pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names (its
+            dense layer, if it has one, is applied too), else `"mean"`.
         similarity: `"cosine"` or `"dot"`, as the encoder was trained.
         query_prefix: put before every query, e.g. `"query: "` for E5.
         passage_prefix: put before every window, e.g. `"passage: "` for E5.
         window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
-        stride: tokens from one window's start to the next one's.
-        windows: how documents are cut; replaces `window_size` and `stride`.
+        stride: tokens from one window's start to the next one's; of no effect for `"first"`.
+        windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
+        max_windows: keep at most this many windows of a document; None keeps all.
+        selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
         max_doc_len: read only so many tokens of a document; None reads all.
         max_query_len: read only so many tokens of a query.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
@@ -231,6 +242,7 @@ class BiEncoder(pt.Transformer):
         explain: add the columns described in `LongDocReranker`.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show a progress bar.
+        seed: of the choice of windows.
 
     Attributes:
         coverage: how much of the text the last `transform` read; None before.
@@ -239,13 +251,15 @@ class BiEncoder(pt.Transformer):
     backbone: str | Path = DEFAULT_BIENCODER
     _: KW_ONLY
     aggregation: str = "max"
-    pooling: str = "mean"
+    pooling: str | None = None
     similarity: str = "cosine"
     query_prefix: str = ""
     passage_prefix: str = ""
     window_size: int | None = None
     stride: int = 100
     windows: Windows | None = None
+    max_windows: int | None = None
+    selection: str = "first"
     max_doc_len: int | None = None
     max_query_len: int = 32
     text_field: TextField = "text"
@@ -257,6 +271,7 @@ class BiEncoder(pt.Transformer):
     explain: bool = False
     trust_remote_code: bool = False
     verbose: bool = False
+    seed: int = 42
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
@@ -303,6 +318,12 @@ class BiEncoder(pt.Transformer):
         if self._encoder is None or self._encoder_for != wanted:
             self._encoder = shared_encoder(str(self.backbone), trust_remote_code=self.trust_remote_code)
             self._encoder_for = wanted
+            if self._encoder.backbone.final is not None:
+                warnings.warn(
+                    f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its "
+                    f"similarities mean little. Give a model that was trained to embed texts.",
+                    stacklevel=2,
+                )
         scorer = BiEncoderScorer(
             self._encoder,
             self._make_windows(),
@@ -332,18 +353,33 @@ class BiEncoder(pt.Transformer):
         return scores, explanations, scorer.coverage
 
     def _make_windows(self) -> Windows:
+        first = self.aggregation == "first"
         if self.windows is not None:
-            return self.windows
-        if self.aggregation == "first":
+            check_only_windows(self)
+            return replace(self.windows, max_windows=1, selection="first") if first else self.windows
+        if first:
             return Truncate(self.window_size)
-        return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
+        size = 150 if self.window_size is None else self.window_size
+        windows = SlidingWindows(size, self.stride)
+        return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
 
     def _check(self) -> None:
         check_choice("aggregation", self.aggregation, ("first", "max", "avg"))
-        check_choice("pooling", self.pooling, ("mean", "cls"))
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, ("mean", "cls"))
         check_choice("similarity", self.similarity, ("cosine", "dot"))
         check_settings(self)
         self._make_windows()
+
+
+def _known_pooling(pooling: str | None, settings: EmbeddingSettings) -> str:
+    chosen = pooling or settings.pooling or "mean"
+    if chosen not in ("mean", "cls"):
+        raise ValueError(
+            f"this checkpoint was trained with the pooling {chosen!r}, which BiEncoder does not have; pooling='mean' "
+            f"or 'cls' asks for another one all the same"
+        )
+    return chosen
 
 
 def _text_blocks(texts: list[str]) -> Iterator[list[str]]:

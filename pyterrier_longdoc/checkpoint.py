@@ -10,7 +10,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
-from .backbones import FORMAT, Backbone, build_backbone, load_tokenizer
+from .backbones import FORMAT, Backbone, build_backbone, could_be_hub_id, load_tokenizer
 from .heads.base import Head, build_head
 from .scorer import LongDocScorer
 from .windows import windows_from_config, windows_to_config
@@ -100,7 +100,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     """
     folder = Path(name)
     if not folder.is_dir():
-        if folder.exists() or not _could_be_hub_id(str(name)):
+        if folder.exists() or not could_be_hub_id(str(name)):
             raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
         try:
@@ -153,10 +153,6 @@ def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer
     except Exception as error:
         raise ValueError(f"the weights in {str(path)!r} do not fit config.json: {error}") from error
     return scorer, backbone
-
-
-def _could_be_hub_id(name: str) -> bool:
-    return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

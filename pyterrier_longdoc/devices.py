@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from typing import Any
 
 import torch
 
@@ -11,8 +12,24 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def resolve_device(device: str | None) -> torch.device:
-    """The named device; None for a GPU if there is one, else the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """The named device; None for a GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: for an unknown name, or a GPU where torch sees none.
+    """
+    check_device(device)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu', or None to take what there is")
+    return chosen
+
+
+def check_device(device: Any) -> None:
+    """Raises ValueError if torch knows no device of this name; whether it is there shows when it is used."""
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is unknown to torch; use 'cpu', 'cuda', 'cuda:1', 'mps', ...") from error
 
 
 def resolve_dtype(dtype: str | None) -> torch.dtype:

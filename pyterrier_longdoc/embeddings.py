@@ -9,6 +9,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from .backbones import Backbone, load_backbone
+from .embedding_settings import EmbeddingSettings, embedding_settings
 
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
@@ -58,10 +59,12 @@ class SharedEncoder:
 
     Args:
         backbone: the loaded encoder.
+        settings: how it was trained to embed.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, settings: EmbeddingSettings) -> None:
         self.backbone = backbone
+        self.settings = settings
         self.cache = EmbeddingCache()
 
 
@@ -78,7 +81,7 @@ def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncod
     key = (name, trust_remote_code)
     encoder = _LOADED.get(key)
     if encoder is None:
-        encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code))
+        encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code), embedding_settings(name))
         _LOADED[key] = encoder
     return encoder
 

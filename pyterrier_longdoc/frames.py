@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .reports import Coverage, Explanation
-from .windows import Windows
+from .windows import Windows, check_positive
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
@@ -63,7 +65,7 @@ def rerank(transformer: Any, inp: pd.DataFrame, score: ScoreFunction) -> pd.Data
     if coverage.is_cut and not transformer._warned_cut:
         transformer._warned_cut = True
         warnings.warn(
-            f"{type(transformer).__name__} did not read all of the text: {coverage} (see .coverage).",
+            f"{type(transformer).__name__} did not read all of the text: {coverage.losses()} (see .coverage).",
             TruncationWarning,
             stacklevel=4,
         )
@@ -95,13 +97,20 @@ def check_settings(transformer: Any) -> None:
         ValueError: for one that can never work.
     """
     # Here, because devices imports torch, which listwise rerankers do without.
-    from .devices import resolve_dtype
+    from .devices import check_device, resolve_dtype
 
     field_names(transformer.text_field)
     resolve_dtype(transformer.dtype)
+    check_device(transformer.device)
     for name in ("batch_size", "max_batch_tokens", "max_query_len"):
-        if getattr(transformer, name) < 1:
-            raise ValueError(f"{name}={getattr(transformer, name)} must be at least 1")
+        if getattr(transformer, name) is None:
+            raise ValueError(f"{name}=None must be a whole number")
+        check_positive(**{name: getattr(transformer, name)})
+    check_positive(max_windows=transformer.max_windows)
+    if transformer.max_doc_len is not None:
+        check_positive(max_doc_len=transformer.max_doc_len)
+    if isinstance(transformer.seed, bool) or not isinstance(transformer.seed, Integral):
+        raise ValueError(f"seed={transformer.seed!r} must be a whole number")
     if not isinstance(transformer.windows, Windows | None):
         raise ValueError(f"windows={transformer.windows!r} must be windows, e.g. SlidingWindows(150, 75)")
     loader = transformer.text_loader
@@ -112,16 +121,28 @@ def check_settings(transformer: Any) -> None:
         )
 
 
+def check_only_windows(transformer: Any) -> None:
+    """Raises ValueError if sizes are given next to `windows=`, where they would have no effect."""
+    defaults = {f.name: f.default for f in dataclasses.fields(transformer)}
+    names = ("window_size", "stride", "max_windows", "selection")
+    both = [name for name in names if name in defaults and getattr(transformer, name) != defaults[name]]
+    if both:
+        raise ValueError(
+            f"{' and '.join(both)} would have no effect next to windows={transformer.windows!r}: set them in windows, "
+            f"or leave windows out"
+        )
+
+
 def field_names(text_field: TextField) -> list[str]:
     """The text columns, in order.
 
     Raises:
         ValueError: if there is none.
     """
-    names = [text_field] if isinstance(text_field, str) else list(text_field)
-    if not names or not all(isinstance(name, str) and name for name in names):
+    names = [text_field] if isinstance(text_field, str) else text_field
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"text_field={text_field!r} must be the name of a column, or a tuple of names")
-    return names
+    return list(names)
 
 
 def validated(
@@ -133,6 +154,9 @@ def validated(
         pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
     """
     fields = field_names(text_field)
+    twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
+    if twice:
+        raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
     try:
         with pt.validate.any(inp, context=context) as v:
             v.result_frame(["query", *fields, *further], mode="text")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ import pandas as pd
 from .base import LongDocReranker
 from .frames import check_choice, validated, with_scores
 from .weights import HeadSpec, seeded_head
-from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows
+from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows, check_positive
 
 
 @dataclass(eq=False, repr=False)
@@ -36,6 +36,9 @@ class FirstP(LongDocReranker):
 
     def _default_windows(self) -> Windows:
         return Truncate(self.window_size)
+
+    def _make_windows(self) -> Windows:
+        return replace(super()._make_windows(), max_windows=1, selection="first")
 
 
 @dataclass(eq=False, repr=False)
@@ -195,6 +198,7 @@ class PARADE(LongDocReranker):
         super()._check()
         check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
         check_choice("attention", self.attention, ("vector", "elementwise"))
+        check_positive(layers=self.layers, attention_heads=self.attention_heads)
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         only_for = {"attn": ("attention",), "transformer": self._of_transformer}
         for aggregation, names in only_for.items():
@@ -239,7 +243,8 @@ class NeuralModel1(AvgP):
     Args:
         smoothing: weight of the background model.
         background: probability of any query token in the background model.
-        self_translation: probability that a word piece translates to itself; None leaves it to the network.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network. 0.5 is a
+            good start with little training data.
         projection: size of the projected embeddings.
         units: of the network's first hidden layer; the second has half of them.
     """

@@ -15,7 +15,7 @@ from .batching import Encoded
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
-from .reports import Coverage, Explanation, RawExplanation, check_finite
+from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
 
@@ -158,13 +158,31 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         scores = np.full(len(texts), np.nan)
-        for block, encoded, _, _ in self._run(queries, texts, dtype, on_rows):
-            with self._evaluation():
-                values = self.head(encoded).double().cpu().numpy()
-            for value, rows in zip(values, block.rows, strict=True):
+        for block, values, _ in self.stream(queries, texts, dtype=dtype, on_rows=on_rows):
+            for rows, value in zip(block, values, strict=True):
                 scores[rows] = value
         check_finite(scores)
         return scores
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[list[list[int]], np.ndarray, list[Reading]]]:
+        """As `score`, block by block, for callers that keep what is done.
+
+        Yields:
+            Of P distinct pairs: the rows that ask for each, `(P,)` scores, and what was read of each text.
+        """
+        for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows):
+            with self._evaluation():
+                values = self.head(encoded).double().cpu().numpy()
+            lengths = [len(documents[text]) for _, text in block.pairs]
+            yield block.rows, values, [Reading.through(cut, n) for cut, n in zip(spans, lengths, strict=True)]
 
     @torch.inference_mode()
     def explain(
@@ -272,11 +290,14 @@ class LongDocScorer(nn.Module):
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
         return tokenize(self.tokenizer, texts, offsets=offsets or self.windows.needs_text)
 
+    def query_lengths(self, queries: Sequence[str]) -> list[int]:
+        """Tokens of each query, also of what is not read."""
+        return [len(query) for query in tokenize(self.tokenizer, queries)]
+
     def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
         tokenized = tokenize(self.tokenizer, queries)
         if count:
-            self.coverage.queries = len(queries)
-            self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+            self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         return [query.ids[: self.max_query_len] for query in tokenized]
 
     def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from .windows import TokenizedText
 
 
-def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
     """Token ids, without special tokens and without a limit on their number.
 
     Args:
@@ -20,11 +20,12 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> 
         texts: any texts, empty ones included.
         offsets: also keep the character offsets of each token (needed for windows in words or sentences and for
             showing a window to a reader; costs several times the time).
+        lead: put before every text that is not empty; offsets do not count it.
     """
     if not texts:
         return []
     encoded = tokenizer(
-        list(texts),
+        [lead + text if text else text for text in texts],
         add_special_tokens=False,
         return_attention_mask=False,
         return_token_type_ids=False,
@@ -37,7 +38,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False) -> 
         return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
     tokenized = []
     for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
-        characters = np.asarray(pairs, dtype=np.int32).reshape(-1, 2)
+        characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
         tokenized.append(TokenizedText(row, text, characters[:, 0], characters[:, 1]))
     return tokenized
 

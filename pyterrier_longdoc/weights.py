@@ -67,6 +67,10 @@ class Weights:
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
+    def mark_trained(self) -> None:
+        """From now on the weights make sense and must not be lost."""
+        self.trained = self.ready = True
+
     def exchange_head(self, head: HeadSpec, seed: int) -> bool:
         """Puts another head on the same encoder.
 
@@ -118,7 +122,7 @@ class Weights:
 def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
     """Makes a head with weights that depend on `seed` alone; the global random state stays as it is."""
     name, options = head
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         return build_head(name, hidden_size, channels=channels, **options)
 

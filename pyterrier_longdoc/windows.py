@@ -16,6 +16,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,7 +93,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         if self.max_windows is not None:
-            _check_positive(max_windows=self.max_windows)
+            check_positive(max_windows=self.max_windows)
         if self.selection not in SELECTIONS:
             raise ValueError(f"selection={self.selection!r} is unknown; choose one of {', '.join(SELECTIONS)}")
 
@@ -151,7 +152,7 @@ class Truncate(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(size=self.size)
+        check_positive(size=self.size)
 
     @property
     def largest(self) -> int:
@@ -180,7 +181,7 @@ class GreedyChunks(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(size=self.size)
+        check_positive(size=self.size)
 
     @property
     def largest(self) -> int:
@@ -217,7 +218,7 @@ class SlidingWindows(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(size=self.size, stride=self.stride)
+        check_positive(size=self.size, stride=self.stride)
         _check_stride(self.size, self.stride)
 
     @property
@@ -251,7 +252,7 @@ class SlidingWords(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(size=self.size, stride=self.stride, max_tokens=self.max_tokens)
+        check_positive(size=self.size, stride=self.stride, max_tokens=self.max_tokens)
         _check_stride(self.size, self.stride)
 
     @property
@@ -287,7 +288,7 @@ class SentenceWindows(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_positive(max_tokens=self.max_tokens, max_sentences=self.max_sentences)
+        check_positive(max_tokens=self.max_tokens, max_sentences=self.max_sentences)
 
     @property
     def largest(self) -> int | None:
@@ -398,9 +399,14 @@ def _limited_within(windows: Any, limit: int | None, capacity: int) -> Windows:
     return windows
 
 
-def _check_positive(**sizes: int | None) -> None:
+def check_positive(**sizes: int | None) -> None:
+    """Raises ValueError, naming it, for any size that is not None or a whole number of at least 1."""
     for name, value in sizes.items():
-        if value is not None and value < 1:
+        if value is None:
+            continue
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be a whole number")
+        if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
 
 

@@ -157,7 +157,7 @@ def encoder_with(tokenizer, segments):
 def test_text_layout(prefix):
     tokenizer = tiny.tokenizer()
     texts = ["the cat and the dog", "", "rain"]
-    layout = encoder_with(tokenizer, 2).text_layout(prefix)
+    layout, _ = encoder_with(tokenizer, 2).text_layout(prefix)
     words = [ids(*tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
     batch = layout.collate([ids()] * 3, [[text] for text in words])
     expected = tokenizer([f"{prefix} {text}" for text in texts], padding=True, return_tensors="pt")
@@ -168,8 +168,8 @@ def test_text_layout(prefix):
 
 
 def test_text_layout_without_segments():
-    assert encoder_with(tiny.tokenizer(), 1).text_layout().types is None
-    assert encoder_with(tiny.tokenizer(segments=False), 2).text_layout().types is None
+    assert encoder_with(tiny.tokenizer(), 1).text_layout()[0].types is None
+    assert encoder_with(tiny.tokenizer(segments=False), 2).text_layout()[0].types is None
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.base import LongDocReranker
 
 from . import tiny
 from .systems import CROSS_ENCODERS, SLIDING, make
@@ -222,9 +223,20 @@ def test_wrong_class(saved):
         ld.KMaxP.load(saved)
 
 
-def test_subclass_is_no_obstacle(cross_encoder, tmp_path):
-    make("KMaxP", cross_encoder).save(tmp_path)
-    assert type(ld.MaxP.load(tmp_path)) is ld.KMaxP  # KMaxP is a MaxP
+class OwnMaxP(ld.MaxP):
+    """What a user writes to give MaxP other defaults."""
+
+
+def test_subclasses(cross_encoder, tmp_path):
+    make("KMaxP", cross_encoder).save(tmp_path / "kmaxp")
+    with pytest.raises(ValueError, match=r"holds a KMaxP, not a MaxP: use KMaxP\.load"):
+        ld.MaxP.load(tmp_path / "kmaxp")  # that a KMaxP is written as a MaxP with another head is no matter of users
+    assert type(LongDocReranker.load(tmp_path / "kmaxp")) is ld.KMaxP
+    own = OwnMaxP(cross_encoder, window_size=20, stride=10, max_query_len=8)
+    own.save(tmp_path / "own")
+    assert type(ld.MaxP.load(tmp_path / "own")) is OwnMaxP
+    with pytest.raises(ValueError, match="holds a OwnMaxP, not a KMaxP"):
+        ld.KMaxP.load(tmp_path / "own")
 
 
 def test_no_such_place(tmp_path):
@@ -268,7 +280,7 @@ def test_newer_format_and_unknown_names(saved):
         ld.MaxP.load(saved)
     edit(saved, format_version=1, **{"class": "LongestP"})
     with pytest.raises(
-        ValueError, match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, MaxP, NeuralModel1, PARADE"
+        ValueError, match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, MaxP, NeuralModel1, "
     ):
         ld.LongDocReranker.load(saved)
     edit(saved, **{"class": "MaxP"}, head={"name": "minp", "options": {}, "ready": True})

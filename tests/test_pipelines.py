@@ -156,7 +156,7 @@ def test_apply_attributes_keeps_weights(name, cross_encoder, candidates):
         ("MaxP", {"max_doc_len": 11}),
         ("MaxP", {"max_query_len": 1}),
         ("MaxP", {"pad_query": True}),
-        ("MaxP", {"windows": ld.SentenceWindows(max_tokens=7)}),
+        ("MaxP", {"windows": ld.SentenceWindows(max_tokens=7), "window_size": 150, "stride": 100}),
         ("PARADE-attn", {"window_size": 12}),
         ("FirstP", {"window_size": 30}),
         ("BiEncoder-max", {"window_size": 12}),

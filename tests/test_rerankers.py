@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import socket
 import sys
@@ -463,7 +464,7 @@ def test_one_truncation_warning(fresh, results):
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"], indirect=True)
 def test_long_queries_are_reported(fresh, results):
-    with pytest.warns(TruncationWarning, match="2 queries, 1 of them cut"):
+    with pytest.warns(TruncationWarning, match=r"text: 1 of 2 queries were cut at max_query_len \(see"):
         fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
 
 
@@ -513,6 +514,16 @@ def test_wrong_arguments_common_to_all(fresh):
         ({"max_batch_tokens": 0}, "max_batch_tokens=0 must be at least 1"),
         ({"max_query_len": 0}, "max_query_len=0 must be at least 1"),
         ({"windows": 150}, "windows=150 must be windows"),
+        ({"text_field": 3}, "text_field=3 must be the name of a column"),
+        ({"batch_size": None}, "batch_size=None must be a whole number"),
+        ({"batch_size": 4.0}, "batch_size=4.0 must be a whole number"),
+        ({"batch_size": True}, "batch_size=True must be a whole number"),
+        ({"max_doc_len": 0}, "max_doc_len=0 must be at least 1"),
+        ({"max_doc_len": -5}, "max_doc_len=-5 must be at least 1"),
+        ({"max_windows": 0}, "max_windows=0 must be at least 1"),
+        ({"selection": "best"}, "selection='best' is unknown"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"device": "gpu"}, "device='gpu' is unknown to torch"),
     ]
     for changes, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -534,8 +545,12 @@ def test_wrong_arguments_common_to_all(fresh):
         (ld.MaxP, {"window_size": 100, "stride": 101}, "stride=101 is larger than the window size 100"),
         (ld.MaxP, {"window_size": 0}, "size=0 must be at least 1"),
         (ld.MaxP, {"max_windows": 0}, "max_windows=0 must be at least 1"),
-        (ld.MaxP, {"windows": ld.SlidingWords(), "max_windows": 4}, "not both"),
-        (ld.MaxP, {"windows": ld.SlidingWords(), "selection": "first_last_random"}, "not both"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows would have no effect next to windows"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "selection": "first_last_random"}, "selection would have no effect"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size and stride would have"),
+        (ld.BiEncoder, {"windows": ld.SlidingWords(), "window_size": 40}, "window_size would have no effect"),
+        (ld.MaxP, {"window_size": 40.0}, "size=40.0 must be a whole number"),
+        (ld.PARADE, {"aggregation": "transformer", "layers": 0}, "layers=0 must be at least 1"),
         (ld.KMaxP, {"k": 0}, "k=0 must be at least 1"),
         (ld.KMaxP, {"k": 2, "weights": [1.0]}, "must have k=2 entries"),
         (ld.Birch, {"first_stage_weight": 1.5}, "between 0 and 1"),
@@ -548,6 +563,44 @@ def test_wrong_arguments_common_to_all(fresh):
 def test_wrong_arguments(cls, arguments, message, nothing_loads):
     with pytest.raises(ValueError, match=message):
         cls("any/model", **arguments)
+
+
+def test_numpy_numbers_are_numbers(cross_encoder, results):
+    expected = make("MaxP", cross_encoder)(results)
+    model = make("MaxP", cross_encoder, batch_size=np.int64(3), seed=np.int64(42))
+    pd.testing.assert_frame_equal(model(results), expected)
+
+
+def test_column_that_stands_twice(fresh, results):
+    twice = pd.concat([results, results[["text"]]], axis=1)
+    with pytest.raises(ValueError, match=r"column\(s\) text stand more than once"):
+        fresh(twice)
+
+
+def test_gpu_that_is_not_there(fresh, results, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    fresh.device = "cuda"
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        fresh(results)
+
+
+def test_backbone_that_is_no_folder(results):
+    with pytest.raises(ValueError, match="'/no/such/folder' is neither a folder nor the id of a model"):
+        ld.MaxP("/no/such/folder")(results)
+
+
+@pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"], indirect=True)
+def test_first_window_of_any_windows(name, fresh, results):
+    expected = fresh(results.assign(text=[" ".join(text.split()[:7]) for text in results["text"].fillna("")]))
+    arguments = {f.name: getattr(fresh, f.name) for f in dataclasses.fields(fresh)}
+    arguments.update(windows=ld.SlidingWords(7, 3), window_size=None, backbone=fresh.backbone)
+    if "stride" in arguments:
+        arguments["stride"] = type(fresh).stride
+    model = type(fresh)(**arguments)
+    np.testing.assert_allclose(model(results)["score"], expected["score"], rtol=1e-5)
+    assert model.coverage.windows == model.coverage.documents
+    assert model.coverage.documents_cut == 1
+    assert model.coverage.tokens_read < model.coverage.tokens
 
 
 def test_arguments_are_checked_again_at_transform(cross_encoder, results):

@@ -78,7 +78,7 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
     """Saves a random checkpoint and returns its folder: a classifier with `labels` labels, or (None) an encoder."""
     roberta = "roberta" in family
     tok = tokenizer(double_separator=roberta, segments=family in ("bert", "electra", "deberta-v2"))
-    sizes = {**SIZES, "max_position_embeddings": 128, "vocab_size": len(tok), **FAMILIES[family], **changes}
+    sizes = {**SIZES, "max_position_embeddings": 128, "vocab_size": len(tok), **FAMILIES.get(family, {}), **changes}
     if family == "distilbert":
         sizes = {k: v for k, v in sizes.items() if k not in SIZES or k == "initializer_range"}
     config = AutoConfig.for_model(family, **sizes)

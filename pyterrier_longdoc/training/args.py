@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
+
+from .validation import measure_named
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,19 @@ class TrainingArgs:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "queries_per_step"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("epochs", "queries_per_step", "max_negative_rank"):
+            value = getattr(self, name)
+            if value is None and name == "max_negative_rank":
+                continue
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        measure_named(self.metric)
         if not 0.0 <= self.warmup <= 1.0:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, between 0 and 1")
         if "" not in self.learning_rates:
             raise ValueError('learning_rates needs an entry "" for parameters that no other prefix matches')
+        if min(self.margin, self.weight_decay, *self.learning_rates.values()) < 0:
+            raise ValueError("margin, weight_decay and learning_rates cannot be negative")
 
     def __reduce__(self) -> tuple:
         # A mapping proxy does not pickle; a dict does.

@@ -41,9 +41,7 @@ def make_groups(
     Raises:
         ValueError: if qrels lack a column, or no query has both a positive and a negative.
     """
-    missing = {"qid", "docno", "label"} - set(qrels.columns)
-    if missing:
-        raise ValueError(f"qrels lack the columns {sorted(missing)}; they need qid, docno and label")
+    check_qrels(qrels)
     judged = zip(qrels["qid"].astype(str), qrels["docno"].astype(str), qrels["label"], strict=True)
     relevant = {(qid, docno) for qid, docno, label in judged if label > 0}
     frame = pd.DataFrame(
@@ -68,6 +66,13 @@ def make_groups(
             "the run and the qrels match, and that the first stage retrieves deep enough"
         )
     return groups
+
+
+def check_qrels(qrels: pd.DataFrame) -> None:
+    """Raises ValueError, naming the missing columns, if these are no qrels."""
+    missing = {"qid", "docno", "label"} - set(qrels.columns)
+    if missing:
+        raise ValueError(f"qrels lack the columns {sorted(missing)}; they need qid, docno and label")
 
 
 def _positions(results: pd.DataFrame) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,19 +22,25 @@ def train(
     args: TrainingArgs,
     *,
     validate: Callable[[], float] | None = None,
+    on_step: Callable[[], None] | None = None,
+    history: list[dict[str, Any]] | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
+
+    Interrupted, the scorer keeps the best epoch's weights if one was validated, else those of the last step.
 
     Args:
         scorer: `scorer(queries, texts) -> (B,)` scores with a graph.
         groups: training queries with positives and negatives.
         args: the recipe.
         validate: called after each epoch for a figure of merit; the weights with the best one are kept.
+        on_step: called after each optimiser step.
+        history: gets one entry per epoch as it ends; None makes a new list.
         verbose: show a progress bar.
 
     Returns:
-        One entry per epoch: `epoch`, `loss` (mean per query) and, with `validate`, `validation`.
+        `history`: of each epoch `epoch`, `loss` (mean per query) and, with `validate`, `validation`.
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
@@ -43,14 +50,15 @@ def train(
     warmup_steps = max(1, round(args.warmup * args.epochs * steps_per_epoch))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup_steps))
     rng = random.Random(args.seed)
-    history: list[dict[str, Any]] = []
+    history = [] if history is None else history
     best: tuple[float, dict[str, torch.Tensor]] | None = None
     scorer.train()
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(scorer)):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(args.seed)
             for epoch in range(args.epochs):
-                loss = _train_epoch(scorer, groups, args, optimizer, schedule, rng, f"epoch {epoch + 1}", verbose)
+                step = functools.partial(_step, optimizer, schedule, on_step)
+                loss = _train_epoch(scorer, groups, args, step, rng, f"epoch {epoch + 1}", verbose)
                 entry = {"epoch": epoch + 1, "loss": loss}
                 if validate is not None:
                     scorer.eval()
@@ -63,8 +71,8 @@ def train(
         # An aborted query must not leave its gradients to the next training.
         scorer.zero_grad(set_to_none=True)
         scorer.eval()
-    if best is not None:
-        scorer.load_state_dict(best[1])
+        if best is not None:
+            scorer.load_state_dict(best[1])
     return history
 
 
@@ -82,8 +90,7 @@ def _train_epoch(
     scorer: nn.Module,
     groups: Sequence[Group],
     args: TrainingArgs,
-    optimizer: torch.optim.Optimizer,
-    schedule: Any,
+    step: Callable[[], None],
     rng: random.Random,
     label: str,
     verbose: bool,
@@ -103,13 +110,14 @@ def _train_epoch(
                 loss.backward()
                 total += loss.item()
                 bar.update(1)
-            optimizer.step()
-            optimizer.zero_grad()
-            schedule.step()
+            step()
             bar.set_postfix(loss=f"{total / (start + len(chosen)):.3f}")
     return total / len(order)
 
 
-def _cuda_devices(module: nn.Module) -> list[int]:
-    devices = {p.device.index or 0 for p in module.parameters() if p.device.type == "cuda"}
-    return sorted(devices)
+def _step(optimizer: torch.optim.Optimizer, schedule: Any, on_step: Callable[[], None] | None) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+    schedule.step()
+    if on_step is not None:
+        on_step()
