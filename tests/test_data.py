@@ -612,7 +612,12 @@ def test_unknown_name_lists_the_known_ones(name):
 
 
 def test_listing_builds_nothing(home):
-    assert LongDocDatasetProvider().list_dataset_names() == ["docstrings"]
+    names = LongDocDatasetProvider().list_dataset_names()
+    made = ["docstrings-far", "docstrings-uniform", "docstrings-early", "needle", "passkey"]
+    assert names == ["docstrings", *made]
+    for name in made:
+        variants = list(docstrings.SPLITS) if "-" in name else [str(2**power) for power in range(8, 16)]
+        assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == variants
     description = pt.get_dataset("longdoc:docstrings")._describe_component("topics")
     assert description == list(docstrings.VARIANTS)
     assert not (home / "longdoc").exists()

@@ -64,7 +64,7 @@ class FolderDataset(InMemoryDataset):
             ValueError: If a variant is asked for, or a line is malformed.
         """
         self._no_variant("qrels", variant)
-        rows = [_qrel(where, line) for where, line in self._lines("qrels.txt")]
+        rows = [qrel(where, line) for where, line in self._lines("qrels.txt")]
         return pd.DataFrame(rows, columns=["qid", "docno", "label"]).astype({"qid": str, "docno": str, "label": int})
 
     def _read_documents(self) -> Documents:
@@ -121,7 +121,12 @@ def _document(where: str, line: str) -> dict[str, str]:
     return {field: row[field] for field in ("docno", "text", "title") if field in row}
 
 
-def _qrel(where: str, line: str) -> tuple[str, str, int]:
+def qrel(where: str, line: str) -> tuple[str, str, int]:
+    """One line of TREC qrels: qid, docno and label.
+
+    Raises:
+        ValueError: if it is malformed; the message says where.
+    """
     try:
         qid, _, docno, label = line.split()
         return qid, docno, int(label)
