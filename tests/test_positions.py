@@ -10,6 +10,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis.judging import tokenized
 from pyterrier_longdoc.data.docstrings import count_tokens
+from pyterrier_longdoc.data.far_relevant import far_relevant
 from pyterrier_longdoc.listwise import CallableBackend
 
 from . import tiny
@@ -60,6 +61,21 @@ def test_known_positions_come_back():
         assert text[row.start : row.end] == passage
         assert row.end_token == row.first_token + count_tokens(passage)
     assert found.unmatched == 0.0
+
+
+@pytest.mark.parametrize("position", ["early", "uniform", "far"])
+def test_gold_positions_of_far_relevant_collections_come_back(position):
+    writer = Writer(8)
+    passages = pd.DataFrame({"docno": [str(i) for i in range(200)], "text": [writer.prose(40) for _ in range(200)]})
+    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(30)], "query": "?"})
+    qrels = topics[["qid"]].assign(docno=passages["docno"].head(30), label=1)
+    made = far_relevant(passages, topics, qrels, position=position, min_offset=100, max_length=400)
+    asked = qrels[["qid"]].assign(text=passages["text"].head(30))
+    found = ld.relevant_positions(made.topics, made.qrels, made.corpus, passages=asked).matched
+    both = found.merge(made.gold, on=["qid", "docno"], suffixes=("", "_gold"), validate="1:1")
+    assert len(both) == 30
+    for name in ("first_token", "length", "start", "end"):
+        assert both[name].tolist() == both[f"{name}_gold"].tolist()
 
 
 def test_tokens_of_any_tokenizer():
