@@ -116,6 +116,27 @@ def test_an_edited_copy_does_not_hide_the_passage():
         assert abs(LOCATOR(passage, document).start - starts[1]) < 40
 
 
+@pytest.mark.parametrize("share", [0.06, 0.15])
+def test_of_two_edited_copies_the_first_counts(share):
+    writer = Writer(9)
+    passage = writer.prose(60)
+    lost = round(60 * share)
+    in_a_row, scattered = passage.split(" "), passage.split(" ")
+    in_a_row[-lost:] = ["unheard"] * lost
+    scattered[5 : 5 + 6 * lost : 6] = ["unheard"] * lost
+    for copy in (" ".join(in_a_row), " ".join(scattered)):
+        document, (first, _) = placed(writer, copy, copy)
+        assert LOCATOR(passage, document).start == first
+
+
+def test_an_inserted_second_word_does_not_cost_the_first():
+    writer = Writer(10)
+    passage = writer.prose(40)
+    first, rest = passage.split(" ", 1)
+    document, (start,) = placed(writer, f"{first} unheard {rest}")
+    assert LOCATOR(passage, document).start == start
+
+
 def test_words_inserted_at_the_ends_do_not_belong_to_the_passage():
     writer = Writer(3)
     passage = writer.prose(40)

@@ -118,13 +118,20 @@ def test_inputs_are_left_alone():
         pd.testing.assert_frame_equal(frame, old)
 
 
-def test_the_first_of_several_passages():
+def test_the_first_of_several_passages_even_if_others_match_better():
     topics, qrels, corpus, passages, first = collection(1)
-    text = corpus["text"][0]
-    later, absent = text[-200:], Writer(99).prose(30)
-    several = pd.DataFrame({"qid": "q0", "text": [later, absent, passages["text"][0]]})
+    later, absent = corpus["text"][0][-200:], Writer(99).prose(30)
+    edited = " ".join([*passages["text"][0].split(" ")[:-4], "unheard", "unheard", "unheard", "unheard"])
+    several = pd.DataFrame({"qid": "q0", "text": [later, absent, edited]})
     (row,) = ld.relevant_positions(topics, qrels, corpus, passages=several).frame.to_dict("records")
-    assert (row["first_token"], row["passage"]) == (first[0], 2)
+    assert (row["first_token"], row["passage"], row["similarity"]) == (first[0], 2, 0.9)
+
+
+def test_a_token_that_ends_where_the_passage_begins_is_before_it():
+    topics, qrels, corpus, passages, _ = collection(1)
+    glued = corpus.assign(text=["one two:" + passages["text"][0]])
+    (row,) = ld.relevant_positions(topics, qrels, glued, passages=passages).frame.to_dict("records")
+    assert (row["start"], row["first_token"], row["end_token"]) == (8, 3, row["length"])
 
 
 def test_reasons_for_having_no_position():
