@@ -76,6 +76,9 @@ def test_scripts_without_spaces():
     document = "夏は夜。月のころはさらなり。" * 20 + passage + "秋は夕暮れ。" * 20
     match = LOCATOR(passage, document)
     assert document[match.start : match.end] == passage
+    decomposed = unicodedata.normalize("NFD", document)
+    match = LOCATOR(passage, decomposed)
+    assert unicodedata.normalize("NFC", decomposed[match.start : match.end]) == passage
 
 
 def test_more_words_than_there_are_codes_below_the_surrogates():
@@ -213,6 +216,15 @@ def letters(code: str) -> str:
 def test_thresholds(document, found):
     match = LOCATOR(letters("abcdefghijklmnopqrst"), letters("zzzzzzz" + document + "zzzz"))
     assert (match and (match.similarity, match.method)) == found
+
+
+def test_thresholds_so_low_that_nothing_is_close():
+    match = ld.PassageLocator(subsequence=0.2, slack=5)(
+        letters("abcdefghijklmn"), letters("axxxxxxxxxxxxxbxxxxxxxxxxc")
+    )
+    assert match.method == "subsequence"
+    assert match.similarity == pytest.approx(3 / 14)
+    assert match.start < match.end
 
 
 def reference(passage: str, document: str) -> tuple[float, str] | None:

@@ -27,7 +27,7 @@ from ..experiment.extras import required
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 # Combining accents, soft hyphens and zero-width characters stand within words.
 _INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
-_WORD = re.compile(rf"[{_UNSPACED}]|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[\w{_INVISIBLE}])*")
+_WORD = re.compile(rf"[{_UNSPACED}][\u3099\u309a]?|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[\w{_INVISIBLE}])*")
 _ASCII_WORD = re.compile(r"[a-z0-9_]+")
 _DROPPED = re.compile(rf"[{_INVISIBLE}]")
 
@@ -147,7 +147,9 @@ class PassageLocator:
             return None
         start, end, common = found
         if end - start > common:
-            start, end = _closest_span(encoded, text.encoded, start, end)
+            closest = _closest_span(encoded, text.encoded, start, end)
+            # With thresholds far below the paper's, nothing can be closer to the passage than its window.
+            start, end = closest if closest[0] < closest[1] else (start, end)
         return Match(*text.characters(start, end, passage), common / len(encoded), method)
 
     def _common_subsequence(self, encoded: str, text: _Encoded, similarity: Any) -> tuple[int, int, int] | None:
@@ -198,12 +200,12 @@ class _Encoded:
     def __init__(self, text: str, encoded: str) -> None:
         self.text = text
         self.encoded = encoded
-        self._codes = np.frombuffer(encoded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        self._codes = _codes(encoded)
 
     def is_in(self, passage: str) -> np.ndarray:
         """`(N,)` bool: whether the passage has the word."""
         has = np.zeros(int(self._codes.max(initial=0)) + 1, dtype=bool)
-        codes = np.frombuffer(passage.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+        codes = _codes(passage)
         has[codes[codes < len(has)]] = True
         return has[self._codes]
 
@@ -214,6 +216,11 @@ class _Encoded:
         before = _shared(reversed(passage[: of_passage[0][0]]), reversed(self.text[: found[0][0]]))
         after = _shared(passage[of_passage[-1][1] :], self.text[found[-1][1] :])
         return found[0][0] - before, found[-1][1] + after
+
+
+def _codes(encoded: str) -> np.ndarray:
+    """`(N,)` the characters as numbers; halves of surrogate pairs are as good as any."""
+    return np.frombuffer(encoded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
 
 
 def _vocabulary(of_passages: Sequence[list[str]]) -> list[str]:
@@ -265,7 +272,7 @@ def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[in
     """
     room = (end - start) // 6
     low, high = max(0, start - room), min(len(document), end + room)
-    codes = np.frombuffer(document[low:high].encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    codes = _codes(document[low:high])
     # Edits, common words and start in one number, of which the smallest wins.
     common = len(codes) + 1
     edit = common * (len(passage) + 1)
