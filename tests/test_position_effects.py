@@ -262,6 +262,13 @@ def test_collections_with_the_same_queries_are_compared_query_by_query():
     assert ld.PositionEffectiveness(shuffled).ratios.to_dict("records") == [row]
 
 
+def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
+    ranks = np.random.default_rng(1).integers(1, 5, 20)
+    results = {"early": experiment({"m": 1 / ranks}), "far": experiment({"m": 1 / (2 * ranks)})}
+    (row,) = ld.PositionEffectiveness(results).ratios.to_dict("records")
+    assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
+
+
 def _reordered(results: ld.ExperimentResults) -> ld.ExperimentResults:
     order = list(reversed(range(len(results.qids))))
     values = {name: of_system[:, order] for name, of_system in results.values.items()}

@@ -41,7 +41,7 @@ def plot_positions(positions: RelevantPositions, *, bin_tokens: int, max_tokens:
         )
     ax.set_xlabel("tokens")
     ax.set_ylabel("share")
-    return _finished(ax)
+    return _finished(ax, above=True)
 
 
 def plot_effectiveness(effectiveness: PositionEffectiveness, measure: str, *, ax: Any = None) -> Any:
@@ -53,7 +53,7 @@ def plot_effectiveness(effectiveness: PositionEffectiveness, measure: str, *, ax
     for number, name in enumerate(effectiveness.names):
         rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]
         # Side by side, so that intervals do not hide each other.
-        at = np.arange(len(rows)) + 0.3 * (number / max(1, count - 1) - 0.5)
+        at = np.arange(len(rows)) + 0.12 * (number / max(1, count - 1) - 0.5)
         label = f"{name}: worst/best {ratio['ratio']:.2f} (p {_p(ratio['p-value'])})"
         full = [(group, name) in different for group in rows["group"]]
         _line(ax, at, rows["mean"], rows, full=full, label=label)
@@ -100,7 +100,9 @@ def _p(value: float) -> str:
     return "undefined" if np.isnan(value) else "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
-def _finished(ax: Any) -> Any:
-    ax.legend(frameon=False)
+def _finished(ax: Any, *, above: bool = False) -> Any:
+    """With a legend, perhaps above the axes where bars may be anywhere within."""
+    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)} if above else {}
+    ax.legend(frameon=False, **place)
     ax.spines[["top", "right"]].set_visible(False)
     return ax

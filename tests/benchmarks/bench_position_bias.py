@@ -66,7 +66,10 @@ def retrieved(collection: Any, topics: pd.DataFrame, depth: int, *, bm25: bool) 
 
 def show(title: str, table: pd.DataFrame) -> None:
     """Prints a table."""
-    print(f"\n{title}\n\n{table.round(3).to_string(index=False)}", flush=True)
+    few: Any = "{:.2g}".format
+    rounded = table.round({name: 3 for name in table if not str(name).startswith("p-value")})
+    formats = {name: few for name in table if str(name).startswith("p-value")}
+    print(f"\n{title}\n\n{rounded.to_string(index=False, formatters=formats)}", flush=True)
 
 
 def main() -> None:
