@@ -62,6 +62,11 @@ _PUBLIC = {
     "analysis.positions": ["RelevantPositions", "relevant_positions"],
     "analysis.sensitivity": ["PositionSensitivity", "position_sensitivity"],
     "analysis.effectiveness": ["PositionEffectiveness", "effectiveness_by_position"],
+    "data.far_relevant": ["far_relevant"],
+    "data.jsonl": ["read_far_relevant", "write_far_relevant"],
+    "data.leaks": ["check_leaks", "find_leaks"],
+    "data.needle": ["needle", "passkey", "read_longembed"],
+    "data.rotation": ["RotateDocuments", "position_augmentation"],
     "windows": [
         "Truncate",
         "GreedyChunks",

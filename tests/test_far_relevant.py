@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -412,17 +413,14 @@ def test_statistics_are_those_of_the_texts():
 
 
 def test_documents_are_made_one_at_a_time():
-    def peak(copies):
-        collection = build(copies=copies)
-        tracemalloc.start()
-        size = sum(len(row["text"]) for row in collection.corpus)
-        memory = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return size, memory
-
-    (small, little), (large, much) = peak(2), peak(100)
-    assert large > 40 * small
-    assert much < 1.5 * little
+    collection = build(copies=200)
+    next(iter(collection.corpus))
+    tracemalloc.start()
+    size = sum(len(row["text"]) for row in collection.corpus)
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 300_000
+    assert memory < size / 5
 
 
 def test_any_source_will_do(tmp_path, vaswani):
@@ -442,8 +440,11 @@ def test_large_pools_are_on_disk(monkeypatch):
     spool = TextSpool()
     for number in range(50):
         spool.append(f"n{number}", f"téxt {number} \ud800")
-    assert spool._file._rolled
+    assert spool._file is not None
     assert [spool.read(number) for number in (49, 0)] == [("n49", "téxt 49 ?"), ("n0", "téxt 0 ?")]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(spool.read, [number % 50 for number in range(2000)]))
+    assert all(name == f"n{number % 50}" and str(number % 50) in text for number, (name, text) in enumerate(found))
     copy = pickle.loads(pickle.dumps(spool))
     copy.append("x", "y")
     assert copy.read(50) == ("x", "y")

@@ -1,7 +1,7 @@
 import gzip
 import json
+from functools import partial
 
-import pandas as pd
 import pyterrier as pt
 import pytest
 from hypothesis import given, settings
@@ -228,18 +228,27 @@ def test_malformed_longembed_is_named(tmp_path):
 # ---------------------------------------------------------------- the named collections
 
 
-@pytest.mark.slow
 def test_named_collections_follow_the_protocol(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
     folder = tmp_path / "package"
     folder.mkdir()
-    for n in range(40):
+    for n in range(4):
         prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
         (folder / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
-    for collection in (plain_passkey(), docstrings_needle(DocstringsDataset({"pkg": folder}))):
-        lengths = pd.Series(collection.lengths())
-        assert [len(collection.documents), len(collection.topics)] == [800, 400]
-        assert list(collection.splits) == [str(length) for length in LENGTHS]
-        assert ((pd.Series(LENGTHS).repeat(100).reset_index(drop=True) - lengths).between(0, 3)).all()
-    assert len(list((tmp_path / "home" / "longdoc").iterdir())) == 1  # the passkeys, which do not depend on packages
-    assert plain_passkey().gold.equals(plain_passkey().gold)
+    monkeypatch.setattr("pyterrier_longdoc.data.named.passkey", partial(passkey, queries=5, documents=10))
+    collection = plain_passkey()
+    assert [len(collection.documents), len(collection.topics)] == [80, 40]
+    assert list(collection.splits) == [str(length) for length in LENGTHS]
+    assert collection.gold.groupby("qid").size().eq(1).all()
+    spare = collection.gold["docno"].str.partition("-")[0].astype(int) - collection.gold["length"]
+    assert spare.between(0, 3).all()
+    [file] = (tmp_path / "home" / "longdoc").iterdir()
+    again = plain_passkey()
+    assert again.gold.equals(collection.gold)
+    assert again.candidates("256", pool="same_length").equals(collection.candidates("256", pool="same_length"))
+
+    monkeypatch.setattr("pyterrier_longdoc.data.named.needle", partial(needle, lengths=(256, 512), documents=50))
+    documents = docstrings_needle(DocstringsDataset({"pkg": folder}))
+    assert len(documents.documents) == 100
+    check_places(documents)
+    assert list((tmp_path / "home" / "longdoc").iterdir()) == [file]

@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc.data.passages import PassagePool
-from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
+from pyterrier_longdoc.data.positioned import Parts, PositionedCollection
 from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
 from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
 from pyterrier_longdoc.data.tokens import Counter, token_counter
@@ -90,7 +90,10 @@ def far_relevant(
         max_length: tokens; 1431 as in the paper, three windows of 477.
         length: distribution of D; "uniform" as in the paper.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
-        tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased".
+        tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
+            lengths of passages do not add up to that of a document, as some pairs of passages show, documents are
+            counted whole: offsets then hold too, at several times the time, and lengths but for a token or so for each
+            passage.
         relevant_per_query: at most so many documents for each topic, drawn at random among its relevant passages,
             first among those that are relevant for this topic only; None takes all.
         copies: documents made of each relevant passage, with other filler.
@@ -204,16 +207,22 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         Raises:
             ValueError: if two documents have the same docno.
         """
-        rows = [(qid, self._docno(i), 1) for i in self._relevant() for qid in self._qids(i)]
-        frame = pd.DataFrame(rows, columns=["qid", "docno", "label"])
+        # By columns, which share their strings; half a million tuples would take more than all else.
+        qids: list[str] = []
+        docnos: list[str] = []
+        for i in self._relevant():
+            found = self._qids(i)
+            qids.extend(found)
+            docnos.extend([self._docno(i)] * len(found))
+        frame = pd.DataFrame({"qid": pd.Series(qids, dtype=str), "docno": pd.Series(docnos, dtype=str), "label": 1})
         if frame.duplicated(["qid", "docno"]).any():
             twice = frame["docno"][frame.duplicated(["qid", "docno"])].iloc[0]
             raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
         return frame
 
-    def gold(self) -> pd.DataFrame:
-        """Where the relevant passages stand, see `PositionedCollection.gold`."""
-        return gold_frame(row for i in self._relevant() for row in self._gold(i))
+    def gold(self) -> Iterator[tuple[Any, ...]]:
+        """Where the relevant passages stand: the rows of `PositionedCollection.gold`."""
+        return chain.from_iterable(map(self._gold, self._relevant()))
 
     def lengths(self) -> Iterator[int]:
         """The length of each document in tokens."""

@@ -45,7 +45,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         _write(data / (part or "all") / "QuestionFields.jsonl", map(_line, rows))
         judged = qrels[["qid", "docno", "label"]].itertuples(index=False)
         _write(data / (part or "all") / "qrels.txt", (f"{qid} 0 {docno} {label}\n" for qid, docno, label in judged))
-    _write(Path(folder, "gold.jsonl"), map(_line, collection.gold.to_dict("records")))
+    _write(Path(folder, "gold.jsonl"), map(_line, collection.gold_rows()))
 
 
 def read_far_relevant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -18,41 +19,59 @@ _IN_MEMORY = 1 << 24  # bytes; a larger collection moves to a temporary file
 
 
 class TextSpool:
-    """Names and texts, appended once and read back one at a time from a temporary file.
+    """Names and texts, appended once and read back one at a time, from a temporary file if they are large.
 
-    A text costs 12 bytes of memory, however long it is.
+    A text then costs 12 bytes of memory, however long it is. Threads and forked processes may read at the same time.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - lives as long as the spool
+        self._memory = bytearray()
+        self._file: Any = None
         self._starts = array("q", [0])
         self._name_sizes = array("i")
 
     def append(self, name: str, text: str) -> None:
         """Adds a text. Halves of surrogate pairs become question marks."""
         head, body = name.encode("utf-8", "replace"), text.encode("utf-8", "replace")
-        self._file.seek(self._starts[-1])
-        self._file.write(head + body)
+        self._write(head + body)
         self._name_sizes.append(len(head))
         self._starts.append(self._starts[-1] + len(head) + len(body))
 
     def read(self, index: int) -> tuple[str, str]:
         """Name and text of one entry."""
-        start, size = self._starts[index], self._name_sizes[index]
-        self._file.seek(start)
-        content = self._file.read(self._starts[index + 1] - start)
+        content = self._read(self._starts[index], self._starts[index + 1])
+        size = self._name_sizes[index]
         return content[:size].decode(), content[size:].decode()
+
+    def _write(self, content: bytes) -> None:
+        if self._file is None:
+            self._memory += content
+            if len(self._memory) > _IN_MEMORY:
+                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the spool
+                self._file.write(self._memory)
+                self._memory = bytearray()
+        else:
+            self._file.seek(0, os.SEEK_END)
+            self._file.write(content)
+
+    def _read(self, start: int, end: int) -> bytes:
+        if self._file is None:
+            return bytes(self._memory[start:end])
+        if hasattr(os, "pread"):  # which has no position that others could move
+            return os.pread(self._file.fileno(), end - start, start)
+        self._file.seek(start)
+        return self._file.read(end - start)
 
     def __len__(self) -> int:
         return len(self._name_sizes)
 
     def __getstate__(self) -> dict[str, Any]:
-        self._file.seek(0)
-        return {"content": self._file.read(), "starts": self._starts, "name_sizes": self._name_sizes}
+        content = self._read(0, self._starts[-1])
+        return {"content": content, "starts": self._starts, "name_sizes": self._name_sizes}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
-        self._file.write(state["content"])
+        self._write(state["content"])
         self._starts, self._name_sizes = state["starts"], state["name_sizes"]
 
 

@@ -48,7 +48,7 @@ class Parts:
         documents: docno -> fields. May make or read them when asked: then a collection of any size takes no memory.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
-        gold: the frame of `PositionedCollection.gold`, or a function that makes it.
+        gold: the frame of `PositionedCollection.gold`, or a function that makes its rows.
         splits: variant of topics and qrels -> its qids.
         groups: docno -> a group of comparable documents, such as those of one context length.
         lengths: makes the length in tokens of each document, in order; None counts them.
@@ -57,7 +57,7 @@ class Parts:
     documents: Documents
     topics: pd.DataFrame
     qrels: pd.DataFrame
-    gold: pd.DataFrame | Callable[[], pd.DataFrame]
+    gold: pd.DataFrame | Callable[[], Iterable[tuple[Any, ...]]]
     splits: Mapping[str, Sequence[str]] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     lengths: Callable[[], Iterable[int]] | None = None
@@ -115,7 +115,13 @@ class PositionedCollection(InMemoryDataset):
         kind of place (early, uniform or far); and `passage`, the docno it had in the collection it comes from.
         """
         gold = self.parts.gold
-        return gold() if callable(gold) else gold
+        return gold_frame(gold()) if callable(gold) else gold
+
+    def gold_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of `gold`, one after the other."""
+        gold = self.parts.gold
+        rows = gold() if callable(gold) else gold.itertuples(index=False)
+        return (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in rows)
 
     @property
     def splits(self) -> dict[str, list[str]]:
@@ -262,12 +268,12 @@ def kept_parts(name: str, recipe: Mapping[str, Any], build: Callable[[], Parts])
 
 
 def _to_rows(parts: Parts) -> Iterator[dict[str, Any]]:
-    gold = parts.gold() if callable(parts.gold) else parts.gold
+    gold = parts.gold() if callable(parts.gold) else parts.gold.itertuples(index=False)
     values: dict[str, Iterable[Any]] = {
         "document": map(dict, parts.documents.values()),
         "topic": parts.topics[["qid", "query"]].values.tolist(),
         "qrel": parts.qrels[["qid", "docno", "label"]].values.tolist(),
-        "gold": gold.values.tolist(),
+        "gold": map(list, gold),
         "split": [[name, list(qids)] for name, qids in parts.splits.items()],
         "group": map(list, parts.groups.items()),
     }
