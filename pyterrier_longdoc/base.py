@@ -135,6 +135,8 @@ class LongDocReranker(pt.Estimator):
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
         check_settings(self)
+        if not isinstance(self.training, TrainingArgs | None):
+            raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         self._make_windows()
 
     # PyTerrier's contract.

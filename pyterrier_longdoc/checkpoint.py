@@ -79,7 +79,9 @@ def save_pretrained(
         folder / "pt_meta.json",
         {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"},
     )
-    if training is not None:
+    if training is None:
+        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
+    else:
         _write_json(folder / "training.json", training)
     card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters))
     (folder / "README.md").write_text(card, encoding="utf-8")

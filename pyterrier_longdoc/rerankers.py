@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
 from typing import ClassVar
 
 import numpy as np
@@ -85,10 +86,10 @@ class KMaxP(MaxP):
     weights: Sequence[float] | None = None
 
     def _head_spec(self) -> HeadSpec:
-        return "kmaxp", {
-            "k": self.k,
-            "weights": None if self.weights is None else [float(w) for w in self.weights],
-        }
+        weights = self.weights
+        if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
+            weights = [float(w) for w in weights]
+        return "kmaxp", {"k": self.k, "weights": weights}
 
     def _check(self) -> None:
         super()._check()
@@ -119,8 +120,9 @@ class Birch(KMaxP):
         super()._check()
         if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
             raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
-        if not 0.0 <= self.first_stage_weight <= 1.0:
-            raise ValueError(f"first_stage_weight={self.first_stage_weight} must be between 0 and 1")
+        weight = self.first_stage_weight
+        if not isinstance(weight, Real) or not 0.0 <= float(weight) <= 1.0:
+            raise ValueError(f"first_stage_weight={weight!r} must be between 0 and 1")
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""

@@ -553,6 +553,15 @@ def test_wrong_arguments_common_to_all(fresh):
         (ld.PARADE, {"aggregation": "transformer", "layers": 0}, "layers=0 must be at least 1"),
         (ld.KMaxP, {"k": 0}, "k=0 must be at least 1"),
         (ld.KMaxP, {"k": 2, "weights": [1.0]}, "must have k=2 entries"),
+        (ld.KMaxP, {"k": 2, "weights": 1.0}, "weights=1.0 must have k=2 entries"),
+        (ld.KMaxP, {"k": 2, "weights": [1.0, float("nan")]}, "must be finite"),
+        (ld.KMaxP, {"k": None}, "k=None must be a whole number"),
+        (ld.KMaxP, {"k": "3"}, "k='3' must be a whole number"),
+        (ld.KMaxP, {"k": 2.5}, "k=2.5 must be a whole number"),
+        (ld.MaxP, {"window_size": None}, "size=None must be a whole number"),
+        (ld.MaxP, {"stride": None}, "stride=None must be a whole number"),
+        (ld.MaxP, {"training": {}}, "training={} must be TrainingArgs"),
+        (ld.Birch, {"first_stage_weight": None}, "first_stage_weight=None must be between 0 and 1"),
         (ld.Birch, {"first_stage_weight": 1.5}, "between 0 and 1"),
         (ld.Birch, {"window_size": 20}, "Birch reads sentences"),
         (ld.BiEncoder, {"aggregation": "attn"}, "aggregation='attn' is unknown; choose one of first, max, avg"),
@@ -563,6 +572,13 @@ def test_wrong_arguments_common_to_all(fresh):
 def test_wrong_arguments(cls, arguments, message, nothing_loads):
     with pytest.raises(ValueError, match=message):
         cls("any/model", **arguments)
+
+
+@pytest.mark.parametrize("backbone", [None, 3, ""])
+def test_wrong_backbones(backbone):
+    for cls in (ld.MaxP, ld.BiEncoder):
+        with pytest.raises(ValueError, match=f"backbone={backbone!r} must be a folder, or a model on the Hugging Face"):
+            cls(backbone)
 
 
 def test_numpy_numbers_are_numbers(cross_encoder, results):

@@ -89,7 +89,7 @@ class FolderDataset(InMemoryDataset):
     def _lines(self, name: str) -> Iterator[tuple[str, str]]:
         file = self._file(name)
         # Not splitlines(): it would also break lines at the form feeds and U+2028 that JSON strings may hold.
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield f"{file}:{number}", line.rstrip("\n")

@@ -26,7 +26,6 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data.far_relevant import far_relevant
 from pyterrier_longdoc.data.jsonl import write_far_relevant
-from pyterrier_longdoc.data.leaks import find_leaks
 from pyterrier_longdoc.demo import first_stage, packaged_encoder
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
@@ -106,7 +105,7 @@ def effectiveness(positions: list[str], count: int, depth: int, maxp: bool) -> p
         names = [*systems, *(f"random {i}" for i in range(len(orders)))]
         table = pt.Experiment([*systems.values(), *orders], topics, qrels, ["recip_rank"], names=names)
         mrr = table.set_index("name")["recip_rank"]
-        row = {"position": position, "topics": count, "leaks": len(find_leaks(collection))}
+        row = {"position": position, "topics": count}
         row |= {"recall": retrieved.merge(qrels)["qid"].nunique() / count, "random": mrr[-len(orders) :].mean()}
         rows.append(row | {name: mrr[name] for name in systems})
         print(rows[-1], flush=True)
