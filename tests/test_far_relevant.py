@@ -147,34 +147,47 @@ def test_positions_share_filler_and_lengths(vaswani):
     assert (uniform > 0.8).any()
 
 
-def corpus_digest(seed, **arguments):
-    collection = build(seed=seed, distractors=3, **arguments)
-    return hashlib.sha256(json.dumps([list(collection.corpus), collection.gold.values.tolist()]).encode()).hexdigest()
+WRITE = """
+import json, sys
+import pandas as pd
+from pyterrier_longdoc.data.far_relevant import far_relevant
+from pyterrier_longdoc.data.jsonl import write_far_relevant
+passages, topics, qrels, settings, folder = json.load(sys.stdin)
+write_far_relevant(far_relevant(passages, pd.DataFrame(topics), pd.DataFrame(qrels), **settings), folder)
+"""
 
 
 def test_same_seed_same_bytes_in_another_process_too(tmp_path):
+    splits = {"train": 0.6, "test": 0.4}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_far_relevant(build(seed=seed, splits={"train": 0.6, "test": 0.4}), tmp_path / name)
-    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
-    assert len(files) == 6
-    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
-    documents = "input_data/docs/AnswerFields.jsonl.gz"
-    assert (tmp_path / "a" / documents).read_bytes() != (tmp_path / "c" / documents).read_bytes()
-    code = "from tests.test_far_relevant import corpus_digest; print(corpus_digest(7))"
-    out = subprocess.run(
-        [sys.executable, "-c", code],
+        write_far_relevant(build(seed=seed, splits=splits), tmp_path / name)
+    given = [passages(), topics().to_dict("list"), qrels().to_dict("list"), {**SMALL, "seed": 1, "splits": splits}]
+    subprocess.run(
+        [sys.executable, "-c", WRITE],
+        input=json.dumps([*given, str(tmp_path / "d")]),
         cwd=Path(__file__).resolve().parents[1],
         env={**os.environ, "PYTHONHASHSEED": "3"},
-        capture_output=True,
         text=True,
         check=True,
     )
-    assert out.stdout.strip() == corpus_digest(7) != corpus_digest(8)
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
+    assert len(files) == 6
+    for file in files:
+        content = (tmp_path / "a" / file).read_bytes()
+        assert (tmp_path / "b" / file).read_bytes() == content
+        assert (tmp_path / "d" / file).read_bytes() == content
+    documents = "input_data/docs/AnswerFields.jsonl.gz"
+    assert (tmp_path / "a" / documents).read_bytes() != (tmp_path / "c" / documents).read_bytes()
 
 
 def test_bytes_stay_the_same_from_version_to_version():
     # Fixed for good: published numbers depend on it.
-    assert corpus_digest(0) == "dc078aa11a07beef683c639e8da7c51cd0b33b92f7c3bc28034387fd1786e9f1"
+    collection = build(distractors=3)
+    content = json.dumps([list(collection.corpus), collection.gold.values.tolist()])
+    assert (
+        hashlib.sha256(content.encode()).hexdigest()
+        == "dc078aa11a07beef683c639e8da7c51cd0b33b92f7c3bc28034387fd1786e9f1"
+    )
 
 
 def test_a_document_does_not_depend_on_the_others():
