@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -162,10 +163,16 @@ class PARADE(LongDocReranker):
             cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
         attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
             per window and feature, which is what Boytsov et al. 2025 measured.
-        layers: for `"transformer"`: its layers.
-        attention_heads: for `"transformer"`; None for 12, or the most below that divide the hidden size.
+        aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
+            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
+        layers: random layers.
+        attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
         separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
         positions: for `"transformer"`: whether it knows the order of the windows.
+        special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
+            None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
+        query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether they have a linear layer of their own.
         window_size: tokens in a window.
         stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
 
@@ -175,18 +182,28 @@ class PARADE(LongDocReranker):
     _: KW_ONLY
     aggregation: str = "attn"
     attention: str = "vector"
+    aggregator: str | Path | None = None
     layers: int = 2
     attention_heads: int | None = None
     separators: bool = True
     positions: bool = True
+    special_vectors: str | None = None
+    query_states: bool = False
+    separate_query_projection: bool = False
     window_size: int = 150
     stride: int = 75
 
-    _of_transformer: ClassVar[tuple[str, ...]] = ("layers", "attention_heads", "separators", "positions")
+    _of_transformer: ClassVar[tuple[str, ...]] = (
+        "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
+    )  # fmt: skip
 
     def _head_spec(self) -> HeadSpec:
         if self.aggregation == "transformer":
-            return "parade-transformer", {name: getattr(self, name) for name in self._of_transformer}
+            options = {name: getattr(self, name) for name in self._of_transformer}
+            options["aggregator"] = None if self.aggregator is None else str(self.aggregator)
+            if not self.query_states:
+                return "parade-transformer", options
+            return "parade-transformer-query", {**options, "separate_projection": self.separate_query_projection}
         if self.aggregation == "attn" and self.attention == "elementwise":
             return "parade-attn-elementwise", {}
         return f"parade-{self.aggregation}", {}
@@ -198,16 +215,22 @@ class PARADE(LongDocReranker):
         super()._check()
         check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
         check_choice("attention", self.attention, ("vector", "elementwise"))
-        check_positive(layers=self.layers, attention_heads=self.attention_heads)
+        if self.special_vectors is not None:
+            check_choice("special_vectors", self.special_vectors, ("words", "random"))
+        self._refuse_unless(self.aggregation == "attn", "aggregation='attn'", "attention")
+        of_transformer = (*self._of_transformer, "query_states", "separate_query_projection")
+        self._refuse_unless(self.aggregation == "transformer", "aggregation='transformer'", *of_transformer)
+        self._refuse_unless(self.aggregator is None, "an aggregator that starts at random", "layers", "attention_heads")
+        self._refuse_unless(self.query_states, "query_states=True", "separate_query_projection")
+
+    def _refuse_unless(self, given: bool, condition: str, *names: str) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        only_for = {"attn": ("attention",), "transformer": self._of_transformer}
-        for aggregation, names in only_for.items():
-            changed = [name for name in names if getattr(self, name) != defaults[name]]
-            if self.aggregation != aggregation and changed:
-                raise ValueError(
-                    f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r}: they belong to "
-                    f"aggregation={aggregation!r}"
-                )
+        changed = [name for name in names if getattr(self, name) != defaults[name]]
+        if changed and not given:
+            raise ValueError(
+                f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "
+                f"only with {condition}"
+            )
 
 
 @dataclass(eq=False, repr=False)

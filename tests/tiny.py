@@ -48,6 +48,13 @@ FAMILIES = {
 }
 
 
+AGGREGATOR = {
+    **{"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "max_position_embeddings": 64, "vocab_size": 5, "initializer_range": 0.3},
+}
+"""Configuration of an aggregator that is narrower than the backbones."""
+
+
 def tokenizer(*, double_separator: bool = False, segments: bool = True) -> PreTrainedTokenizerFast:
     """A word-piece tokenizer over PIECES, with BERT's or RoBERTa's pair layout."""
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
