@@ -92,6 +92,7 @@ class LongDocReranker(pt.Estimator):
     seed: int = 42
 
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
         "text_loader", "device", "training", "verbose", "trust_remote_code", "windows",
     )  # fmt: skip
@@ -139,8 +140,9 @@ class LongDocReranker(pt.Estimator):
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code)
 
     def _made_for(self) -> tuple[Any, ...]:
-        """The arguments that decide about the weights besides the head's."""
-        return str(self.backbone), self.trust_remote_code, self.seed
+        """Values of the arguments that decide about the weights besides the head's."""
+        values = (getattr(self, name) for name in self._of_weights)
+        return tuple(str(value) if isinstance(value, Path) else value for value in values)
 
     def _default_training(self) -> TrainingArgs:
         """The recipe where `training` is not given."""
@@ -240,7 +242,7 @@ class LongDocReranker(pt.Estimator):
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
-                raise self._would_lose_training("backbone, trust_remote_code or seed")
+                raise self._would_lose_training(f"{', '.join(self._of_weights[:-1])} or {self._of_weights[-1]}")
             weights = Weights.from_backbone(
                 self._load_backbone(),
                 head,

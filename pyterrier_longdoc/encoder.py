@@ -59,7 +59,7 @@ class WindowEncoder(nn.Module):
         queries = QueryCollector(batch) if query_states else None
         order = self._order(batch, collector)
         vectors = []
-        for rows in self._passes(batch.lengths[order].tolist(), order):
+        for rows in self.passes(batch.lengths[order].tolist(), order):
             states, mask = self._encode(batch, rows, all_layers)
             vectors.append(self._pool(states[-1], mask))
             if collector is not None:
@@ -80,7 +80,7 @@ class WindowEncoder(nn.Module):
         """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
         order = self._order(batch, None)
         states: dict[int, torch.Tensor] = {}
-        for rows in self._passes(batch.lengths[order].tolist(), order):
+        for rows in self.passes(batch.lengths[order].tolist(), order):
             encoded, mask = self._encode(batch, rows, False)
             for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
                 states[row] = state[real]
@@ -98,8 +98,13 @@ class WindowEncoder(nn.Module):
         first = collector.is_first()[order]
         return torch.cat([order[first], order[~first]])
 
-    def _passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Rows of each pass: neighbours in length, within the limits on windows and tokens."""
+    def passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
+
+        Args:
+            lengths: V lengths in tokens, ascending.
+            order: `(V,)` the rows that they belong to.
+        """
         start = longest = 0
         for row, length in enumerate(lengths):
             longest = max(longest, length)

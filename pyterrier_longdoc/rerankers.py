@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -11,8 +12,13 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
+from .backbones import DEFAULT_BACKBONE, Backbone
 from .base import LongDocReranker
 from .frames import check_choice, validated, with_scores
+from .late_interaction import DEFAULT_INTERACTION, LateInteractionScorer, load_late_backbone
+from .mores import DEFAULT_BART, ExperimentalWarning, MoresScorer, load_encoder_decoder
+from .scorer import LongDocScorer
+from .training import TrainingArgs
 from .weights import HeadSpec, seeded_head
 from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows, check_positive
 
@@ -215,6 +221,7 @@ class PARADE(LongDocReranker):
         super()._check()
         check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
         check_choice("attention", self.attention, ("vector", "elementwise"))
+        check_positive(layers=self.layers, attention_heads=self.attention_heads)
         if self.special_vectors is not None:
             check_choice("special_vectors", self.special_vectors, ("words", "random"))
         self._refuse_unless(self.aggregation == "attn", "aggregation='attn'", "attention")
@@ -231,6 +238,83 @@ class PARADE(LongDocReranker):
                 f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "
                 f"only with {condition}"
             )
+
+
+@dataclass(eq=False, repr=False)
+class LateIR(LongDocReranker):
+    """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
+
+    What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
+    the interaction and the aggregation alone. Must be trained.
+
+    Args:
+        backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
+        interaction: the transformer that lets a query and a window interact.
+        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+        training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
+            a learning rate of 1e-5 for the aggregator, too.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    interaction: str | Path = DEFAULT_INTERACTION
+    aggregator: str | Path | None = DEFAULT_BACKBONE
+    window_size: int = 150
+    stride: int = 75
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = LateInteractionScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "interaction", "trust_remote_code", "seed")
+
+    def _head_spec(self) -> HeadSpec:
+        return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+    def _load_backbone(self) -> Backbone:
+        return load_late_backbone(
+            str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code
+        )
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})
+
+
+@dataclass(eq=False, repr=False)
+class MORESPlus(MaxP):
+    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
+
+    Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
+    without the query and remembered. Must be trained. Windows as in `MaxP`.
+
+    Args:
+        backbone: BART, whose encoder reads the windows and whose decoder the query.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    backbone: str | Path = DEFAULT_BART
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
+
+    def _head_spec(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _load_backbone(self) -> Backbone:
+        if self.trust_remote_code:
+            raise ValueError("trust_remote_code would have no effect: MORESPlus takes BART, whose code is known")
+        warnings.warn(
+            "MORESPlus is experimental: no published result of this model could be confirmed",
+            ExperimentalWarning,
+            stacklevel=2,
+        )
+        return load_encoder_decoder(str(self.backbone))
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "decoder.": 1e-5, "": 1e-4})
 
 
 @dataclass(eq=False, repr=False)

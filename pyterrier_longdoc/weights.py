@@ -104,7 +104,10 @@ class Weights:
         encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
         if _shapes(encoder) != _shapes(its_encoder):
             return False
-        encoder.load_state_dict(its_encoder.state_dict())
+        for name, module in self.scorer.named_children():
+            its_module = getattr(other.scorer, name, None)
+            if name != "head" and its_module is not None and _shapes(module) == _shapes(its_module):
+                module.load_state_dict(its_module.state_dict())
         new, old = self.scorer.head, other.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())
