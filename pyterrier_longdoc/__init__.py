@@ -22,9 +22,12 @@ _PUBLIC = {
         "KMaxP",
         "Birch",
         "PARADE",
+        "LateIR",
+        "MORESPlus",
         "CEDR",
         "NeuralModel1",
     ],
+    "mores": ["ExperimentalWarning"],
     "biencoder": ["BiEncoder"],
     "experiment": [
         "Experiment",
