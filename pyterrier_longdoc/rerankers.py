@@ -277,9 +277,7 @@ class LateIR(LongDocReranker):
         return SlidingWindows(self.window_size, self.stride)
 
     def _load_backbone(self) -> Backbone:
-        return load_late_backbone(
-            str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code
-        )
+        return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
     def _default_training(self) -> TrainingArgs:
         return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})

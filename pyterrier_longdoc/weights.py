@@ -62,11 +62,15 @@ class Weights:
             **reading: further arguments of the scorer.
         """
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             scorer = scorer_class(backbone, windows, module, **reading)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
+
+    def mark_trained(self) -> None:
+        """From now on the weights make sense and must not be lost."""
+        self.trained = self.ready = True
 
     def exchange_head(self, head: HeadSpec, seed: int) -> bool:
         """Puts another head on the same encoder.

@@ -44,7 +44,10 @@ SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 OWN_BACKBONES: dict[str, Callable[[], str]] = {"MORESPlus": tiny.bart}
 """Systems whose backbone is of a kind of its own."""
 
-UNTRAINED = ("PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1")
+UNTRAINED = (
+    "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm",
+    "NeuralModel1",
+)  # fmt: skip
 """Systems that need training whatever the backbone."""
 
 AGGREGATING = ("PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR")
