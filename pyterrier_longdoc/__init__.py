@@ -25,6 +25,8 @@ _PUBLIC = {
         "CEDR",
         "NeuralModel1",
     ],
+    "longp": ["LongP"],
+    "invariance": ["check_invariance"],
     "biencoder": ["BiEncoder"],
     "experiment": [
         "Experiment",
@@ -60,6 +62,7 @@ _PUBLIC = {
     "analysis.judging": ["RelevanceJudge", "agreement"],
     "windows": [
         "Truncate",
+        "WholeText",
         "GreedyChunks",
         "SlidingWindows",
         "SlidingWords",

@@ -159,8 +159,9 @@ class Attention(nn.Module):
     def forward(self, states: torch.Tensor, bias: AlibiBias) -> torch.Tensor:
         """`(V, T, H)` states to `(V, T, H)`."""
         query, key, value = self.query_key_value(states).chunk(3, dim=-1)
-        heads = [self._split(x) for x in (self.query_norm(query), self.key_norm(key), value)]  # (V, A, T, H/A) each
-        attended = bias.attend(*heads, dropout=self.attention_dropout if self.training else 0.0)
+        dropout = self.attention_dropout if self.training else 0.0
+        query, key, value = (self._split(x) for x in (self.query_norm(query), self.key_norm(key), value))
+        attended = bias.attend(query, key, value, dropout)  # (V, A, T, H/A)
         return self.norm(states + self.dropout(self.out(attended.transpose(1, 2).flatten(2))))
 
     def _split(self, x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,8 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .backbones import DEFAULT_BACKBONE
+from .architectures import use_attention
+from .backbones import DEFAULT_BACKBONE, BackboneOptions
 from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
 from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
@@ -128,6 +129,15 @@ class LongDocReranker(pt.Estimator):
         """Windows where `windows` is not given."""
         raise NotImplementedError(f"{type(self).__name__} names no windows; use FirstP, MaxP, PARADE, ...")
 
+    def _backbone_options(self) -> BackboneOptions:
+        """How the backbone is used where it leaves a choice."""
+        return BackboneOptions()
+
+    def _made_for(self) -> tuple[Any, ...]:
+        """The arguments, besides those of the head, that weights are made for."""
+        options = replace(self._backbone_options(), attn_implementation=None)
+        return str(self.backbone), self.trust_remote_code, self.seed, options
+
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
         check_settings(self)
@@ -221,25 +231,27 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for = (str(self.backbone), self.trust_remote_code, self.seed)
+        made_for, options = self._made_for(), self._backbone_options()
         head, windows = self._head_spec(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
-                raise self._would_lose_training("backbone, trust_remote_code or seed")
+                raise self._would_lose_training("backbone, its options, trust_remote_code or seed")
             weights = Weights.from_backbone(
                 str(self.backbone),
                 head,
                 windows,
                 made_for=made_for,
                 trust_remote_code=self.trust_remote_code,
+                options=options,
                 seed=self.seed,
                 **reading,
             )
         elif weights.head != head and not weights.exchange_head(head, self.seed):
             raise self._would_lose_training("the aggregation")
         scorer = weights.scorer
+        use_attention(scorer.encoder.backbone, options.attn_implementation)
         scorer.read_with(windows, **reading)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
         scorer.to(resolve_device(self.device))
@@ -309,7 +321,8 @@ class LongDocReranker(pt.Estimator):
         Raises:
             ValueError: if that is not a model saved by this package, or one of another class.
         """
-        importlib.import_module(".rerankers", __package__)  # so that the classes are known below
+        for module in (".rerankers", ".longp"):
+            importlib.import_module(module, __package__)  # so that the classes are known below
         folder, config = read_config(name, revision=revision)
         known = {c.__name__: c for c in _all_classes(LongDocReranker)}
         saved = known.get(config["class"])
@@ -325,7 +338,7 @@ class LongDocReranker(pt.Estimator):
         model = saved(**{**arguments, **parameters})
         scorer, backbone = load_pretrained(folder, config)
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-        made_for = (arguments["backbone"], model.trust_remote_code, arguments["seed"])
+        made_for = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})._made_for()
         head = (config["head"]["name"], config["head"]["options"])
         training = folder / "training.json"
         history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []

@@ -29,6 +29,7 @@ class WindowEncoder(nn.Module):
         self.backbone = backbone.model
         self.representation = backbone.representation or nn.Identity()
         self.pooling = backbone.pooling
+        self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
@@ -79,10 +80,11 @@ class WindowEncoder(nn.Module):
     def _passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
         """Rows of each pass: neighbours in length, within the limits on windows and tokens."""
         start = longest = 0
-        for row, length in enumerate(lengths):
+        for row, length in enumerate(map(self.rules.padded, lengths)):
             longest = max(longest, length)
             full = row - start == self.batch_size or (row + 1 - start) * longest > self.max_batch_tokens
-            if full and row > start:
+            other = self.rules.group(lengths[row]) != self.rules.group(lengths[start])
+            if (full or other) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
@@ -91,17 +93,23 @@ class WindowEncoder(nn.Module):
         self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """States `(V', T', H)` of the last layer, or of every layer, and the `(V', T')` mask."""
-        length = int(batch.lengths[rows].max())
-        mask = batch.attention_mask[rows, :length]
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids[rows, :length]}
+        length = self.rules.padded(int(batch.lengths[rows].max()))
+
+        def of_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+            values = values[rows, :length]
+            return nn.functional.pad(values, (0, length - values.shape[1]), value=padding)
+
+        mask = of_pass(batch.attention_mask)
+        inputs: dict[str, Any] = {"input_ids": of_pass(batch.input_ids, self.backbone.config.pad_token_id or 0)}
         # Without padding no mask is needed, and attention without one is faster.
         inputs["attention_mask"] = None if bool(mask.all()) else mask.long()
         if batch.token_type_ids is not None:
-            inputs["token_type_ids"] = batch.token_type_ids[rows, :length]
+            inputs["token_type_ids"] = of_pass(batch.token_type_ids)
         if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids[rows, :length]
+            inputs["position_ids"] = of_pass(batch.position_ids)
+        inputs |= self.rules.further_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-        with recording as earlier:
+        with recording as earlier, self.rules.around(self.backbone, length):
             last = self.backbone(**inputs).last_hidden_state
         return (*earlier, last), mask
 
@@ -128,6 +136,10 @@ class WindowEncoder(nn.Module):
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":
             return states[:, 0]  # (V', H)
+        if self.pooling == "last":
+            position = torch.arange(mask.shape[1], device=mask.device)
+            last = (position * mask).argmax(1)  # (V',)
+            return states[torch.arange(len(last), device=last.device), last]  # (V', H)
         # In fp32: bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)

@@ -16,6 +16,7 @@ from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
 from .reports import Coverage, Explanation, RawExplanation, check_finite
+from .templates import with_trail
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
 
@@ -81,11 +82,12 @@ class LongDocScorer(nn.Module):
             raise ValueError(f"max_doc_len={max_doc_len} must be at least 1, or None to read whole documents")
         layout = self._pair_layout.fixed(max_query_len, None) if pad_query else self._pair_layout
         if self._max_length is not None:
-            capacity = self._max_length - max_query_len - layout.specials
+            specials = layout.specials + layout.query_trail_size
+            capacity = self._max_length - max_query_len - specials
             if capacity < 1:
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
-                    f"{self._max_length} tokens, {layout.specials} of them special; lower max_query_len"
+                    f"{self._max_length} tokens, {specials} of them special; lower max_query_len"
                 )
             windows = windows.within(capacity)
         self.layout = layout.fixed(max_query_len, windows.largest) if pad_query else layout
@@ -270,14 +272,16 @@ class LongDocScorer(nn.Module):
         return document if self.max_doc_len is None else document.head(self.max_doc_len)
 
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
-        return tokenize(self.tokenizer, texts, offsets=offsets or self.windows.needs_text)
+        needed = offsets or self.windows.needs_text
+        return tokenize(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
     def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
-        tokenized = tokenize(self.tokenizer, queries)
+        tokenized = tokenize(self.tokenizer, queries, lead=self.layout.query_lead)
         if count:
             self.coverage.queries = len(queries)
             self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
-        return [query.ids[: self.max_query_len] for query in tokenized]
+        cut = [query.ids[: self.max_query_len] for query in tokenized]
+        return with_trail(self.tokenizer, self.layout, queries, cut) if self.layout.query_trail else cut
 
     def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> None:
         counted = {i for i, seen in enumerate(block.seen) if seen}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .backbones import Backbone, load_backbone
+from .backbones import Backbone, BackboneOptions, load_backbone
 from .heads import Head, build_head
 from .scorer import LongDocScorer
 from .windows import Windows
@@ -47,6 +47,7 @@ class Weights:
         *,
         made_for: tuple[Any, ...],
         trust_remote_code: bool,
+        options: BackboneOptions,
         seed: int,
         **reading: Any,
     ) -> Weights:
@@ -58,10 +59,11 @@ class Weights:
             windows: how texts are cut.
             made_for: see the class.
             trust_remote_code: run modelling code of the checkpoint.
+            options: how the backbone is used where it leaves a choice.
             seed: of random weights.
             **reading: further arguments of `LongDocScorer`.
         """
-        backbone = load_backbone(name, trust_remote_code=trust_remote_code)
+        backbone = load_backbone(name, trust_remote_code=trust_remote_code, options=options)
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
         scorer = LongDocScorer(backbone, windows, module, **reading)
         ready = scorer.warm_start(backbone)
