@@ -6,12 +6,13 @@ Shapes: V inputs of a pass, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
 
 from .batching import WindowBatch
 
@@ -28,6 +29,10 @@ class InputRules:
     def padded(self, length: int) -> int:
         """To how many tokens an input of `length` tokens is padded if it is alone."""
         return length
+
+    def cost(self, length: int) -> int:
+        """What an input of `length` tokens counts towards the most tokens in a pass."""
+        return self.padded(length)
 
     def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """Inputs besides ids, mask, segments and positions.
@@ -110,6 +115,10 @@ class BigBirdRules(InputRules):
         """See the base class."""
         return -(-length // self.block) * self.block if self.is_sparse(length) else length
 
+    def cost(self, length: int) -> int:
+        """See the base class; transformers 5 writes down all T x T attention weights, block-sparse or not."""
+        return self.padded(length) * max(1, length // 1024)
+
     def is_sparse(self, length: int) -> bool:
         """Whether an input of that length is attended to block by block."""
         return self.sparse and length > self.longest_full
@@ -117,11 +126,15 @@ class BigBirdRules(InputRules):
     @contextmanager
     def around(self, model: Any, length: int) -> Iterator[None]:
         """See the base class."""
-        model.set_attention_type("block_sparse" if self.is_sparse(length) else "original_full")
+        sparse = self.is_sparse(length)
+        model.set_attention_type("block_sparse" if sparse else "original_full")
         # In training the model seeds numpy's global generator.
         state = np.random.get_state() if model.training else None  # noqa: NPY002
+        # The block-sparse code of transformers 5 fails in mixed precision.
+        precise = torch.autocast(model.device.type, enabled=False) if sparse else nullcontext()
         try:
-            yield
+            with precise:
+                yield
         finally:
             if state is not None:
                 np.random.set_state(state)  # noqa: NPY002
@@ -175,10 +188,26 @@ def use_attention(model: Any, implementation: str | None) -> None:
     if implementation is None or implementation == present:
         return
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(implementation)
+        with quiet():
+            model.set_attn_implementation(implementation)
         present = model.config._attn_implementation
     if present != implementation:
         raise ValueError(
             f"attn_implementation={implementation!r} is not available for {model.config.model_type}, which computes "
             f"attention by {present or 'its own code'!r}: leave attn_implementation=None"
         )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps transformers from logging and showing progress: what matters of it is checked and raised."""
+    verbosity = transformers_logging.get_verbosity()
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shows_bars:
+            transformers_logging.enable_progress_bar()

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +25,9 @@ from transformers import (
     PretrainedConfig,
 )
 from transformers.utils import cached_file
-from transformers.utils import logging as transformers_logging
 
 from .alibi import AlibiConfig, is_published_layout
-from .architectures import InputRules, is_decoder, rules_for, use_attention
+from .architectures import InputRules, is_decoder, quiet, rules_for, use_attention
 from .batching import PairLayout
 from .classifiers import (
     CLASSIFIERS,
@@ -232,7 +229,7 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
         AutoModelForCausalLM if options.answers else AutoModelForSequenceClassification if classifier else AutoModel
     )
     chosen = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
-    with _quiet_loading():
+    with quiet():
         model, report = auto.from_pretrained(
             name,
             config=config,
@@ -364,18 +361,3 @@ def _check_folder(name: str) -> None:
 def could_be_hub_id(name: str) -> bool:
     """Whether a model on the Hugging Face hub may be called so: `name` or `user/name`."""
     return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """No report of unused heads while loading: what matters of it is checked and raised."""
-    verbosity = transformers_logging.get_verbosity()
-    shows_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if shows_bars:
-            transformers_logging.enable_progress_bar()

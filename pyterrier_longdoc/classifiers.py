@@ -43,7 +43,8 @@ class Parts:
         encoder: the layers up to the last states, without pooler or head.
         representation: the step between pooled state and final layer; None where there is none.
         final: `Linear(H, 1)`; None where there is no head, or none that can be taken over.
-        pooling: how the head was trained to make one vector of the states.
+        pooling: how the head was trained to make one vector of the states: `"cls"`, `"mean"`, `"last"` or, where it
+            represents every state and then takes the mean, `"late"`.
     """
 
     encoder: Any
@@ -59,8 +60,7 @@ def is_classifier(config: Any) -> bool:
 
 def has_known_head(config: Any) -> bool:
     """Whether that head can be taken over."""
-    late = config.model_type == "eurobert" and config.classifier_pooling == "late"
-    return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config)) and not late
+    return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
 
 
 def take_apart(model: Any) -> Parts:

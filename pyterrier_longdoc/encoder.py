@@ -58,7 +58,7 @@ class WindowEncoder(nn.Module):
         vectors = []
         for rows in self._passes(batch.lengths[order].tolist(), order):
             states, mask = self._encode(batch, rows, all_layers)
-            vectors.append(self._pool(states[-1], mask))
+            vectors.append(self._represent(states[-1], mask))
             if collector is not None:
                 collector.add(rows, states)
             if on_share is not None:
@@ -66,7 +66,7 @@ class WindowEncoder(nn.Module):
         restore = torch.empty_like(order)
         restore[order] = torch.arange(len(order), device=order.device)
         pooled = torch.cat(vectors)[restore]  # (V, H)
-        encoded = to_dense(self.representation(pooled).float(), batch.doc, batch.documents)
+        encoded = to_dense(pooled.float(), batch.doc, batch.documents)
         return encoded if collector is None else replace(encoded, matches=collector.collect())
 
     def _order(self, batch: WindowBatch, collector: MatchCollector | None) -> torch.Tensor:
@@ -80,7 +80,7 @@ class WindowEncoder(nn.Module):
     def _passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
         """Rows of each pass: neighbours in length, within the limits on windows and tokens."""
         start = longest = 0
-        for row, length in enumerate(map(self.rules.padded, lengths)):
+        for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
             full = row - start == self.batch_size or (row + 1 - start) * longest > self.max_batch_tokens
             other = self.rules.group(lengths[row]) != self.rules.group(lengths[start])
@@ -132,6 +132,12 @@ class WindowEncoder(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _represent(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
+        if self.pooling == "late":
+            return self._pool(self.representation(states), mask)
+        return self.representation(self._pool(states, mask))
 
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":
