@@ -333,8 +333,9 @@ class LongDocReranker(pt.Estimator):
         arguments = dict(config["parameters"])
         if "windows" in arguments:
             arguments["windows"] = windows_from_config(arguments["windows"])
-        if isinstance(arguments["text_field"], list):
-            arguments["text_field"] = tuple(arguments["text_field"])
+        for argument in ("text_field", "answers"):
+            if isinstance(arguments.get(argument), list):
+                arguments[argument] = tuple(arguments[argument])
         model = saved(**{**arguments, **parameters})
         scorer, backbone = load_pretrained(folder, config)
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.

@@ -21,7 +21,10 @@ from pyterrier_longdoc.training import TrainingArgs, evaluate
 from . import tiny, tiny_long
 from .test_training import toy_task
 
-pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.base.UntrainedWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.base.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.frames.TruncationWarning"),
+]
 
 KINDS = {
     "longformer": lambda folder: tiny_long.encoder(folder, "longformer"),
@@ -65,13 +68,12 @@ def longp(kind, checkpoint, **changes):
 
 
 def frame() -> pd.DataFrame:
-    """Two queries with texts of 0 to 200 tokens, more than one block or window."""
+    """Two queries with texts of 0 to 120 tokens, more than one block or window."""
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(tiny.WORDS, count)) for count in (0, 1, 2, 31, 33, 90, 150, 200)]
     rows = [
-        {"qid": qid, "query": query, "docno": f"d{i}", "text": text, "score": 0.0}
-        for qid, query in (("1", "old dog"), ("2", "snow in the city?"))
-        for i, text in enumerate(texts)
+        {"qid": qid, "query": query, "docno": f"d{count}", "text": " ".join(rng.choice(tiny.WORDS, count))}
+        for qid, query, counts in (("1", "old dog", (0, 2, 30, 32, 70)), ("2", "snow in the city?", (1, 120)))
+        for count in counts
     ]
     return pd.DataFrame(rows)
 
@@ -80,6 +82,8 @@ def frame() -> pd.DataFrame:
 
 
 def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
+    if kind.endswith("cross-encoder") and "modernbert" not in kind:
+        pytest.skip("the encoder is that of the plain checkpoint")
     table = ld.check_invariance(longp(kind, checkpoint), frame(), tolerance=5e-5, verbose=False)
     table = table.set_index("check")
     assert table.loc[["repeated", "order", "alone", "padding", "batch size 1", "dtype bfloat16"], "passed"].all(), table
@@ -103,21 +107,39 @@ def test_save_and_load(kind, checkpoint, tmp_path):
     model.save(tmp_path)
     restored = ld.LongP.load(tmp_path, device="cpu")
     assert repr(restored) == repr(model)
-    np.testing.assert_array_equal(restored(frame())["score"], expected)
+    np.testing.assert_allclose(restored(frame())["score"], expected, atol=1e-5)
     assert restored.load_scorer().layout == model.load_scorer().layout
 
 
+LEARNERS = {
+    "longformer": lambda folder, **sizes: tiny_long.encoder(folder, "longformer", attention_window=[8], **sizes),
+    "bigbird": lambda folder, **sizes: tiny_long.encoder(folder, "big_bird", block_size=1, **sizes),
+    "modernbert": lambda folder, **sizes: tiny_long.encoder(folder, "modernbert", **sizes),
+    "nomicbert": lambda folder, **sizes: tiny_long.encoder(folder, "nomic_bert", **sizes),
+    "eurobert": lambda folder, **sizes: tiny_long.encoder(folder, "eurobert", **sizes),
+    "jina": lambda folder, **sizes: tiny_long.published(folder, "jina", scale=0.1),
+    "mosaic": lambda folder, **sizes: tiny_long.published(folder, "mosaic", scale=0.1),
+    "llama": lambda folder, **sizes: tiny_long.decoder(folder, "llama", begin=True, **sizes),
+    "qwen3 answers": lambda folder, **sizes: tiny_long.decoder(folder, "qwen3", **sizes),
+}
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in LEARNERS if kind in KINDS], scope="function")
 def test_learns(kind, tmp_path):
+    # The large initialization of the other tests learns badly.
+    checkpoint = LEARNERS[kind](tmp_path, initializer_range=0.1, num_hidden_layers=1)
     run, judged = toy_task(0, queries=4)
-    recipe = TrainingArgs(epochs=40, queries_per_step=4, learning_rates={"": 4e-3}, metric="RR")
-    model = longp(kind, KINDS[kind](tmp_path), training=recipe)
-    state = np.random.get_state()[1].copy()  # noqa: NPY002
-    model.fit(run, judged, run, judged)
+    recipe = TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
+    arguments = {"template": "plain"} if kind == "qwen3 answers" else {}
+    model = longp(kind, checkpoint, training=recipe, **arguments)
+    generator = np.random.get_state()[1].copy()  # noqa: NPY002
+    before = evaluate(model(run), judged, "RR")
+    model.fit(run, judged)
     losses = [entry["loss"] for entry in model.history]
-    assert np.mean(losses[-5:]) < 0.5 * max(losses[:3])
-    assert evaluate(model(run), judged, "RR") > 0.85
-    np.testing.assert_array_equal(np.random.get_state()[1], state)  # noqa: NPY002
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:3])
+    assert evaluate(model(run), judged, "RR") > max(before, 0.8)
+    np.testing.assert_array_equal(np.random.get_state()[1], generator)  # noqa: NPY002
 
 
 def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results):
@@ -129,7 +151,7 @@ def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results)
     assert model.coverage.documents_cut == 1
     scorer = model.load_scorer()
     trail = scorer.layout.query_trail_size
-    assert scorer.windows.largest == 256 - 8 - scorer.layout.specials - trail
+    assert scorer.windows.largest == scorer._max_length - 8 - scorer.layout.specials - trail
 
 
 def test_the_firstp_twin_is_one_argument(kind, checkpoint):
@@ -187,15 +209,16 @@ def test_longformer_without_query_attends_from_cls_and_separator(longformer):
 def test_longformer_with_cls_alone_is_the_published_classifier(longformer):
     model = transformers.LongformerForSequenceClassification.from_pretrained(longformer).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(longformer)
-    scores = ld.LongP(longformer, global_attention="cls", device="cpu")(frame())["score"]
+    texts = frame()[lambda f: f["text"] != ""]  # a tokenizer takes an empty second text for none
+    scores = ld.LongP(longformer, global_attention="cls", device="cpu")(texts)["score"]
     with torch.no_grad():
-        expected = [model(**tokenizer(q, t, return_tensors="pt")).logits.item() for q, t in pairs()]
+        expected = [model(**tokenizer(q, t, return_tensors="pt")).logits.item() for q, t in pairs(texts)]
     np.testing.assert_allclose(scores, expected, atol=1e-5)
-    assert np.abs(ld.LongP(longformer, device="cpu")(frame())["score"] - expected).max() > 1e-3
+    assert np.abs(ld.LongP(longformer, device="cpu")(texts)["score"] - expected).max() > 1e-3
 
 
-def pairs():
-    return list(frame()[["query", "text"]].itertuples(index=False, name=None))
+def pairs(texts):
+    return list(texts[["query", "text"]].itertuples(index=False, name=None))
 
 
 # BigBird.
@@ -209,15 +232,17 @@ def bigbird(tmp_path_factory):
 def test_bigbird_is_the_published_classifier_fresh_for_every_input(bigbird):
     fresh = transformers.BigBirdForSequenceClassification.from_pretrained(bigbird).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(bigbird)
+    texts = frame()[lambda f: f["text"] != ""]
     expected = []
-    for query, text in pairs():
+    for query, text in pairs(texts):
         with torch.no_grad():
             encoded = tokenizer(query, text, return_tensors="pt")
             expected.append(copy.deepcopy(fresh)(**encoded).logits.item())
     model = ld.LongP(bigbird, device="cpu")
-    np.testing.assert_allclose(model(frame())["score"], expected, atol=1e-5)
-    long = np.array([len(tokenizer(q, t)["input_ids"]) > (5 + 2) * 4 for q, t in pairs()])
-    full = ld.LongP(bigbird, attention_type="original_full", device="cpu")(frame())["score"].to_numpy()
+    np.testing.assert_allclose(model(texts)["score"], expected, atol=1e-5)
+    long = np.array([len(tokenizer(q, t)["input_ids"]) > (5 + 2) * 4 for q, t in pairs(texts)])
+    assert 0 < long.sum() < len(long)
+    full = ld.LongP(bigbird, attention_type="original_full", device="cpu")(texts)["score"].to_numpy()
     np.testing.assert_allclose(full[~long], np.array(expected)[~long], atol=1e-5)
     assert (np.abs(full - expected)[long] > 1e-3).all()
 
@@ -240,10 +265,9 @@ def test_bigbird_passes_hold_inputs_of_one_number_of_blocks(bigbird):
     scorer.encoder.backbone.register_forward_pre_hook(
         lambda _, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    texts = ["dog " * n for n in (3, 5, 40, 41, 45, 60)]
-    scorer.score(["cat"] * 6, texts)
-    assert sorted(shapes) == [(1, 48), (1, 64), (2, 9 - 1 + 1), (2, 44)] or sorted(shapes)[-1] == (2, 44)
-    assert all(length <= 28 or length % 4 == 0 for _, length in shapes)
+    # With [CLS] cat [SEP] ... [SEP] 4 more; up to 28 tokens attention is full.
+    scorer.score(["cat"] * 6, ["dog " * n for n in (3, 5, 39, 40, 45, 60)])
+    assert sorted(shapes) == [(1, 52), (1, 64), (2, 9), (2, 44)]
 
 
 # Language models.
@@ -258,7 +282,7 @@ def test_a_decoder_with_a_head_is_the_published_classifier(tmp_path):
     with torch.no_grad():
         expected = [
             model(input_ids=torch.tensor([tokenizer(template.format(query=q, document=t))["input_ids"]])).logits.item()
-            for q, t in pairs()
+            for q, t in pairs(frame())
             if t
         ]
     np.testing.assert_allclose(scores[frame()["text"] != ""], expected, atol=1e-5)
@@ -271,12 +295,10 @@ def test_a_model_that_answers_scores_as_its_model_card_says(tmp_path):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
     reranker = ld.LongP(folder, answers=("yes", "no"), max_query_len=40, device="cpu")
-    texts = frame()[lambda f: f["text"].str.len() < 200]
+    texts = frame()[lambda f: f["text"].str.len().between(1, 400)]
     scores = reranker(texts)["score"]
     template = ld.templates.TEMPLATES["qwen3-reranker"]
     for score, query, text in zip(scores, texts["query"], texts["text"], strict=True):
-        if not text:
-            continue
         ids = tokenizer(template.replace("{query}", query).replace("{document}", text))["input_ids"]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
@@ -329,7 +351,8 @@ def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     model = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu")
     scorer = model.load_scorer()
     [ids] = scorer._query_ids(["the old dog in the rain"], count=True)
-    assert scorer.tokenizer.decode(ids) == "the old\n"
+    first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
+    assert ids.tolist() == [*first, *scorer.tokenizer("\n")["input_ids"]]
     assert scorer.coverage.queries_cut == 1
 
 
@@ -370,7 +393,7 @@ def test_options_of_another_architecture(arguments, message, cross_encoder):
 
 
 def test_attention_that_an_architecture_lacks(longformer):
-    with pytest.raises(ValueError, match="sdpa|scaled_dot_product_attention"):
+    with pytest.raises(ValueError, match=r"sdpa|scaled_dot_product_attention"):
         ld.LongP(longformer, attn_implementation="sdpa").load_scorer()
     backbone = load_backbone(longformer)
     with pytest.raises(ValueError, match="'sdpa' is not available for longformer"):
@@ -398,7 +421,7 @@ def test_pooling_takes_the_real_tokens(plain_encoder):
 
 
 def test_options_do_not_change_trained_weights(cross_encoder, results):
-    run, judged = toy_task(0, queries=2)
+    run, judged = toy_task(0, queries=4)
     model = ld.LongP(cross_encoder, device="cpu").fit(run, judged)
     model.pooling = "mean"
     with pytest.raises(ValueError, match="would lose them"):
@@ -408,12 +431,12 @@ def test_options_do_not_change_trained_weights(cross_encoder, results):
 # Parameter counts of the published models, with our final layer; poolers are dropped.
 
 CONFIGS = {
-    # Boytsov et al. 2025 report 149M, 127M and 1034M; poolers, which are never used, are counted there.
+    # Boytsov et al. 2025 report 149M, 127M and 1034M, with poolers, which are never used.
     "longformer": (
         "longformer",
         {"max_position_embeddings": 4098, "vocab_size": 50265, "type_vocab_size": 1, "attention_window": [512] * 12,
          "pad_token_id": 1},
-        148_659_456 - 590_592,
+        148_659_456 + 769 - 590_592,
     ),
     "bigbird": ("big_bird", {"vocab_size": 50358, "type_vocab_size": 2, "max_position_embeddings": 4096},
                 127_468_800 + 769 - 590_592),
@@ -433,18 +456,8 @@ CONFIGS = {
 def test_parameter_counts(name):
     family, sizes, expected = CONFIGS[name]
     with torch.device("meta"):
-        backbone = build_backbone({"config": {"model_type": family, **sizes}, "cross_encoder": False}, BigTokenizer())
+        tokenizer = tiny_long.byte_tokenizer(begin=True) if family == "llama" else tiny.tokenizer()
+        backbone = build_backbone({"config": {"model_type": family, **sizes}, "cross_encoder": False}, tokenizer)
         final = torch.nn.Linear(backbone.hidden_size, 1)
     count = sum(p.numel() for module in (backbone.model, final) for p in module.parameters())
     assert count == expected
-
-
-class BigTokenizer:
-    """Stands in for a published tokenizer."""
-
-    pad_token_id = 0
-
-    def __call__(self, *texts):
-        return transformers.BatchEncoding(
-            {"input_ids": [1, 5, 1, 6]}, encoding=[type("Sides", (), {"sequence_ids": [None, 0, None, 1]})()]
-        )

@@ -29,7 +29,7 @@ FAMILIES = {
     "nomic_bert": {"max_position_embeddings": 256},
     "eurobert": {"max_position_embeddings": 256, "pad_token_id": 0, "num_key_value_heads": 2, "head_dim": 8},
     "llama": {"max_position_embeddings": 256, "num_key_value_heads": 2, "head_dim": 8},
-    "qwen3": {"max_position_embeddings": 256, "num_key_value_heads": 2, "head_dim": 8},
+    "qwen3": {"max_position_embeddings": 512, "num_key_value_heads": 2, "head_dim": 8},
 }
 NEW_IN_5 = ("nomic_bert", "eurobert")
 
@@ -71,13 +71,11 @@ def encoder(folder: Path, family: str, **changes) -> str:
     return tiny.checkpoint(folder, family, **{"labels": None, **FAMILIES[family], **changes})
 
 
-def decoder(
-    folder: Path, family: str = "qwen3", *, labels: int | None = None, begin: bool = False, seed: int = 0
-) -> str:
+def decoder(folder: Path, family: str = "qwen3", *, labels: int | None = None, begin: bool = False, **changes) -> str:
     """Saves a causal language model, or with `labels` a classifier on its last token."""
     tokenizer = byte_tokenizer(begin=begin)
     sizes = {**tiny.SIZES, **FAMILIES[family], "vocab_size": len(tokenizer), "pad_token_id": 0, "eos_token_id": 0}
-    config = AutoConfig.for_model(family, **{**sizes, "bos_token_id": 0})
+    config = AutoConfig.for_model(family, **{**sizes, "bos_token_id": 0, **changes})
     torch.manual_seed(0)
     if labels is None:
         model = AutoModelForCausalLM.from_config(config)
@@ -167,7 +165,7 @@ def published_config(layout: str) -> dict:
     return {"model_type": "bert", **_SIZES, **sizes, **CONFIGS[layout]}
 
 
-def published_weights(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
+def published_weights(layout: str, scale: float = 0.3) -> dict[str, torch.Tensor]:
     """Random weights with the names and shapes of a published layout."""
     embeddings, layer, rest, prefix = PUBLISHED[layout]
     modules = {
@@ -182,19 +180,19 @@ def published_weights(layout: str, seed: int = 0) -> dict[str, torch.Tensor]:
             for kind, shape in kinds.items()
         },
     }
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
     def value(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        noise = 0.3 * torch.randn(shape, generator=generator)
+        noise = scale * torch.randn(shape, generator=generator)
         return 1 + noise if "norm" in name.lower() and name.endswith("weight") else noise
 
     return {name: value(name, shape) for name, shape in names.items()}
 
 
-def published(folder: Path, layout: str, *, labels: int | None = None) -> str:
+def published(folder: Path, layout: str, *, labels: int | None = None, scale: float = 0.3) -> str:
     """Saves a checkpoint in a published layout, with a classification head if there are `labels`."""
     tokenizer = tiny.tokenizer()
-    weights = {name: tensor.contiguous() for name, tensor in published_weights(layout).items()}
+    weights = {name: tensor.contiguous() for name, tensor in published_weights(layout, scale).items()}
     if labels is not None:
         weights["classifier.weight"], weights["classifier.bias"] = torch.randn(labels, HIDDEN), torch.randn(labels)
     folder.mkdir(exist_ok=True, parents=True)
