@@ -28,6 +28,8 @@ _PUBLIC = {
         "NeuralModel1",
     ],
     "mores": ["ExperimentalWarning"],
+    "longp": ["LongP"],
+    "invariance": ["check_invariance"],
     "biencoder": ["BiEncoder"],
     "experiment": [
         "Experiment",
@@ -72,6 +74,7 @@ _PUBLIC = {
     "data.rotation": ["RotateDocuments", "position_augmentation"],
     "windows": [
         "Truncate",
+        "WholeText",
         "GreedyChunks",
         "SlidingWindows",
         "SlidingWords",

@@ -9,19 +9,38 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-from transformers.activations import get_activation
-from transformers.utils import logging as transformers_logging
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+)
+from transformers.utils import cached_file
 
+from .alibi import AlibiConfig, is_published_layout
+from .architectures import InputRules, is_decoder, quiet, rules_for, use_attention
 from .batching import PairLayout
+from .classifiers import (
+    CLASSIFIERS,
+    Parts,
+    Representation,
+    alibi_parts,
+    build_alibi,
+    has_known_head,
+    is_classifier,
+    take_answers,
+    take_apart,
+)
+from .templates import template_layout
 
 logger = logging.getLogger(__name__)
 
@@ -38,25 +57,25 @@ _POSITIONS_FROM_IDS = {
 """Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
 
 
-class Representation(nn.Module):
-    """The step of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`."""
+@dataclass(frozen=True)
+class BackboneOptions:
+    """How a backbone is used where it leaves a choice; the arguments of `LongP` of these names.
 
-    def __init__(
-        self,
-        dense: nn.Module,
-        activation: Callable[[torch.Tensor], torch.Tensor],
-        dropout: float = 0.0,
-        norm: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.dense = dense
-        self.activation = activation
-        self.norm = norm if norm is not None else nn.Identity()
+    Attributes:
+        pooling: `"cls"`, `"mean"` or `"last"`; None for the checkpoint's own.
+        template: name or text of the template around query and document; None for the tokenizer's own pair layout.
+        answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
+        global_attention: Longformer's, see `architectures.LongformerRules`.
+        attention_type: BigBird's.
+        attn_implementation: see `architectures.use_attention`.
+    """
 
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """`(V, H)` pooled states to `(V, H)` representations."""
-        return self.norm(self.activation(self.dense(self.dropout(pooled))))
+    pooling: str | None = None
+    template: str | None = None
+    answers: tuple[str, str] | None = None
+    global_attention: str = "query"
+    attention_type: str | None = None
+    attn_implementation: str | None = None
 
 
 @dataclass(eq=False)
@@ -68,7 +87,10 @@ class Backbone:
         tokenizer: its fast tokenizer; None for an encoder built from a stored description.
         representation: the cross-encoder's representation step; None for a plain encoder.
         final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
-        pooling: `"cls"` or `"mean"`, how states become one vector.
+        pooling: `"cls"`, `"mean"` or `"last"`, how states become one vector.
+        template: name or text of the template around query and document; None for the tokenizer's pair layout.
+        rules: what the architecture needs beyond ids and mask.
+        options: what was asked for.
     """
 
     model: Any
@@ -76,6 +98,9 @@ class Backbone:
     representation: Representation | None
     final: nn.Linear | None
     pooling: str
+    template: str | None = None
+    rules: InputRules = field(default_factory=InputRules)
+    options: BackboneOptions = field(default_factory=BackboneOptions)
 
     @property
     def hidden_size(self) -> int:
@@ -101,10 +126,16 @@ class Backbone:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
-        return {"config": self.model.config.to_dict(), "cross_encoder": self.final is not None}
+        return {
+            "config": self.model.config.to_dict(),
+            "cross_encoder": self.representation is not None,
+            "options": {**asdict(self.options), "pooling": self.pooling, "template": self.template},
+        }
 
     def pair_layout(self) -> PairLayout:
-        """The tokenizer's own layout for a pair of texts."""
+        """The template's layout for a pair of texts, or without a template the tokenizer's own."""
+        if self.template is not None:
+            return template_layout(self.tokenizer, self.template)
         config = self.model.config
         encoded = self.tokenizer("a", "b")
         sides = encoded.sequence_ids()
@@ -169,26 +200,36 @@ class Backbone:
         return ids(prefix), ""
 
 
-def load_backbone(name: str, *, trust_remote_code: bool = False) -> Backbone:
+def load_backbone(name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None) -> Backbone:
     """Loads a checkpoint in fp32, whatever the precision it is stored in.
 
     Args:
         name: a model on the Hugging Face hub, or a folder.
         trust_remote_code: run modelling code that the checkpoint brings along.
+        options: how it is used where it leaves a choice.
 
     Raises:
         ValueError: for a folder that is no checkpoint, a checkpoint of this package (which has `load` for that),
-            a classifier with more than two labels, or a checkpoint with missing weights or no fast tokenizer.
+            a classifier with more than two labels, or a checkpoint with missing weights or no fast tokenizer; for
+            options that do not fit the checkpoint.
     """
+    options = options or BackboneOptions()
     _check_folder(name)
+    published, _ = PretrainedConfig.get_config_dict(name)
+    if is_published_layout(published) and not trust_remote_code:
+        return _assemble(*_load_alibi(name, published), options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
-    classifier = _is_cross_encoder(config)
-    if _is_classifier(config):
+    rules_for(config, global_attention=options.global_attention, attention_type=options.attention_type)
+    classifier = has_known_head(config)
+    if is_classifier(config):
         _check_labels(name, config, supported=classifier)
-    auto = AutoModelForSequenceClassification if classifier else AutoModel
-    with _quiet_loading():
+    auto: Any = (
+        AutoModelForCausalLM if options.answers else AutoModelForSequenceClassification if classifier else AutoModel
+    )
+    chosen = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
+    with quiet():
         model, report = auto.from_pretrained(
             name,
             config=config,
@@ -196,11 +237,36 @@ def load_backbone(name: str, *, trust_remote_code: bool = False) -> Backbone:
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
+            **chosen,
         )
     missing = [key for key in report["missing_keys"] if "pooler" not in key or classifier]
     if missing:
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {sorted(missing)[:3]}")
-    return _take_apart(model, load_tokenizer(name, trust_remote_code=trust_remote_code))
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    parts = take_answers(model, tokenizer, options.answers) if options.answers else take_apart(model)
+    return _assemble(parts, tokenizer, options)
+
+
+def _load_alibi(name: str, published: dict[str, Any]) -> tuple[Parts, Any]:
+    """Parts and tokenizer of a JINA-v2 or MosaicBERT checkpoint, whose own code is not run."""
+    path = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    if path is None:
+        raise ValueError(
+            f"checkpoint {name!r} has no model.safetensors: save its weights in that format with "
+            f"safetensors.torch.save_file, or pass trust_remote_code=True to run the checkpoint's own code"
+        )
+    state = load_file(path)
+    # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
+    parts = alibi_parts(state, published, "mean" if published.get("emb_pooler") == "mean" else "cls")
+    if "alibi_starting_size" in published and not _has_tokenizer(name):
+        # MosaicBERT was published without a tokenizer, to be used with BERT's.
+        name = "google-bert/bert-base-uncased"
+    return parts, load_tokenizer(name)
+
+
+def _has_tokenizer(name: str) -> bool:
+    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    return any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files)
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -217,84 +283,46 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """The modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
-    fields = dict(description["config"])
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    values = dict(description["config"])
+    options = BackboneOptions(**description.get("options", {}))
+    if values["model_type"] == AlibiConfig.model_type:
+        values.pop("model_type")
+        return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.dtype = torch.float32
     auto = AutoModelForSequenceClassification if description["cross_encoder"] else AutoModel
-    return _take_apart(auto.from_config(config), tokenizer)
+    return _assemble(take_apart(auto.from_config(config)), tokenizer, options)
 
 
-def _take_apart(model: Any, tokenizer: Any) -> Backbone:
-    config = model.config
-    if not _is_cross_encoder(config) or not hasattr(model, "classifier"):
-        if isinstance(getattr(model, "pooler", None), nn.Module):
-            # Never used in forward: it would only receive no gradient and inflate checkpoints.
-            model.pooler = None
-        return Backbone(model, tokenizer, None, None, "cls")
-    representation, final = _CLASSIFIERS[config.model_type](model)
-    encoder = model.base_model
-    if isinstance(getattr(encoder, "pooler", None), nn.Module):
-        encoder.pooler = None
-    pooling = getattr(config, "classifier_pooling", "cls") if config.model_type == "modernbert" else "cls"
-    return Backbone(encoder, tokenizer, representation, _one_logit(final), pooling)
+def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
+    config = parts.encoder.config
+    rules = rules_for(config, global_attention=options.global_attention, attention_type=options.attention_type)
+    use_attention(parts.encoder, options.attn_implementation)
+    if options.pooling not in (None, parts.pooling):
+        # The head was not trained for that vector.
+        parts = Parts(parts.encoder, None, None, options.pooling)
+    backbone = Backbone(
+        parts.encoder,
+        tokenizer,
+        parts.representation,
+        parts.final,
+        parts.pooling,
+        template=options.template,
+        rules=rules,
+        options=options,
+    )
+    if options.template is None and is_decoder(config):
+        return replace(backbone, template=_decoder_template(backbone))
+    return backbone
 
 
-def _one_logit(final: nn.Linear) -> nn.Linear:
-    """`Linear(H, 1)`; of two logits, the margin logit[1] - logit[0], which ranks as log p(relevant) does."""
-    if final.out_features == 1:
-        return final
-    margin = nn.Linear(final.in_features, 1)
-    with torch.no_grad():
-        margin.weight.copy_(final.weight[1:2] - final.weight[0:1])
-        margin.bias.copy_(final.bias[1:2] - final.bias[0:1])
-    return margin
-
-
-def _bert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.bert.pooler.dense, nn.Tanh()), model.classifier
-
-
-def _dense_out_proj(activation: str) -> Callable[[Any], tuple[Representation, nn.Linear]]:
-    def parts(model: Any) -> tuple[Representation, nn.Linear]:
-        head = model.classifier
-        return Representation(head.dense, get_activation(activation), dropout=head.dropout.p), head.out_proj
-
-    return parts
-
-
-def _distilbert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.pre_classifier, nn.ReLU()), model.classifier
-
-
-def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
-    pooler = model.pooler
-    activation = get_activation(model.config.pooler_hidden_act)
-    return Representation(pooler.dense, activation, dropout=float(model.config.pooler_dropout)), model.classifier
-
-
-def _modernbert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.head.dense, model.head.act, norm=model.head.norm), model.classifier
-
-
-_CLASSIFIERS: dict[str, Callable[[Any], tuple[Representation, nn.Linear]]] = {
-    "bert": _bert,
-    "electra": _dense_out_proj("gelu"),
-    "roberta": _dense_out_proj("tanh"),
-    "xlm-roberta": _dense_out_proj("tanh"),
-    "camembert": _dense_out_proj("tanh"),
-    "deberta": _deberta,
-    "deberta-v2": _deberta,
-    "distilbert": _distilbert,
-    "modernbert": _modernbert,
-}
-
-
-def _is_cross_encoder(config: Any) -> bool:
-    return config.model_type in _CLASSIFIERS and _is_classifier(config)
-
-
-def _is_classifier(config: Any) -> bool:
-    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+def _decoder_template(backbone: Backbone) -> str | None:
+    """None where the tokenizer puts something between two texts, as Llama's does."""
+    if backbone.options.answers is None:
+        return None if backbone.pair_layout().middle else "plain"
+    if backbone.model.config.model_type.startswith("qwen"):
+        return "qwen3-reranker"
+    raise ValueError("answers needs the template that the backbone was trained with: give template=")
 
 
 def _check_labels(name: str, config: Any, *, supported: bool) -> None:
@@ -309,7 +337,7 @@ def _check_labels(name: str, config: Any, *, supported: bool) -> None:
             "model must be trained",
             name,
             config.model_type,
-            ", ".join(_CLASSIFIERS),
+            ", ".join(CLASSIFIERS),
         )
     elif config.num_labels == 2:
         logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
@@ -333,18 +361,3 @@ def _check_folder(name: str) -> None:
 def could_be_hub_id(name: str) -> bool:
     """Whether a model on the Hugging Face hub may be called so: `name` or `user/name`."""
     return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
-
-
-@contextmanager
-def _quiet_loading() -> Iterator[None]:
-    """No report of unused heads while loading: what matters of it is checked and raised."""
-    verbosity = transformers_logging.get_verbosity()
-    shows_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if shows_bars:
-            transformers_logging.enable_progress_bar()

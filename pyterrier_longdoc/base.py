@@ -335,7 +335,8 @@ class LongDocReranker(pt.Estimator):
         Raises:
             ValueError: if that is not a model saved by this package, or one of another class.
         """
-        importlib.import_module(".rerankers", __package__)  # so that the classes are known below
+        for module in (".rerankers", ".longp"):
+            importlib.import_module(module, __package__)  # so that the classes are known below
         folder, config = read_config(name, revision=revision)
         known = {c.__name__: c for c in _all_classes(LongDocReranker)}
         saved = known.get(config["class"])
@@ -346,12 +347,13 @@ class LongDocReranker(pt.Estimator):
         arguments = dict(config["parameters"])
         if "windows" in arguments:
             arguments["windows"] = windows_from_config(arguments["windows"])
-        if isinstance(arguments["text_field"], list):
-            arguments["text_field"] = tuple(arguments["text_field"])
+        for argument in ("text_field", "answers"):
+            if isinstance(arguments.get(argument), list):
+                arguments[argument] = tuple(arguments[argument])
         model = saved(**{**arguments, **parameters})
         scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-        made_for = saved(**arguments, trust_remote_code=model.trust_remote_code)._made_for()
+        made_for = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})._made_for()
         head = (config["head"]["name"], config["head"]["options"])
         training = folder / "training.json"
         history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []

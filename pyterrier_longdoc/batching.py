@@ -146,6 +146,10 @@ class PairLayout:
             papers' fixed layout); None puts the suffix right after the last real token.
         position_offset: first position id, given where the backbone would otherwise derive positions from the
             token ids and so not count padding inside the input (RoBERTa); None leaves positions to the backbone.
+        query_lead: characters that are tokenized with a query, before it.
+        query_trail: characters that are tokenized with a query, after it.
+        query_trail_size: how many tokens these take when on their own.
+        text_lead: characters that are tokenized with a text, before it.
     """
 
     prefix: tuple[int, ...]
@@ -156,6 +160,10 @@ class PairLayout:
     query_size: int | None = None
     window_size: int | None = None
     position_offset: int | None = None
+    query_lead: str = ""
+    query_trail: str = ""
+    query_trail_size: int = 0
+    text_lead: str = ""
 
     @property
     def specials(self) -> int:

@@ -29,6 +29,7 @@ class WindowEncoder(nn.Module):
         self.backbone = backbone.model
         self.representation = backbone.representation or nn.Identity()
         self.pooling = backbone.pooling
+        self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
@@ -61,7 +62,7 @@ class WindowEncoder(nn.Module):
         vectors = []
         for rows in self.passes(batch.lengths[order].tolist(), order):
             states, mask = self._encode(batch, rows, all_layers)
-            vectors.append(self._pool(states[-1], mask))
+            vectors.append(self._represent(states[-1], mask))
             if collector is not None:
                 collector.add(rows, states)
             if queries is not None:
@@ -71,9 +72,9 @@ class WindowEncoder(nn.Module):
         restore = torch.empty_like(order)
         restore[order] = torch.arange(len(order), device=order.device)
         pooled = torch.cat(vectors)[restore]  # (V, H)
-        encoded = to_dense(self.representation(pooled).float(), batch.doc, batch.documents)
+        encoded = to_dense(pooled.float(), batch.doc, batch.documents)
         if queries is not None:
-            encoded = replace(encoded, query=self._represent(queries.collect()))
+            encoded = replace(encoded, query=self._represent_query(queries.collect()))
         return encoded if collector is None else replace(encoded, matches=collector.collect())
 
     def token_states(self, batch: WindowBatch) -> list[torch.Tensor]:
@@ -86,7 +87,7 @@ class WindowEncoder(nn.Module):
                 states[row] = state[real]
         return [states[row] for row in range(len(order))]
 
-    def _represent(self, query: QueryStates) -> QueryStates:
+    def _represent_query(self, query: QueryStates) -> QueryStates:
         states = self.representation(query.states).float()
         return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
 
@@ -106,10 +107,11 @@ class WindowEncoder(nn.Module):
             order: `(V,)` the rows that they belong to.
         """
         start = longest = 0
-        for row, length in enumerate(lengths):
+        for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
             full = row - start == self.batch_size or (row + 1 - start) * longest > self.max_batch_tokens
-            if full and row > start:
+            other = self.rules.group(lengths[row]) != self.rules.group(lengths[start])
+            if (full or other) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
@@ -118,17 +120,23 @@ class WindowEncoder(nn.Module):
         self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """States `(V', T', H)` of the last layer, or of every layer, and the `(V', T')` mask."""
-        length = int(batch.lengths[rows].max())
-        mask = batch.attention_mask[rows, :length]
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids[rows, :length]}
+        length = self.rules.padded(int(batch.lengths[rows].max()))
+
+        def of_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+            values = values[rows, :length]
+            return nn.functional.pad(values, (0, length - values.shape[1]), value=padding)
+
+        mask = of_pass(batch.attention_mask)
+        inputs: dict[str, Any] = {"input_ids": of_pass(batch.input_ids, self.backbone.config.pad_token_id or 0)}
         # Without padding no mask is needed, and attention without one is faster.
         inputs["attention_mask"] = None if bool(mask.all()) else mask.long()
         if batch.token_type_ids is not None:
-            inputs["token_type_ids"] = batch.token_type_ids[rows, :length]
+            inputs["token_type_ids"] = of_pass(batch.token_type_ids)
         if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids[rows, :length]
+            inputs["position_ids"] = of_pass(batch.position_ids)
+        inputs |= self.rules.further_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-        with recording as earlier:
+        with recording as earlier, self.rules.around(self.backbone, length):
             last = self.backbone(**inputs).last_hidden_state
         return (*earlier, last), mask
 
@@ -152,9 +160,19 @@ class WindowEncoder(nn.Module):
             for handle in handles:
                 handle.remove()
 
+    def _represent(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
+        if self.pooling == "late":
+            return self._pool(self.representation(states), mask)
+        return self.representation(self._pool(states, mask))
+
     def _pool(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self.pooling == "cls":
             return states[:, 0]  # (V', H)
+        if self.pooling == "last":
+            position = torch.arange(mask.shape[1], device=mask.device)
+            last = (position * mask).argmax(1)  # (V',)
+            return states[torch.arange(len(last), device=last.device), last]  # (V', H)
         # In fp32: bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)

@@ -9,7 +9,7 @@ size of the backbone, I of the interaction.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class LateBackbone(Backbone):
         interaction: lets the states of query and window interact.
     """
 
-    interaction: VectorTransformer
+    interaction: VectorTransformer = field(kw_only=True)
 
     @property
     def hidden_size(self) -> int:
@@ -69,7 +69,16 @@ def build_late_backbone(description: dict[str, Any], tokenizer: Any) -> LateBack
 
 def _together(backbone: Backbone, interaction: VectorTransformer) -> LateBackbone:
     # A cross-encoder's last steps expect a state that has seen the query.
-    return LateBackbone(backbone.model, backbone.tokenizer, None, None, backbone.pooling, interaction)
+    return LateBackbone(
+        backbone.model,
+        backbone.tokenizer,
+        None,
+        None,
+        backbone.pooling,
+        rules=backbone.rules,
+        options=backbone.options,
+        interaction=interaction,
+    )
 
 
 class Interaction(nn.Module):

@@ -10,7 +10,7 @@ their special tokens, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from .backbones import Backbone, Representation, _check_folder, _quiet_loading, load_tokenizer
+from .architectures import quiet
+from .backbones import Backbone, Representation, _check_folder, load_tokenizer
 from .batching import Encoded, PairLayout
 from .heads.base import Head
 from .reports import RawExplanation
@@ -41,7 +42,7 @@ class EncoderDecoder(Backbone):
         decoder: without its table of word embeddings, which it shares with the encoder.
     """
 
-    decoder: Any
+    decoder: Any = field(kw_only=True)
 
 
 def load_encoder_decoder(name: str) -> EncoderDecoder:
@@ -57,7 +58,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":
         raise ValueError(f"checkpoint {name!r} is of type {config.model_type!r}; MORES+ needs 'bart'")
-    with _quiet_loading():
+    with quiet():
         model, report = AutoModel.from_pretrained(
             name, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
@@ -78,7 +79,7 @@ def build_encoder_decoder(description: dict[str, Any], tokenizer: Any) -> Encode
 def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
     decoder = model.decoder
     decoder.embed_tokens = None
-    return EncoderDecoder(model.encoder, tokenizer, None, None, "cls", decoder)
+    return EncoderDecoder(model.encoder, tokenizer, None, None, "cls", decoder=decoder)
 
 
 @dataclass(frozen=True, eq=False)

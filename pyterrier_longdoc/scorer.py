@@ -16,6 +16,7 @@ from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
 from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
+from .templates import with_trail
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
 
@@ -86,9 +87,10 @@ class LongDocScorer(nn.Module):
         capacity = self._capacity(max_query_len, layout)
         if capacity is not None:
             if capacity < 1:
+                specials = layout.specials + layout.query_trail_size
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
-                    f"{self._max_length} tokens, {layout.specials} of them special; lower max_query_len"
+                    f"{self._max_length} tokens, {specials} of them special; lower max_query_len"
                 )
             windows = windows.within(capacity)
         self.layout = layout.fixed(max_query_len, windows.largest) if pad_query else layout
@@ -99,7 +101,9 @@ class LongDocScorer(nn.Module):
 
     def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
         """Most document tokens in a window; None where nothing limits it."""
-        return None if self._max_length is None else self._max_length - max_query_len - layout.specials
+        if self._max_length is None:
+            return None
+        return self._max_length - max_query_len - layout.specials - layout.query_trail_size
 
     def reading(self) -> dict[str, Any]:
         """The arguments of `read_with` besides the windows, JSON-able."""
@@ -307,17 +311,19 @@ class LongDocScorer(nn.Module):
         return document if self.max_doc_len is None else document.head(self.max_doc_len)
 
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
-        return tokenize(self.tokenizer, texts, offsets=offsets or self.windows.needs_text)
+        needed = offsets or self.windows.needs_text
+        return tokenize(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
     def query_lengths(self, queries: Sequence[str]) -> list[int]:
         """Tokens of each query, also of what is not read."""
-        return [len(query) for query in tokenize(self.tokenizer, queries)]
+        return [len(query) for query in tokenize(self.tokenizer, queries, lead=self.layout.query_lead)]
 
     def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
-        tokenized = tokenize(self.tokenizer, queries)
+        tokenized = tokenize(self.tokenizer, queries, lead=self.layout.query_lead)
         if count:
             self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
-        return [query.ids[: self.max_query_len] for query in tokenized]
+        cut = [query.ids[: self.max_query_len] for query in tokenized]
+        return with_trail(self.tokenizer, self.layout, queries, cut) if self.layout.query_trail else cut
 
     def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> None:
         counted = {i for i, seen in enumerate(block.seen) if seen}

@@ -166,6 +166,35 @@ class Truncate(Windows):
 
 
 @dataclass(frozen=True)
+class WholeText(Windows):
+    """One window: as much of the text as the backbone takes (LongP).
+
+    Args:
+        size: most tokens; None, or more than the backbone takes, for what it takes.
+
+    Example:
+        >>> WholeText()([1, 2, 3, 4, 5])
+        [(0, 5)]
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(size=self.size)
+
+    @property
+    def largest(self) -> int | None:
+        return self.size
+
+    def within(self, capacity: int) -> Windows:
+        return replace(self, size=min(self.size or capacity, capacity))
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return [(0, len(tokens) if self.size is None else min(len(tokens), self.size))]
+
+
+@dataclass(frozen=True)
 class GreedyChunks(Windows):
     """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
 
@@ -315,7 +344,7 @@ class SentenceWindows(Windows):
 
 
 _CLASSES: dict[str, type[Windows]] = {
-    cls.__name__: cls for cls in (Truncate, GreedyChunks, SlidingWindows, SlidingWords, SentenceWindows)
+    cls.__name__: cls for cls in (Truncate, WholeText, GreedyChunks, SlidingWindows, SlidingWords, SentenceWindows)
 }
 
 

@@ -93,7 +93,7 @@ def tokenizer(*, double_separator: bool = False, segments: bool = True) -> PreTr
 
 def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, seed: int = 0, **changes) -> str:
     """Saves a random checkpoint and returns its folder: a classifier with `labels` labels, or (None) an encoder."""
-    roberta = "roberta" in family
+    roberta = "roberta" in family or family == "longformer"
     tok = tokenizer(double_separator=roberta, segments=family in ("bert", "electra", "deberta-v2"))
     sizes = {**SIZES, "max_position_embeddings": 128, "vocab_size": len(tok), **FAMILIES.get(family, {}), **changes}
     if family == "distilbert":

@@ -1,0 +1,214 @@
+"""Checkpoints with a classification head taken apart into encoder, representation step and final layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.activations import get_activation
+
+from .alibi import AlibiBert, AlibiConfig, weights_of
+from .architectures import is_decoder
+
+
+class Representation(nn.Module):
+    """The step of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`."""
+
+    def __init__(
+        self,
+        dense: nn.Module,
+        activation: Callable[[torch.Tensor], torch.Tensor],
+        dropout: float = 0.0,
+        norm: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = dense
+        self.activation = activation
+        self.norm = norm if norm is not None else nn.Identity()
+
+    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
+        """`(V, H)` pooled states to `(V, H)` representations."""
+        return self.norm(self.activation(self.dense(self.dropout(pooled))))
+
+
+@dataclass(eq=False)
+class Parts:
+    """What a checkpoint consists of.
+
+    Attributes:
+        encoder: the layers up to the last states, without pooler or head.
+        representation: the step between pooled state and final layer; None where there is none.
+        final: `Linear(H, 1)`; None where there is no head, or none that can be taken over.
+        pooling: how the head was trained to make one vector of the states: `"cls"`, `"mean"`, `"last"` or, where it
+            represents every state and then takes the mean, `"late"`.
+    """
+
+    encoder: Any
+    representation: Representation | None
+    final: nn.Linear | None
+    pooling: str
+
+
+def is_classifier(config: Any) -> bool:
+    """Whether a checkpoint says that it has a classification head."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
+
+
+def has_known_head(config: Any) -> bool:
+    """Whether that head can be taken over."""
+    return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
+
+
+def take_apart(model: Any) -> Parts:
+    """The parts of a classifier with a known head, or of a plain encoder."""
+    config = model.config
+    if is_decoder(config):
+        # A decoder's head looks at the last token, which alone has seen everything.
+        has_head = isinstance(getattr(model, "score", None), nn.Linear)
+        encoder = model.base_model
+        return Parts(encoder, None, _one_logit(model.score), "last") if has_head else Parts(encoder, None, None, "mean")
+    if not hasattr(model, "classifier") or not has_known_head(config):
+        return Parts(_without_pooler(model), None, None, "cls")
+    representation, final = CLASSIFIERS[config.model_type](model)
+    pooling = getattr(config, "classifier_pooling", "cls") if config.model_type in ("modernbert", "eurobert") else "cls"
+    pooling = {"bos": "cls"}.get(pooling, pooling)
+    return Parts(_without_pooler(model.base_model), representation, _one_logit(final), pooling)
+
+
+def take_answers(model: Any, tokenizer: Any, answers: tuple[str, str]) -> Parts:
+    """The parts of a language model that answers: its score is the logit of one word less that of the other.
+
+    The sigmoid of that score is the probability of the first word among the two.
+
+    Args:
+        model: a causal language model.
+        tokenizer: its tokenizer.
+        answers: what it says of a relevant and of another document.
+
+    Raises:
+        ValueError: if an answer is not one token.
+    """
+    yes, no = (_single_token(tokenizer, answer) for answer in answers)
+    logits = model.get_output_embeddings()
+    final = nn.Linear(logits.in_features, 1)
+    with torch.no_grad():
+        final.weight.copy_(logits.weight[yes : yes + 1] - logits.weight[no : no + 1])
+        final.bias.fill_(0.0 if logits.bias is None else float(logits.bias[yes] - logits.bias[no]))
+    return Parts(model.base_model, None, final, "last")
+
+
+def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any], pooling: str) -> Parts:
+    """The parts of a JINA-v2 or MosaicBERT checkpoint.
+
+    Args:
+        state: its weights as published.
+        published: its config.json.
+        pooling: of a checkpoint without classification head.
+
+    Raises:
+        ValueError: if weights are missing or have unknown names.
+    """
+    config = AlibiConfig.from_published(published, qk_norm=any("layer_norm_q" in name for name in state))
+    parts = build_alibi(config, "classifier.weight" in state)
+    try:
+        parts.encoder.load_state_dict(weights_of(state))
+    except RuntimeError as error:
+        raise ValueError(f"the checkpoint's weights do not fit its configuration: {error}") from error
+    if parts.representation is None:
+        return replace(parts, pooling=pooling)
+    bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
+    final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
+    with torch.no_grad():
+        for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
+            layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
+    return replace(parts, final=_one_logit(final))
+
+
+def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
+    """The same parts with random weights; with BERT's classification head if `classifier`."""
+    dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh()) if classifier else None
+    return Parts(AlibiBert(config), dense, None, "cls")
+
+
+def _single_token(tokenizer: Any, answer: str) -> int:
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(
+            f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
+        )
+    return int(ids[0])
+
+
+def _without_pooler(encoder: Any) -> Any:
+    """The encoder without a pooler, which is never used: it would only receive no gradient and inflate checkpoints."""
+    if isinstance(getattr(encoder, "pooler", None), nn.Module):
+        encoder.pooler = None
+    return encoder
+
+
+def _one_logit(final: nn.Linear) -> nn.Linear:
+    """`Linear(H, 1)`; of two logits, the margin logit[1] - logit[0], which ranks as log p(relevant) does."""
+    if final.out_features == 1 and final.bias is not None:
+        return final
+    bias = torch.zeros(final.out_features) if final.bias is None else final.bias
+    one = nn.Linear(final.in_features, 1)
+    with torch.no_grad():
+        one.weight.copy_(final.weight if final.out_features == 1 else final.weight[1:2] - final.weight[0:1])
+        one.bias.copy_(bias if final.out_features == 1 else bias[1:2] - bias[0:1])
+    return one
+
+
+def _bert(model: Any) -> tuple[Representation, nn.Linear]:
+    return Representation(model.base_model.pooler.dense, nn.Tanh()), model.classifier
+
+
+def _big_bird(model: Any) -> tuple[Representation, nn.Linear]:
+    head = model.classifier
+    return Representation(head.dense, get_activation(model.config.hidden_act), dropout=head.dropout.p), head.out_proj
+
+
+def _eurobert(model: Any) -> tuple[Representation, nn.Linear]:
+    return Representation(model.dense, model.activation), model.classifier
+
+
+def _dense_out_proj(activation: str) -> Callable[[Any], tuple[Representation, nn.Linear]]:
+    def parts(model: Any) -> tuple[Representation, nn.Linear]:
+        head = model.classifier
+        return Representation(head.dense, get_activation(activation), dropout=head.dropout.p), head.out_proj
+
+    return parts
+
+
+def _distilbert(model: Any) -> tuple[Representation, nn.Linear]:
+    return Representation(model.pre_classifier, nn.ReLU()), model.classifier
+
+
+def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
+    pooler = model.pooler
+    activation = get_activation(model.config.pooler_hidden_act)
+    return Representation(pooler.dense, activation, dropout=float(model.config.pooler_dropout)), model.classifier
+
+
+def _modernbert(model: Any) -> tuple[Representation, nn.Linear]:
+    return Representation(model.head.dense, model.head.act, norm=model.head.norm), model.classifier
+
+
+CLASSIFIERS: dict[str, Callable[[Any], tuple[Representation, nn.Linear]]] = {
+    "bert": _bert,
+    "nomic_bert": _bert,
+    "longformer": _dense_out_proj("tanh"),
+    "big_bird": _big_bird,
+    "eurobert": _eurobert,
+    "electra": _dense_out_proj("gelu"),
+    "roberta": _dense_out_proj("tanh"),
+    "xlm-roberta": _dense_out_proj("tanh"),
+    "camembert": _dense_out_proj("tanh"),
+    "deberta": _deberta,
+    "deberta-v2": _deberta,
+    "distilbert": _distilbert,
+    "modernbert": _modernbert,
+}

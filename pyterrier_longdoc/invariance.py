@@ -1,0 +1,200 @@
+"""Checks that a reranker's score of a document depends on the query and the document alone."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from .architectures import use_attention
+
+_WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
+_QUERIES = {"1": "garden music", "2": "paper market by the river"}
+
+
+def check_invariance(
+    model: pt.Transformer,
+    results: pd.DataFrame | None = None,
+    *,
+    tolerance: float = 1e-4,
+    dtypes: Sequence[str] = ("bfloat16",),
+    dtype_tolerance: float = 0.1,
+    verbose: bool = True,
+) -> pd.DataFrame:
+    """Scores the same documents in several ways and compares the scores.
+
+    - `repeated`: once more;
+    - `order`: with the rows in another order;
+    - `alone`: every row in a call of its own;
+    - `padding`: every row next to the longest document, to whose length it is padded;
+    - `batch size`: one document in each pass;
+    - `attention`: by each other implementation that the backbone has;
+    - `dtype`: in other precisions, where a larger difference is natural.
+
+    A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
+    The model is left as it was.
+
+    Args:
+        model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
+        results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows of
+            up to 1,500 words.
+        tolerance: largest difference that passes, relative to the larger of 1 and the score.
+        dtypes: precisions to try.
+        dtype_tolerance: the same for `dtype`.
+        verbose: print the table.
+
+    Returns:
+        One row per check: `check`, `difference` (largest, relative as above), `same_order` (whether every query's
+        documents keep their order), `tolerance`, `passed` (None without a verdict) and `note`.
+
+    Example:
+        >>> def length(row): return float(len(row["text"]))
+        >>> check_invariance(pt.apply.doc_score(length), verbose=False)["passed"].tolist()[:4]
+        [True, True, True, True]
+    """
+    frame = (_sample() if results is None else results).reset_index(drop=True)
+    with _undisturbed(model):
+        expected = _scores(model, frame)
+        rows = [
+            _verdict(name, frame, expected, again, limit)
+            for name, again, limit in _checks(model, frame, tolerance, dtypes, dtype_tolerance)
+        ]
+    table = pd.DataFrame(rows, columns=["check", "difference", "same_order", "tolerance", "passed", "note"])
+    if verbose:
+        sys.stdout.write(table.to_string(index=False) + "\n")
+    return table
+
+
+Attempt = Callable[[], np.ndarray]
+
+
+def _checks(
+    model: Any, frame: pd.DataFrame, tolerance: float, dtypes: Sequence[str], dtype_tolerance: float
+) -> Iterator[tuple[str, Attempt, float]]:
+    order = np.random.default_rng(0).permutation(len(frame))
+    yield "repeated", partial(_scores, model, frame), tolerance
+    yield "order", partial(_reordered, model, frame, order), tolerance
+    yield "alone", partial(_each, model, frame), tolerance
+    yield "padding", partial(_each, model, frame, padded=True), tolerance
+    yield "batch size 1", partial(_with, model, frame, batch_size=1), tolerance
+    for implementation in ("eager", "sdpa"):
+        yield f"attention {implementation}", partial(_by_attention, model, frame, implementation), tolerance
+    for dtype in dtypes:
+        yield f"dtype {dtype}", partial(_with, model, frame, dtype=dtype), dtype_tolerance
+
+
+class _NotApplicableError(Exception):
+    """A check cannot be made with this model; the message says why."""
+
+
+def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attempt, limit: float) -> dict[str, Any]:
+    row = {"check": name, "difference": np.nan, "same_order": None, "tolerance": limit, "passed": None, "note": ""}
+    try:
+        scores = again()
+    except _NotApplicableError as reason:
+        return {**row, "note": str(reason)}
+    difference = float((np.abs(scores - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0))
+    same = all(
+        np.array_equal(np.argsort(-expected[i], kind="stable"), np.argsort(-scores[i], kind="stable"))
+        for i in frame.groupby("qid").indices.values()
+    )
+    return {**row, "difference": difference, "same_order": same, "passed": difference <= limit}
+
+
+def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
+    """Scores of the rows; a transformer may return them in another order."""
+    numbered = frame.assign(_row=range(len(frame)))
+    out = model.transform(numbered)
+    if len(out) != len(frame) or "_row" not in out.columns:
+        raise ValueError(f"{model!r} does not return every row with its columns, so its scores cannot be compared")
+    return out.sort_values("_row")["score"].to_numpy(dtype="float64")
+
+
+def _reordered(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
+    return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
+
+
+def _each(model: Any, frame: pd.DataFrame, *, padded: bool = False) -> np.ndarray:
+    """Scores of the rows, each alone or next to the longest one."""
+    mate = _longest(model, frame) if padded else None
+    scores = []
+    for row in range(len(frame)):
+        chosen = [row] if mate in (None, row) else [row, mate]
+        scores.append(_scores(model, frame.iloc[chosen].reset_index(drop=True))[0])
+    return np.array(scores)
+
+
+def _longest(model: Any, frame: pd.DataFrame) -> int:
+    fields = getattr(model, "text_field", "text")
+    columns = [fields] if isinstance(fields, str) else list(fields)
+    present = [column for column in columns if column in frame.columns]
+    if not present:
+        raise _NotApplicableError(f"the frame has no text column {', '.join(columns)}")
+    lengths = sum(frame[column].fillna("").astype(str).str.len() for column in present)
+    return int(np.argmax(lengths))
+
+
+def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray:
+    lacking = [name for name in attributes if not hasattr(model, name)]
+    if lacking:
+        raise _NotApplicableError(f"{type(model).__name__} has no {', '.join(lacking)}")
+    before = {name: getattr(model, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        return _scores(model, frame)
+    finally:
+        for name, value in before.items():
+            setattr(model, name, value)
+
+
+def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray:
+    if not hasattr(model, "load_scorer"):
+        raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
+    backbone = model.load_scorer().encoder.backbone
+    usual = getattr(backbone.config, "_attn_implementation", None)
+    if usual == implementation:
+        raise _NotApplicableError("the usual one")
+    try:
+        use_attention(backbone, implementation)
+    except ValueError as error:
+        raise _NotApplicableError(f"not available for {backbone.config.model_type}") from error
+    try:
+        if hasattr(model, "attn_implementation"):
+            return _with(model, frame, attn_implementation=implementation)
+        return _scores(model, frame)
+    finally:
+        use_attention(backbone, usual)
+
+
+@contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Leaves no trace in the model of having been run: what it has warned of and how much it read."""
+    names = [name for name in ("coverage", "_warned_cut", "_warned_untrained") if hasattr(model, name)]
+    before = {name: getattr(model, name) for name in names}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        for name, value in before.items():
+            setattr(model, name, value)
+
+
+def _sample() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    lengths = (0, 1, 30, 300, 1500)
+    texts = [" ".join(rng.choice(_WORDS, length)) for length in lengths]
+    rows = [
+        {"qid": qid, "query": query, "docno": f"d{length}", "text": text, "score": -float(rank), "rank": rank}
+        for qid, query in _QUERIES.items()
+        for rank, (length, text) in enumerate(zip(lengths, texts, strict=True))
+    ]
+    return pd.DataFrame(rows)
