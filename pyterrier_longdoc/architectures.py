@@ -16,6 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from .batching import WindowBatch
 
+_LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
+"""Families whose mask does not reach every step (convolutions, Fourier transforms)."""
+
 GLOBAL_ATTENTION = ("query", "query_only", "cls")
 
 
@@ -56,6 +59,14 @@ class DecoderRules(InputRules):
     def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """See the base class."""
         return {"use_cache": False}
+
+
+class EqualLengthRules(InputRules):
+    """Encoders that let padding into their states, mask or no mask: passes are of one length, without padding."""
+
+    def group(self, length: int) -> int:
+        """See the base class."""
+        return length
 
 
 class LongformerRules(InputRules):
@@ -164,6 +175,8 @@ def rules_for(config: Any, *, global_attention: str = "query", attention_type: s
     if family == "big_bird":
         sparse = (attention_type or config.attention_type) == "block_sparse"
         return BigBirdRules(config.block_size, config.num_random_blocks, sparse)
+    if family in _LET_PADDING_IN:
+        return EqualLengthRules()
     return DecoderRules() if is_decoder(config) else InputRules()
 
 

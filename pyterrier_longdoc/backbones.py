@@ -51,8 +51,8 @@ FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
 
 _POSITIONS_FROM_IDS = {
-    "camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta",
-    "xlm-roberta-xl",
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
 """Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
 
@@ -197,6 +197,7 @@ class Backbone:
         for lead in ("", " "):
             if before + ids(lead + "a") == together:
                 return before, lead
+        logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
         return ids(prefix), ""
 
 
@@ -273,11 +274,20 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """The fast tokenizer of a checkpoint.
 
     Raises:
-        ValueError: if there is no fast one; character offsets and pair layouts come from it.
+        ValueError: if there is none, or no fast one; character offsets and pair layouts come from it.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=trust_remote_code)
+    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+        raise ValueError(f"the tokenizer of checkpoint {name!r} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"checkpoint {name!r} has no fast tokenizer (tokenizer.json), which this package needs")
+    # Without its files transformers makes a tokenizer that knows special tokens alone, and all words are [UNK].
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(
+            f"checkpoint {name!r} has no tokenizer files: copy tokenizer.json and tokenizer_config.json to it, with "
+            f"AutoTokenizer.from_pretrained(where_it_comes_from).save_pretrained({name!r})"
+        )
     return tokenizer
 
 

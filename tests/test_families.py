@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from pyterrier_longdoc.backbones import load_backbone
 
 from . import tiny
 
-POSITIONS_FROM_IDS = ("roberta", "xlm-roberta", "camembert", "mpnet", "data2vec-text", "roberta-prelayernorm", "ibert",
-                      "xlm-roberta-xl")  # fmt: skip
+POSITIONS_FROM_IDS = (
+    "roberta", "esm", "luke", "markuplm", "xlm-roberta", "camembert", "mpnet", "data2vec-text",
+    "roberta-prelayernorm", "ibert", "xlm-roberta-xl",
+)  # fmt: skip
 SIZES = {"max_position_embeddings": 67, "type_vocab_size": 1, "pad_token_id": 1}
 
 
@@ -46,6 +49,35 @@ def test_unsupported_head_is_left_out_and_said_so(tmp_path, results, caplog):
         out = model(results)
     assert "the classification head of mpnet is not among those that can be taken over" in caplog.text
     assert np.isfinite(out["score"]).all()
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "distilbert", "deberta-v2", "roberta", "modernbert"])
+def test_checkpoint_without_a_tokenizer(family, tmp_path, results):
+    folder = tiny.checkpoint(tmp_path, family)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"no tokenizer files: copy|tokenizer of checkpoint .* cannot be"):
+        ld.MaxP(folder, window_size=20, stride=10, max_query_len=8)(results)
+
+
+LEAKY = {
+    "convbert": {"head_ratio": 2, "embedding_size": 32},
+    "fnet": {},
+    "nystromformer": {},
+}
+
+
+@pytest.mark.parametrize("family", LEAKY)
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_encoders_that_let_padding_in(family, batch_size, tmp_path, results):
+    folder = tiny.checkpoint(tmp_path, family, labels=None, **LEAKY[family])
+    arguments = {"window_size": 20, "stride": 10, "max_query_len": 8}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        apart = [ld.MaxP(folder, batch_size=1, **arguments)(results.iloc[[i]])["score"].item() for i in range(5)]
+        together = ld.MaxP(folder, batch_size=batch_size, **arguments)(results)["score"]
+    np.testing.assert_allclose(together, apart, rtol=1e-4)
+    assert len(set(apart)) > 3
 
 
 @pytest.mark.parametrize("family", ["bert", "mpnet"])

@@ -215,7 +215,7 @@ def test_modes_are_restored(backbone):
 def test_scores_that_are_not_finite(backbone):
     scorer = make(backbone)
     scorer.head.forward = lambda encoded: torch.where(encoded.mask.sum(1) == 9, torch.inf, 0.0)
-    message = r"1 of 3 scores are not finite, the first in row 1; if dtype is float16, use bfloat16"
+    message = r"1 of 3 scores are not finite, the first in row 1; with dtype='float16' use bfloat16"
     for method in (scorer.score, scorer.explain):
         with pytest.raises(FloatingPointError, match=message):
             method(["a"] * 3, ["the cat", text_of(95), ""])
