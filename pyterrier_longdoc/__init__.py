@@ -29,6 +29,7 @@ _PUBLIC = {
     ],
     "mores": ["ExperimentalWarning"],
     "longp": ["LongP"],
+    "papers": ["Preset", "presets"],
     "invariance": ["check_invariance"],
     "biencoder": ["BiEncoder"],
     "experiment": [
