@@ -150,6 +150,7 @@ class PairLayout:
         query_trail: characters that are tokenized with a query, after it.
         query_trail_size: how many tokens these take when on their own.
         text_lead: characters that are tokenized with a text, before it.
+        spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see `positions.py`.
     """
 
     prefix: tuple[int, ...]
@@ -164,6 +165,7 @@ class PairLayout:
     query_trail: str = ""
     query_trail_size: int = 0
     text_lead: str = ""
+    spread: tuple[int, int] | None = None
 
     @property
     def specials(self) -> int:
@@ -205,19 +207,28 @@ class PairLayout:
         types = np.zeros(shape, dtype=np.int64)
         for row, (query, window) in enumerate(rows):
             self._fill(ids[row], mask[row], types[row], query, window)
-        positions = None
-        if self.position_offset is not None and self.query_size is not None:
-            positions = np.broadcast_to(np.arange(shape[1]) + self.position_offset, shape)
+        positions = self._positions(lengths, shape)
         return WindowBatch(
             input_ids=torch.from_numpy(ids).to(device),
             attention_mask=torch.from_numpy(mask).to(device),
             token_type_ids=None if self.types is None else torch.from_numpy(types).to(device),
-            position_ids=None if positions is None else torch.from_numpy(positions.copy()).to(device),
+            position_ids=None if positions is None else torch.from_numpy(positions).to(device),
             lengths=torch.from_numpy(lengths).to(device),
             doc=torch.from_numpy(doc).to(device),
             documents=len(queries),
             **self._places(rows, device),
         )
+
+    def _positions(self, lengths: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
+        columns = np.arange(shape[1])
+        if self.spread is not None:
+            longest, step = self.spread
+            # By each input's own length, never by its batch's. Padding is masked: any position will do.
+            spread = (columns * step).clip(max=(longest - 1) * step)
+            return np.where(lengths[:, None] <= longest, spread, columns)
+        if self.position_offset is not None and self.query_size is not None:
+            return np.broadcast_to(columns + self.position_offset, shape).copy()
+        return None
 
     def _places(self, rows: Sequence[tuple[Any, Any]], device: Any) -> dict[str, torch.Tensor]:
         query_lengths = np.array([len(query) for query, _ in rows])

@@ -19,9 +19,10 @@ from .devices import resolve_device, resolve_dtype
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
 from .frames import HELP_URL, TextField, check_choice, check_only_windows, check_settings, rerank
+from .positions import spread_positions
 from .reports import Coverage, Explanation, check_finite
 from .texts import rows_by_pair, share_out, tokenize
-from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
+from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows, check_positive
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and whose window embeddings are held at a time."""
@@ -46,6 +47,7 @@ class BiEncoderScorer(nn.Module):
         similarity: `"cosine"` or `"dot"`; None for what the checkpoint names, else cosine.
         query_prefix: put before every query; None for what the checkpoint names.
         passage_prefix: put before every window; None for what the checkpoint names.
+        position_step: positions of short inputs are this far apart; see `spread_positions`.
         max_query_len: read only this many tokens of a query, prefix and special tokens not counted.
         max_doc_len: read only this many tokens of a text; None reads all.
     """
@@ -60,6 +62,7 @@ class BiEncoderScorer(nn.Module):
         similarity: str | None = None,
         query_prefix: str | None = None,
         passage_prefix: str | None = None,
+        position_step: int = 1,
         max_query_len: int = 32,
         max_doc_len: int | None = None,
     ) -> None:
@@ -80,6 +83,8 @@ class BiEncoderScorer(nn.Module):
             _check_room("query_prefix", query_prefix, self.query_layout, backbone.max_length, max_query_len)
             _check_room("passage_prefix", passage_prefix, self.passage_layout, backbone.max_length, 1)
             windows = windows.within(backbone.max_length - self.passage_layout.specials)
+        self.query_layout = spread_positions(self.query_layout, backbone, position_step)
+        self.passage_layout = spread_positions(self.passage_layout, backbone, position_step)
         self.windows = windows
         self.aggregation = aggregation
         self.similarity = _known("similarity", similarity, settings.similarity, SIMILARITIES)
@@ -226,6 +231,8 @@ class BiEncoder(pt.Transformer):
         query_prefix: put before every query, e.g. `"query: "` for E5; None for what a sentence-transformers checkpoint
             names, else nothing.
         passage_prefix: put before every window, e.g. `"passage: "` for E5; None as above.
+        position_step: of an encoder whose table of positions was stretched: how far positions of short inputs are
+            apart; 8 for `"dwzhu/e5-base-4k"`.
         window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
         stride: tokens from one window's start to the next one's; of no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
@@ -255,6 +262,7 @@ class BiEncoder(pt.Transformer):
     similarity: str | None = None
     query_prefix: str | None = None
     passage_prefix: str | None = None
+    position_step: int = 1
     window_size: int | None = None
     stride: int = 100
     windows: Windows | None = None
@@ -332,6 +340,7 @@ class BiEncoder(pt.Transformer):
             similarity=self.similarity,
             query_prefix=self.query_prefix,
             passage_prefix=self.passage_prefix,
+            position_step=self.position_step,
             max_query_len=self.max_query_len,
             max_doc_len=self.max_doc_len,
         )
@@ -369,6 +378,7 @@ class BiEncoder(pt.Transformer):
             check_choice("pooling", self.pooling, POOLINGS)
         if self.similarity is not None:
             check_choice("similarity", self.similarity, SIMILARITIES)
+        check_positive(position_step=self.position_step)
         check_settings(self)
         self._make_windows()
 

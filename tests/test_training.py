@@ -343,6 +343,10 @@ HEADS = {
     "parade-attn": (ld.PARADE, {"window_size": 6, "stride": 4}),
     "parade-attn-elementwise": (ld.PARADE, {"window_size": 6, "stride": 4, "attention": "elementwise"}),
     "parade-transformer": (ld.PARADE, {"window_size": 6, "stride": 4, "aggregation": "transformer"}),
+    "parade-transformer-query": (
+        ld.PARADE,
+        {"window_size": 6, "stride": 4, "aggregation": "transformer", "query_states": True},
+    ),
 }
 
 
@@ -363,6 +367,39 @@ def test_every_head_learns(name, tmp_path):
     cls, arguments = HEADS[name]
     recipe = TrainingArgs(epochs=60, queries_per_step=5, learning_rates={"": 4e-3}, metric="RR")
     model = cls(backbone, **arguments, max_query_len=2, training=recipe)
+    assert evaluate(model(run), judged, "RR") < 0.9
+    model.fit(run, judged, run, judged)
+    losses = [entry["loss"] for entry in model.history]
+    assert losses[0] > 0.5
+    assert np.mean(losses[-10:]) < 0.4
+    assert evaluate(model(run), judged, "RR") == 1.0
+
+
+def aggregator(folder) -> str:
+    return tiny.checkpoint(folder, initializer_range=0.1, num_hidden_layers=1, hidden_size=24, num_attention_heads=2)
+
+
+OTHERS = {
+    "PARADE-pretrained": lambda folder: ld.PARADE(
+        tiny.checkpoint(folder / "backbone", initializer_range=0.1, num_hidden_layers=1),
+        aggregation="transformer",
+        aggregator=aggregator(folder / "aggregator"),
+    ),
+    "LateIR": lambda folder: ld.LateIR(
+        tiny.checkpoint(folder / "backbone", initializer_range=0.1, num_hidden_layers=1),
+        interaction=aggregator(folder / "interaction"),
+        aggregator=aggregator(folder / "aggregator"),
+    ),
+    "MORESPlus": lambda folder: ld.MORESPlus(tiny.bart(init_std=0.1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_with_several_checkpoints_learn(name, tmp_path):
+    run, judged = toy_task(0, queries=5)
+    recipe = TrainingArgs(epochs=60, queries_per_step=5, learning_rates={"": 4e-3}, metric="RR")
+    model = OTHERS[name](tmp_path).apply_attributes(window_size=6, stride=4, max_query_len=2, training=recipe)
     assert evaluate(model(run), judged, "RR") < 0.9
     model.fit(run, judged, run, judged)
     losses = [entry["loss"] for entry in model.history]

@@ -122,13 +122,13 @@ def aggregator() -> str:
 
 
 @functools.cache
-def bart() -> str:
+def bart(init_std: float = 0.3) -> str:
     """Folder of a random BART, encoder and decoder."""
     tok = tokenizer(segments=False)
     sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in BART_PARTS.items()}
     ids = {"bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id, "pad_token_id": tok.pad_token_id}
     config = BartConfig(
-        vocab_size=len(tok), d_model=32, max_position_embeddings=128, init_std=0.3, **sizes, **ids,
+        vocab_size=len(tok), d_model=32, max_position_embeddings=128, init_std=init_std, **sizes, **ids,
         decoder_start_token_id=tok.sep_token_id, forced_eos_token_id=None,
     )  # fmt: skip
     torch.manual_seed(2)
