@@ -17,12 +17,12 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .architectures import use_attention
-from .backbones import DEFAULT_BACKBONE, BackboneOptions
+from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
 from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .reports import Coverage, Explanation
+from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
 from .training import TrainingArgs, check_qrels, evaluate, make_groups, train
 from .weights import HeadSpec, Weights
@@ -63,6 +63,8 @@ class LongDocReranker(pt.Estimator):
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
             score), `query_terms` (what each query token adds to the score, None for models that cannot tell).
+        score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
+            and an interrupted one goes on. Keyed by weights, settings, query and text; not used with `explain`.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars.
@@ -87,13 +89,16 @@ class LongDocReranker(pt.Estimator):
     device: str | None = None
     dtype: str | None = None
     explain: bool = False
+    score_cache: str | Path | None = None
     training: TrainingArgs | None = None
     trust_remote_code: bool = False
     verbose: bool = False
     seed: int = 42
 
+    _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows",
+        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -129,19 +134,25 @@ class LongDocReranker(pt.Estimator):
         """Windows where `windows` is not given."""
         raise NotImplementedError(f"{type(self).__name__} names no windows; use FirstP, MaxP, PARADE, ...")
 
-    def _backbone_options(self) -> BackboneOptions:
-        """How the backbone is used where it leaves a choice."""
-        return BackboneOptions()
-
-    def _made_for(self) -> tuple[Any, ...]:
-        """The arguments, besides those of the head, that weights are made for."""
-        options = replace(self._backbone_options(), attn_implementation=None)
-        return str(self.backbone), self.trust_remote_code, self.seed, options
-
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
         check_settings(self)
+        if not isinstance(self.training, TrainingArgs | None):
+            raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         self._make_windows()
+
+    def _load_backbone(self) -> Backbone:
+        """The pre-trained part."""
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code)
+
+    def _made_for(self) -> tuple[Any, ...]:
+        """Values of the arguments that decide about the weights besides the head's."""
+        values = (getattr(self, name) for name in self._of_weights)
+        return tuple(str(value) if isinstance(value, Path) else value for value in values)
+
+    def _default_training(self) -> TrainingArgs:
+        """The recipe where `training` is not given."""
+        return TrainingArgs()
 
     # PyTerrier's contract.
 
@@ -186,7 +197,7 @@ class LongDocReranker(pt.Estimator):
         Interrupted after the first step, the model keeps what it has learned: the best epoch so far if one was
         validated, else the weights of the last step.
         """
-        args = self.training or TrainingArgs()
+        args = self.training or self._default_training()
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
@@ -231,27 +242,25 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for, options = self._made_for(), self._backbone_options()
+        made_for = self._made_for()
         head, windows = self._head_spec(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
-                raise self._would_lose_training("backbone, its options, trust_remote_code or seed")
+                raise self._would_lose_training(f"{', '.join(self._of_weights[:-1])} or {self._of_weights[-1]}")
             weights = Weights.from_backbone(
-                str(self.backbone),
+                self._load_backbone(),
                 head,
                 windows,
                 made_for=made_for,
-                trust_remote_code=self.trust_remote_code,
-                options=options,
                 seed=self.seed,
+                scorer_class=self._scorer_class,
                 **reading,
             )
         elif weights.head != head and not weights.exchange_head(head, self.seed):
             raise self._would_lose_training("the aggregation")
         scorer = weights.scorer
-        use_attention(scorer.encoder.backbone, options.attn_implementation)
         scorer.read_with(windows, **reading)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
         scorer.to(resolve_device(self.device))
@@ -289,19 +298,24 @@ class LongDocReranker(pt.Estimator):
         self._check()
         weights = self._load_weights()
         parameters = {k: v for k, v in self._parameters().items() if k not in self._runtime}
-        parameters["backbone"] = str(self.backbone)
+        parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
         if self.windows is not None:
             parameters["windows"] = describe_windows(self.windows)
         training = None
         if weights.history:
-            training = {"args": (self.training or TrainingArgs()).as_dict(), "history": weights.history}
+            training = {"args": (self.training or self._default_training()).as_dict(), "history": weights.history}
         save_pretrained(
             folder,
             weights.scorer,
             weights.backbone,
             name=type(self).__name__,
             parameters=parameters,
-            head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready},
+            head={
+                "name": weights.head[0],
+                "options": weights.head[1],
+                "built_from": weights.scorer.head.built_from(),
+                "ready": weights.ready,
+            },
             training=training,
         )
 
@@ -337,9 +351,9 @@ class LongDocReranker(pt.Estimator):
             if isinstance(arguments.get(argument), list):
                 arguments[argument] = tuple(arguments[argument])
         model = saved(**{**arguments, **parameters})
-        scorer, backbone = load_pretrained(folder, config)
+        scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-        made_for = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})._made_for()
+        made_for = saved(**arguments, trust_remote_code=model.trust_remote_code)._made_for()
         head = (config["head"]["name"], config["head"]["options"])
         training = folder / "training.json"
         history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
@@ -409,9 +423,12 @@ class LongDocReranker(pt.Estimator):
         scorer = weights.scorer
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
-        else:
-            scores, explanations = scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), []
-        return scores, explanations, scorer.coverage
+            return scores, explanations, scorer.coverage
+        if self.score_cache is not None:
+            cache = ScoreCache(self.score_cache)
+            scores, coverage = score_with_cache(cache, weights, queries, texts, dtype=dtype, on_rows=on_rows)
+            return scores, [], coverage
+        return scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), [], scorer.coverage
 
     def _warn_untrained(self, weights: Weights) -> None:
         if weights.ready or self._warned_untrained:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from .architectures import GLOBAL_ATTENTION
-from .backbones import BackboneOptions
+from .architectures import GLOBAL_ATTENTION, use_attention
+from .backbones import Backbone, BackboneOptions, load_backbone
 from .base import LongDocReranker
 from .frames import check_choice
 from .templates import resolve_template
-from .weights import HeadSpec
+from .weights import HeadSpec, Weights
 from .windows import WholeText, Windows
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
@@ -56,14 +57,18 @@ class LongP(LongDocReranker):
     attention_type: str | None = None
     attn_implementation: str | None = None
 
+    _of_weights: ClassVar[tuple[str, ...]] = (
+        "backbone", "pooling", "template", "answers", "global_attention", "attention_type", "trust_remote_code", "seed",
+    )  # fmt: skip
+
     def _head_spec(self) -> HeadSpec:
         return "firstp", {}
 
     def _default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
 
-    def _backbone_options(self) -> BackboneOptions:
-        return BackboneOptions(
+    def _load_backbone(self) -> Backbone:
+        options = BackboneOptions(
             pooling=self.pooling,
             template=self.template,
             answers=None if self.answers is None else (self.answers[0], self.answers[1]),
@@ -71,6 +76,12 @@ class LongP(LongDocReranker):
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def _load_weights(self) -> Weights:
+        weights = super()._load_weights()
+        use_attention(weights.scorer.encoder.backbone, self.attn_implementation)
+        return weights
 
     def _check(self) -> None:
         super()._check()

@@ -7,6 +7,30 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 
+@dataclass(frozen=True)
+class Reading:
+    """What was read of one text.
+
+    Attributes:
+        tokens: its tokens.
+        tokens_read: tokens that were in at least one window.
+        windows: its windows.
+    """
+
+    tokens: int
+    tokens_read: int
+    windows: int
+
+    @classmethod
+    def through(cls, windows: list[tuple[int, int]], tokens: int) -> Reading:
+        """What a text of `tokens` tokens gives away through these windows, which are in order."""
+        read = end = 0
+        for a, b in windows:
+            read += max(0, b - max(a, end))
+            end = max(end, b)
+        return cls(tokens, read, len(windows))
+
+
 @dataclass
 class Coverage:
     """What was read of the distinct texts of a run.
@@ -46,15 +70,20 @@ class Coverage:
 
     def add_document(self, tokens: int, windows: list[tuple[int, int]]) -> None:
         """Counts one text of `tokens` tokens that was read through `windows`."""
-        read = end = 0
-        for a, b in windows:
-            read += max(0, b - max(a, end))
-            end = max(end, b)
+        self.add(Reading.through(windows, tokens))
+
+    def add(self, reading: Reading) -> None:
+        """Counts one text."""
         self.documents += 1
-        self.documents_cut += read < tokens
-        self.tokens += tokens
-        self.tokens_read += read
-        self.windows += len(windows)
+        self.documents_cut += reading.tokens_read < reading.tokens
+        self.tokens += reading.tokens
+        self.tokens_read += reading.tokens_read
+        self.windows += reading.windows
+
+    def add_queries(self, lengths: list[int], limit: int) -> None:
+        """Counts queries of these lengths in tokens, of which at most `limit` are read."""
+        self.queries += len(lengths)
+        self.queries_cut += sum(length > limit for length in lengths)
 
     def as_dict(self) -> dict[str, float]:
         """All counts, and the two shares, by name: one row of a table."""
@@ -109,7 +138,7 @@ def check_finite(scores: np.ndarray) -> None:
     if len(bad):
         raise FloatingPointError(
             f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
-            f"if dtype is float16, use bfloat16 or float32"
+            f"with dtype='float16' use bfloat16 or float32; otherwise a weight of the model is not finite"
         )
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backbones import Backbone
-from .batching import Encoded
+from .backbones import Backbone, build_backbone
+from .batching import Encoded, PairLayout
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
-from .reports import Coverage, Explanation, RawExplanation, check_finite
+from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
 from .templates import with_trail
 from .texts import Block, blocks, share_out, tokenize
 from .windows import Span, TokenizedText, Windows
@@ -45,6 +45,9 @@ class LongDocScorer(nn.Module):
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
     """
+
+    build_backbone = staticmethod(build_backbone)
+    """Makes a saved model's backbone again."""
 
     def __init__(
         self,
@@ -81,13 +84,13 @@ class LongDocScorer(nn.Module):
         if max_doc_len is not None and max_doc_len < 1:
             raise ValueError(f"max_doc_len={max_doc_len} must be at least 1, or None to read whole documents")
         layout = self._pair_layout.fixed(max_query_len, None) if pad_query else self._pair_layout
-        if self._max_length is not None:
-            specials = layout.specials + layout.query_trail_size
-            capacity = self._max_length - max_query_len - specials
+        capacity = self._capacity(max_query_len, layout)
+        if capacity is not None:
             if capacity < 1:
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
-                    f"{self._max_length} tokens, {specials} of them special; lower max_query_len"
+                    f"{self._max_length} tokens, {layout.specials + layout.query_trail_size} of them special; lower "
+                    f"max_query_len"
                 )
             windows = windows.within(capacity)
         self.layout = layout.fixed(max_query_len, windows.largest) if pad_query else layout
@@ -95,6 +98,11 @@ class LongDocScorer(nn.Module):
         self.max_doc_len = max_doc_len
         self.max_query_len = max_query_len
         self.pad_query = pad_query
+
+    def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
+        """Most document tokens in a window; None where nothing limits it."""
+        specials = layout.specials + layout.query_trail_size
+        return None if self._max_length is None else self._max_length - max_query_len - specials
 
     def reading(self) -> dict[str, Any]:
         """The arguments of `read_with` besides the windows, JSON-able."""
@@ -160,13 +168,31 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         scores = np.full(len(texts), np.nan)
-        for block, encoded, _, _ in self._run(queries, texts, dtype, on_rows):
-            with self._evaluation():
-                values = self.head(encoded).double().cpu().numpy()
-            for value, rows in zip(values, block.rows, strict=True):
+        for block, values, _ in self.stream(queries, texts, dtype=dtype, on_rows=on_rows):
+            for rows, value in zip(block, values, strict=True):
                 scores[rows] = value
         check_finite(scores)
         return scores
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[str],
+        *,
+        dtype: torch.dtype = torch.float32,
+        on_rows: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[list[list[int]], np.ndarray, list[Reading]]]:
+        """As `score`, block by block, for callers that keep what is done.
+
+        Yields:
+            Of P distinct pairs: the rows that ask for each, `(P,)` scores, and what was read of each text.
+        """
+        for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows):
+            with self._evaluation():
+                values = self.head(encoded).double().cpu().numpy()
+            lengths = [len(documents[text]) for _, text in block.pairs]
+            yield block.rows, values, [Reading.through(cut, n) for cut, n in zip(spans, lengths, strict=True)]
 
     @torch.inference_mode()
     def explain(
@@ -211,8 +237,7 @@ class LongDocScorer(nn.Module):
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_ids = self._query_ids(list(distinct), count=True)
         of_row = [distinct[query] for query in queries]
-        characters = BLOCK_CHARACTERS if self.head.needs == "cls" else TOKEN_BLOCK_CHARACTERS
-        for block in blocks(of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
+        for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
             documents = self._tokenize(block.texts, offsets=offsets)
             pair_queries = [query_ids[query] for query, _ in block.pairs]
             pair_documents = [documents[text] for _, text in block.pairs]
@@ -224,6 +249,9 @@ class LongDocScorer(nn.Module):
                 encoded, spans = self._encode(pair_queries, pair_documents, report)
             self._count(block, documents, spans)
             yield block, encoded, documents, spans
+
+    def _block_characters(self) -> int:
+        return TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else BLOCK_CHARACTERS
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
@@ -261,12 +289,22 @@ class LongDocScorer(nn.Module):
             if id(document) not in spans:
                 spans[id(document)] = self.windows(self._cut(document))
         of_pair = [spans[id(document)] for document in documents]
+        for query, cut in zip(query_ids, of_pair, strict=True):
+            self.head.check_windows(len(cut), len(query))
         windows = [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)]
+        return self._encode_windows(query_ids, windows, on_share), of_pair
+
+    def _encode_windows(
+        self,
+        query_ids: Sequence[np.ndarray],
+        windows: Sequence[Sequence[np.ndarray]],
+        on_share: Callable[[float], None] | None,
+    ) -> Encoded:
+        """What the head sees of B queries, each with the windows of one document."""
         batch = self.layout.collate(query_ids, windows, self.device)
         if isinstance(self.head, TokenHead):
-            all_layers = self.head.needs == "all"
-            return self.encoder(batch, on_share, match=self.head.match, all_layers=all_layers), of_pair
-        return self.encoder(batch, on_share), of_pair
+            return self.encoder(batch, on_share, match=self.head.match, all_layers=self.head.needs == "all")
+        return self.encoder(batch, on_share, query_states=self.head.needs == "query")
 
     def _cut(self, document: TokenizedText) -> TokenizedText:
         return document if self.max_doc_len is None else document.head(self.max_doc_len)
@@ -275,11 +313,14 @@ class LongDocScorer(nn.Module):
         needed = offsets or self.windows.needs_text
         return tokenize(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
+    def query_lengths(self, queries: Sequence[str]) -> list[int]:
+        """Tokens of each query, also of what is not read."""
+        return [len(query) for query in tokenize(self.tokenizer, queries)]
+
     def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
         tokenized = tokenize(self.tokenizer, queries, lead=self.layout.query_lead)
         if count:
-            self.coverage.queries = len(queries)
-            self.coverage.queries_cut = sum(len(query) > self.max_query_len for query in tokenized)
+            self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         cut = [query.ids[: self.max_query_len] for query in tokenized]
         return with_trail(self.tokenizer, self.layout, queries, cut) if self.layout.query_trail else cut
 

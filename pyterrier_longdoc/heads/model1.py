@@ -15,6 +15,9 @@ from torch import nn
 from ..batching import Encoded
 from .tokens import TokenHead, matches_of
 
+FIRST_TRANSLATION = -4.0
+"""Logit of the translation probabilities before training: 0.018."""
+
 
 class NeuralModel1Head(TokenHead, name="model1"):
     """`sum_i log((1 - smoothing) * mean_j T(q_i | d_j) + smoothing * background)`.
@@ -22,7 +25,8 @@ class NeuralModel1Head(TokenHead, name="model1"):
     `T(q | d) = sigmoid(F3(relu(F2(relu(F1([x_q; x_d; x_q * x_d]))))))` with `x = P(tanh(norm(e)))` of the last layer's
     states `e`, separately for query and document. With `self_translation`, `T` of a word piece and itself is that
     probability, and all other `T` are scaled by its complement. `[CLS]` is not used. The sizes are ours: the paper does
-    not give them.
+    not give them. So is the start: both projections begin alike, so that like states have products of like sign, and
+    `T` begins small, so that a few good translations show in the mean over a long document.
 
     Args:
         hidden_size: H.
@@ -31,7 +35,7 @@ class NeuralModel1Head(TokenHead, name="model1"):
         smoothing: weight of the background model, lambda.
         background: probability of any query token in the background model.
         self_translation: probability that a word piece translates to itself; None leaves it to `T`, which contextual
-            embeddings allow.
+            embeddings allow. With little training data 0.5 is a good start: it ranks by words in common.
 
     Raises:
         ValueError: for probabilities outside of (0, 1).
@@ -63,6 +67,8 @@ class NeuralModel1Head(TokenHead, name="model1"):
         self.from_document = nn.Linear(projection, units, bias=False)
         self.from_product = nn.Linear(projection, units, bias=False)
         self.hidden = nn.Linear(units, units // 2)
+        self.document_projection.load_state_dict(self.query_projection.state_dict())
+        nn.init.constant_(self.final.bias, FIRST_TRANSLATION)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
         x_query = self.query_projection(torch.tanh(self.query_norm(query)))  # (V, Q, P)
