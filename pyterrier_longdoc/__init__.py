@@ -29,6 +29,7 @@ _PUBLIC = {
     ],
     "longp": ["LongP"],
     "invariance": ["check_invariance"],
+    "published": ["presets"],
     "mores": ["ExperimentalWarning"],
     "biencoder": ["BiEncoder"],
     "experiment": [
