@@ -98,9 +98,9 @@ class Backbone:
     representation: Representation | None
     final: nn.Linear | None
     pooling: str
-    template: str | None = None
-    rules: InputRules = field(default_factory=InputRules)
-    options: BackboneOptions = field(default_factory=BackboneOptions)
+    template: str | None = field(default=None, kw_only=True)
+    rules: InputRules = field(default_factory=InputRules, kw_only=True)
+    options: BackboneOptions = field(default_factory=BackboneOptions, kw_only=True)
 
     @property
     def hidden_size(self) -> int:

@@ -62,7 +62,7 @@ class WindowEncoder(nn.Module):
         vectors = []
         for rows in self.passes(batch.lengths[order].tolist(), order):
             states, mask = self._encode(batch, rows, all_layers)
-            vectors.append(self._represent(states[-1], mask))
+            vectors.append(self._vectors(states[-1], mask))
             if collector is not None:
                 collector.add(rows, states)
             if queries is not None:
@@ -160,7 +160,7 @@ class WindowEncoder(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _represent(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
         if self.pooling == "late":
             return self._pool(self.representation(states), mask)

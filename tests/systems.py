@@ -18,6 +18,7 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "MaxP": (ld.MaxP, SLIDING),
     "SumP": (ld.SumP, SLIDING),
     "AvgP": (ld.AvgP, CHUNKS),
+    "LongP": (ld.LongP, SMALL),
     "KMaxP": (ld.KMaxP, SLIDING),
     "Birch": (ld.Birch, SMALL),
     "PARADE-avg": (ld.PARADE, {"aggregation": "avg", **SLIDING}),
