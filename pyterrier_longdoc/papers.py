@@ -46,6 +46,8 @@ class Preset:
         published: figures of the trained model by measure, means over three seeds; zero-shot for E5-4K and RankGPT.
         partner: the preset that is its FirstP, None for a FirstP.
         source: where the figures stand.
+        epochs: of training on MS MARCO; None where nothing was trained.
+        note: where this model differs from the one that was measured.
     """
 
     row: str
@@ -54,15 +56,20 @@ class Preset:
     published: Mapping[str, float] = field(default_factory=dict)
     partner: str | None = None
     source: str = "Boytsov et al. 2025, Table 1"
+    epochs: int | None = 1
+    note: str = ""
 
     def __call__(self, **changes: Any) -> Any:
-        """A new transformer; its weights are not the paper's: `fit` it as the paper did.
+        """A new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
 
         Args:
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
         """
         package = importlib.import_module(__package__ or "pyterrier_longdoc")
-        return getattr(package, self.transformer)(**{**self.arguments, **changes})
+        arguments = {**self.arguments, **changes}
+        if self.epochs not in (None, 1) and "training" not in arguments:
+            arguments["training"] = package.TrainingArgs(epochs=self.epochs)
+        return getattr(package, self.transformer)(**arguments)
 
 
 class Presets(Mapping[str, Preset]):
@@ -96,6 +103,8 @@ class Presets(Mapping[str, Preset]):
                 "transformer": preset.transformer,
                 "backbone": preset.arguments.get("backbone", preset.arguments.get("llm")),
                 "partner": preset.partner,
+                "epochs": preset.epochs,
+                "note": preset.note,
                 **{measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)},
             }
             for name, preset in self._entries.items()
@@ -205,6 +214,15 @@ _OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], .
 )  # fmt: skip
 
 
+_EPOCHS: dict[str, int | None] = {
+    # The others were trained for one epoch; JINA and MOSAIC for two, of which the better one was kept.
+    "firstp-jina": 2, "longp-jina": 2, "firstp-mosaic": 2, "longp-mosaic": 2, "parade-rand-l2": 2,
+    "parade-rand-l2-electra": 2, "parade-lateir-l6": 3,
+    "firstp-e5-4k": None, "longp-e5-4k": None, "firstp-rankgpt": None, "longp-rankgpt": None,
+}  # fmt: skip
+_ELECTRA_NOTE = "starts from the checkpoint's own last layer, which the paper discards"
+
+
 def _presets() -> dict[str, Preset]:
     rows = [(*row, Preset.source) for row in _TABLE_1] + list(_OTHERS)
     measures = (*MEASURES, *FAR_MEASURES)
@@ -216,6 +234,8 @@ def _presets() -> dict[str, Preset]:
             {measure: value for measure, value in zip(measures, figures, strict=True) if value is not None},
             partner,
             source,
+            epochs=_EPOCHS.get(name, 1),
+            note=_ELECTRA_NOTE if arguments.get("backbone") == ELECTRA else "",
         )
         for name, row, transformer, partner, arguments, figures, source in rows
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,9 @@ def test_preset_builds_its_transformer(name):
     for argument, value in preset.arguments.items():
         if argument not in arguments:
             assert getattr(model, argument) == value
+    if preset.epochs not in (None, 1):
+        assert model.training.epochs == preset.epochs
+        assert preset(training=ld.TrainingArgs(epochs=5)).training.epochs == 5
     other = preset(**arguments, text_field=("title", "body"))
     assert tuple(other.text_field) == ("title", "body")
     if preset.transformer not in ("RankGPT", "BiEncoder"):
@@ -38,10 +42,7 @@ def test_partners_are_first_p_of_the_same_backbone():
         assert partner.partner is None
         assert partner.arguments.get("backbone") == preset.arguments.get("backbone"), name
         if preset.transformer in ("LongP", "LateIR") and preset.transformer == partner.transformer:
-            own, its = (
-                dataclasses.asdict(dataclasses.replace(p(), max_doc_len=None, text_loader=None))
-                for p in (preset, partner)
-            )
+            own, its = ({**p.arguments, "max_doc_len": None} for p in (preset, partner))
             assert own == its  # one argument is all that differs
             assert (preset.arguments["max_doc_len"], partner.arguments["max_doc_len"]) == (WHOLE, FIRST)
 
@@ -66,6 +67,20 @@ def test_published_figures_are_those_of_the_paper():
                 assert published[measure] == float(cell.split()[0].split("^")[0]), row
                 compared += 1
     assert compared >= 50
+
+
+def test_presets_run(cross_encoder, results):
+    model = ld.presets["maxp"](backbone=cross_encoder, window_size=20, stride=10, max_query_len=8)
+    assert np.isfinite(model(results)["score"]).all()
+    assert model.coverage.windows_per_document > 1
+
+
+def test_looking_at_presets_loads_neither_torch_nor_transformers():
+    code = (
+        "import sys, pyterrier_longdoc as ld; ld.presets.table(); print({'torch', 'transformers'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_table_and_mapping():
