@@ -246,7 +246,7 @@ class PairLayout:
     def _fill(
         self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray, query: np.ndarray, window: np.ndarray
     ) -> None:
-        parts = (self.prefix, query, self.middle, window, self.suffix)
+        parts: tuple[Sequence[int] | np.ndarray, ...] = (self.prefix, query, self.middle, window, self.suffix)
         sizes = (0, self.query_size or 0, 0, self.window_size or 0, 0)
         start = 0
         for part, size, segment in zip(parts, sizes, self.types or (0,) * 5, strict=True):

@@ -90,8 +90,7 @@ class LongDocScorer(nn.Module):
                 specials = layout.specials + layout.query_trail_size
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
-                    f"{self._max_length} tokens, {layout.specials + layout.query_trail_size} of them special; lower "
-                    f"max_query_len"
+                    f"{self._max_length} tokens, {specials} of them special; lower max_query_len"
                 )
             windows = windows.within(capacity)
         self.layout = layout.fixed(max_query_len, windows.largest) if pad_query else layout
