@@ -104,6 +104,46 @@ def test_prefixes(plain_encoder):
     np.testing.assert_allclose(scores(prefixed, frame(["old dog"], texts)), expected, atol=1e-5)
 
 
+# E5-4K's positions.
+
+
+def embedding_at(name: str, text: str, step: int) -> np.ndarray:
+    """A text's embedding with positions that are `step` apart, by the Hugging Face classes."""
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0) * step
+    with torch.no_grad():
+        return model(**inputs, position_ids=positions).last_hidden_state[0].mean(0).double().numpy()
+
+
+def test_positions_follow_each_input_s_own_length(plain_encoder):
+    # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
+    texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
+    steps = [8, 8, 8, 1, 1]
+    q = embedding_at(plain_encoder, "q. old dog", 8)
+    expected = [
+        cosine(q, embedding_at(plain_encoder, "p. " + text, step)) for text, step in zip(texts, steps, strict=True)
+    ]
+    arguments = {"aggregation": "first", "window_size": 60, "query_prefix": "q. ", "passage_prefix": "p. "}
+    model = ld.BiEncoder(plain_encoder, position_step=8, **arguments)
+    np.testing.assert_allclose(scores(model, frame(["old dog"], texts)), expected, atol=1e-5)
+    alone = [scores(model, frame(["old dog"], [text]))[0] for text in texts]
+    np.testing.assert_allclose(alone, expected, atol=1e-5)
+    # The same encoder's embeddings with other positions are not taken for these.
+    plain = scores(ld.BiEncoder(plain_encoder, **arguments), frame(["old dog"], texts))
+    assert not np.isclose(plain, expected, atol=1e-5).any()
+
+
+def test_positions_cannot_be_spread_everywhere(tmp_path, plain_encoder):
+    with pytest.raises(ValueError, match="position_step=0 must be at least 1"):
+        ld.BiEncoder(plain_encoder, position_step=0)
+    modern = ld.BiEncoder(tiny.checkpoint(tmp_path, "modernbert", labels=None), position_step=8, **SMALL)
+    with pytest.raises(ValueError, match="position_step=8 needs a BERT with a stretched table.*type 'modernbert'"):
+        modern(frame(["old dog"], ["snow"]))
+
+
 # Windows and their aggregation.
 
 
