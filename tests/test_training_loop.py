@@ -33,6 +33,21 @@ def calm(tmp_path_factory) -> str:
     return tiny.checkpoint(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
+@pytest.fixture
+def gradients(monkeypatch) -> list[torch.Tensor]:
+    """All gradients of each optimiser step."""
+    seen = []
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        seen.append(torch.cat([p.grad.flatten() for p in parameters]))
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    return seen
+
+
 def fitted(backbone: str, name: str = "MaxP", data: tuple = (RUN, JUDGED), **changes):
     model = make(name, backbone, training=replace(RECIPE, **changes))
     model.load_scorer().head.dropout.p = 0.0
@@ -53,12 +68,11 @@ def assert_close(one: dict, other: dict, **tolerance) -> None:
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_queries_per_forward_makes_no_difference(name, calm):
-    # One step: later ones would let AdamW blow up rounding.
-    one = fitted(calm, name, queries_per_step=5, epochs=1)
-    all_at_once = fitted(calm, name, queries_per_step=5, epochs=1, queries_per_forward=5)
-    assert one.history["loss"].tolist() == pytest.approx(all_at_once.history["loss"].tolist())
-    assert_close(weights(one), weights(all_at_once), rtol=1e-3, atol=2e-3)
+def test_queries_per_forward_makes_no_difference(name, calm, gradients):
+    for together in (1, 5):
+        fitted(calm, name, queries_per_step=5, epochs=1, queries_per_forward=together)
+    one, all_at_once = gradients
+    torch.testing.assert_close(one, all_at_once, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
@@ -66,7 +80,7 @@ def test_gradient_checkpointing_makes_no_difference(name, cross_encoder):
     plain, recomputed = (fitted(cross_encoder, name, gradient_checkpointing=on) for on in (False, True))
     assert plain.history["loss"].tolist() == pytest.approx(recomputed.history["loss"].tolist())
     assert_close(weights(plain), weights(recomputed))
-    assert not recomputed.load_scorer().encoder.backbone.is_gradient_checkpointing
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in recomputed.load_scorer().modules())
 
 
 def test_gradient_checkpointing_really_recomputes(cross_encoder):
@@ -79,33 +93,16 @@ def test_gradient_checkpointing_really_recomputes(cross_encoder):
         train(Toy(), toy_groups(2), TrainingArgs(gradient_checkpointing=True))
 
 
-def test_mean_and_sum_differ_by_the_number_of_queries(monkeypatch):
-    gradients = []
-    step = torch.optim.AdamW.step
-
-    def spy(self, *args, **kwargs):
-        gradients.append(self.param_groups[-1]["params"][0].grad.item())
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+def test_mean_and_sum_differ_by_the_number_of_queries(gradients):
     for reduction in ("sum", "mean"):
-        rates = {"head": 1e-9, "": 0.0}
-        train(Toy(), toy_groups(5), TrainingArgs(queries_per_step=3, learning_rates=rates, reduction=reduction))
-    np.testing.assert_allclose(gradients, [-6.0, -4.0, -2.0, -2.0], rtol=1e-5)
+        train(Toy(), toy_groups(5), TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, reduction=reduction))
+    np.testing.assert_allclose([g.item() for g in gradients], [-6.0, -4.0, -2.0, -2.0], rtol=1e-5)
 
 
-def test_long_gradients_are_cut(monkeypatch):
-    norms = []
-    step = torch.optim.AdamW.step
-
-    def spy(self, *args, **kwargs):
-        norms.append(self.param_groups[-1]["params"][0].grad.norm().item())
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+def test_long_gradients_are_cut(gradients):
     for limit in (None, 0.5, 100.0):
-        train(Toy(), toy_groups(2), TrainingArgs(max_grad_norm=limit, learning_rates={"": 0.0}))
-    np.testing.assert_allclose(norms, [4.0, 0.5, 4.0], rtol=1e-4)
+        train(Toy(), toy_groups(2), TrainingArgs(max_grad_norm=limit, learning_rates={"": 1e-9}))
+    np.testing.assert_allclose([g.item() for g in gradients], [-4.0, -0.5, -4.0], rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -126,9 +123,9 @@ def test_overflow_in_fp16_skips_the_step():
 
     model, moved = Overflowing(), []
     args = TrainingArgs(queries_per_step=1, dtype="float16", learning_rates={"": 0.1}, warmup=0.0)
-    train(model, toy_groups(3), args, on_step=lambda: moved.append(model.head.weight.item()))
+    train(model, toy_groups(6), args, on_step=lambda: moved.append(model.head.weight.item()))
     assert moved[0] == 0.0
-    assert moved[1] != 0.0
+    assert moved[-1] != 0.0
 
 
 # Losses in the loop.
@@ -225,7 +222,7 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     assert weights(model).keys() == before.keys()
     changed = {key for key, value in weights(model).items() if not torch.equal(value, before[key])}
     assert "encoder.backbone.encoder.layer.1.attention.self.query.weight" in changed
-    assert not {key for key in changed if "embeddings" in key or "LayerNorm" in key}
+    assert not {key for key in changed if "encoder.backbone" in key and ("embeddings" in key or "LayerNorm" in key)}
     assert all(parameter.requires_grad for parameter in model.load_scorer().parameters())
     difference = weights(model)["encoder.backbone.encoder.layer.0.output.dense.weight"]
     difference = difference - before["encoder.backbone.encoder.layer.0.output.dense.weight"]
@@ -266,7 +263,7 @@ def test_lora_of_a_decoder():
             self.head = torch.nn.Linear(16, 1)
 
         def forward(self, queries, texts):
-            ids = torch.tensor([[min(ord(text[0]), 43) - 40, 1] for text in texts])
+            ids = torch.tensor([[ord(text[0]) - 40, 1] for text in texts])
             return self.head(self.encoder["backbone"](input_ids=ids).last_hidden_state[:, -1]).squeeze(1)
 
     model = Decoder()

@@ -24,7 +24,7 @@ from .test_training import Toy, toy_groups, toy_task
 
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(
-    epochs=3, queries_per_step=2, learning_rates={"": 1e-2}, metric="RR", save_steps=2, schedule="linear"
+    epochs=5, queries_per_step=2, learning_rates={"": 1e-2}, metric="RR", save_steps=2, schedule="linear"
 )  # 3 steps an epoch
 
 
@@ -150,7 +150,7 @@ def test_disk_that_is_full_when_files_are_flushed(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="cannot be written to"):
+    with pytest.raises(OSError, match=r"cannot be written to"):
         train(Toy(), toy_groups(3), args)
     assert (tmp_path / STATE_FILE).read_bytes() == before
 
@@ -186,7 +186,7 @@ def test_state_of_another_recipe(changes, message, tmp_path):
 
 def test_state_of_other_data_or_weights(tmp_path):
     args = stopped(tmp_path)
-    with pytest.raises(ValueError, match="not the same are its training data. Name another folder"):
+    with pytest.raises(ValueError, match="not the same are its training data"):
         train(Toy(), toy_groups(2), args)
     frozen = Toy()
     frozen.encoder.requires_grad_(False)

@@ -113,13 +113,16 @@ def _recomputed(scorer: nn.Module, wanted: bool) -> Iterator[None]:
     models: list[Any] = supporting if wanted else []
     if wanted and not models:
         raise ValueError("gradient_checkpointing=True, but the backbone does not support it")
+    # transformers 5 has renamed both.
     for model in models:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     try:
         yield
     finally:
         for model in models:
-            model.gradient_checkpointing_disable()
+            disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
+            disable()
 
 
 def _bar(total: int, run: Run, verbose: bool) -> Any:
