@@ -1,7 +1,8 @@
-"""A program that fits a model: `accelerate launch --num_processes 2 tests/fit_in_processes.py BACKBONE OUT`."""
+"""A program that fits a model: `torchrun --nproc_per_node 2 tests/fit_in_processes.py BACKBONE OUT`."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -15,8 +16,6 @@ from tests.test_training import toy_task
 
 def main(backbone: str, out: str) -> None:
     """Fits, keeps the gradients of all steps, and saves the model."""
-    import os
-
     rank = os.environ.get("RANK", "0")
     gradients: dict[str, torch.Tensor] = {}
     step = torch.optim.AdamW.step

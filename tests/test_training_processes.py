@@ -20,12 +20,9 @@ PROGRAM = str(Path(__file__).with_name("fit_in_processes.py"))
 
 def launch(count: int, *arguments: str) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, PROGRAM]
-    if count > 1:
-        options = ["--cpu", "--num_processes", str(count), "--num_machines", "1", "--mixed_precision", "no"]
-        options += ["--dynamo_backend", "no", "--main_process_port", "0"]
-        command = [sys.executable, "-m", "accelerate.commands.launch", *options, PROGRAM]
-    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"] if count > 1 else []
+    command = [sys.executable, *launcher, PROGRAM]
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

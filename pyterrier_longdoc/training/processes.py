@@ -21,7 +21,7 @@ class Processes:
     """The processes of a training: each takes its share of a step's queries, and their gradients are summed.
 
     So any number of processes computes what one does, up to rounding and dropout. A program that calls `fit` becomes
-    several by `accelerate launch --num_processes 4 program.py` (or torchrun).
+    several by `accelerate launch` on GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
 
     Attributes:
         accelerator: accelerate's; None for one process without trackers.
@@ -48,7 +48,8 @@ class Processes:
             accelerator.init_trackers("pyterrier_longdoc", {k: str(v) for k, v in args.as_dict().items()})
         if several:
             scorer.to(accelerator.device)
-            accelerate.utils.broadcast([*scorer.parameters(), *scorer.buffers()])
+            with torch.no_grad():
+                accelerate.utils.broadcast([tensor.detach() for tensor in (*scorer.parameters(), *scorer.buffers())])
         return cls(accelerator)
 
     @property
