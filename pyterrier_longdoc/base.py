@@ -24,7 +24,7 @@ from .frames import HELP_URL, TextField, check_only_windows, check_settings, rer
 from .reports import Coverage, Explanation
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
-from .training import TrainingArgs, check_qrels, evaluate, make_groups, train
+from .training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
 from .weights import HeadSpec, Weights
 from .windows import Windows, windows_from_config
 from .windows import windows_to_config as describe_windows
@@ -184,27 +184,29 @@ class LongDocReranker(pt.Estimator):
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
             qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives.
-            topics_or_res_va: validation candidates; with them the epoch with the best `metric` is kept.
+            topics_or_res_va: validation candidates; with them the weights with the best `metric` are kept.
             qrels_va: labels of the validation candidates.
 
         Returns:
             This transformer.
 
         Raises:
-            ValueError: if no training query has a positive and a negative candidate, or none is judged in validation.
+            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, or
+                the recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
+            OSError: if the state cannot be written to the checkpoint folder.
+            ImportError: if the recipe needs accelerate or peft and they are missing.
 
-        Interrupted after the first step, the model keeps what it has learned: the best epoch so far if one was
-        validated, else the weights of the last step.
+        Interrupted after the first step, the model keeps what it has learned: the best weights so far if some were
+        validated, else those of the last step. Killed, it continues when the program is started again, if the recipe
+        names a checkpoint folder.
         """
         args = self.training or self._default_training()
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
         texts = texts_of(topics_or_res_tr, fields, self.text_loader)
-        groups = make_groups(
-            topics_or_res_tr.assign(query=queries), texts, qrels_tr, max_negative_rank=args.max_negative_rank
-        )
+        groups = make_groups(topics_or_res_tr.assign(query=queries), texts, qrels_tr, args)
         self._check()
         weights = self._load_weights()
         train(
@@ -381,9 +383,13 @@ class LongDocReranker(pt.Estimator):
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
     @property
-    def history(self) -> list[dict[str, Any]]:
-        """One entry per epoch of training so far: epoch, loss and, with validation data, validation."""
-        return [] if self._loaded is None else list(self._loaded.history)
+    def history(self) -> pd.DataFrame:
+        """One row for each epoch and each validation so far; `training.plot_history` draws it.
+
+        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
+        validation data, `validation`.
+        """
+        return history_frame([] if self._loaded is None else self._loaded.history)
 
     def apply_attributes(self, **attributes: Any) -> LongDocReranker:
         """A copy with other constructor arguments, trained weights included."""

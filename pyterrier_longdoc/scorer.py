@@ -143,7 +143,9 @@ class LongDocScorer(nn.Module):
             return torch.zeros(0, device=self.device)
         documents = self._tokenize(texts)
         encoded, _ = self._encode(self._query_ids(queries), documents)
-        return self.head(encoded)
+        # Heads work in fp32, in training as in inference.
+        with torch.autocast(self.device.type, enabled=False):
+            return self.head(encoded)
 
     @torch.inference_mode()
     def score(

@@ -27,7 +27,7 @@ class Weights:
         head: name and options of the scorer's head.
         ready: whether the scores make sense without training.
         trained: whether `fit` or `load` gave the weights, so that they must not be lost.
-        history: one entry per epoch of training.
+        history: one entry per epoch of training, and per validation.
     """
 
     scorer: LongDocScorer

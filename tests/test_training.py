@@ -16,8 +16,8 @@ from torch import nn
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.training import Group, TrainingArgs, evaluate, make_groups, train
-from pyterrier_longdoc.training.loop import parameter_groups
 from pyterrier_longdoc.training.losses import pairwise_margin
+from pyterrier_longdoc.training.schedule import parameter_groups
 
 from . import tiny
 from .systems import CROSS_ENCODERS, make
@@ -81,16 +81,17 @@ def qrels(*rows: tuple[str, str, int]) -> pd.DataFrame:
 def test_groups():
     groups = make_groups(RUN, TEXTS, qrels(("1", "d3", 1), ("2", "d1", 3), ("3", "d1", 1), ("4", "d1", 1)))
     assert groups == [
-        Group("1", "a", ("text of d3 for 1",), ("text of d2 for 1", "text of d4 for 1", "text of d1 for 1")),
-        Group("2", "b", ("text of d1 for 2",), ("text of d5 for 2",)),
+        Group("1", "a", tuple(f"text of d{i} for 1" for i in (2, 4, 3, 1)), (0.0, 0.0, 1.0, 0.0)),
+        Group("2", "b", ("text of d1 for 2", "text of d5 for 2"), (3.0, 0.0)),
     ]  # query 3 has no negative
 
 
 def test_labels_that_are_not_positive_are_negatives():
     groups = make_groups(RUN, TEXTS, qrels(("1", "d1", 2), ("1", "d2", 0), ("1", "d3", -2), ("1", "d4", 1)))
-    assert [(g.positives, g.negatives) for g in groups] == [
-        (("text of d4 for 1", "text of d1 for 1"), ("text of d2 for 1", "text of d3 for 1"))
-    ]
+    (group,) = groups
+    assert group.texts == tuple(f"text of d{i} for 1" for i in (2, 4, 3, 1))
+    assert group.labels == (0.0, 1.0, -2.0, 2.0)
+    assert (group.positives, group.negatives) == ([1, 3], [0, 2])
 
 
 def test_labels_of_one_query_do_not_count_for_another():
@@ -118,10 +119,10 @@ def test_negatives_up_to_a_rank(order):
     # The rank is among all candidates: d4, the positive, takes one of the first places of score and rank.
     places = {"score": [0, 2, 3], "rank": [0, 2, 3], "rows": [0, 1, 2]}[order]
     for limit in (1, 2, 3, 4):
-        (group,) = make_groups(run, TEXTS, judged, max_negative_rank=limit)
+        (group,) = make_groups(run, TEXTS, judged, TrainingArgs(max_negative_rank=limit))
         expected = [d for d, place in zip(best_first, places, strict=True) if place < limit]
-        assert group.negatives == tuple(f"text of {d} for 1" for d in expected)
-        assert group.positives == ("text of d4 for 1",)
+        assert [group.texts[i] for i in group.negatives] == [f"text of {d} for 1" for d in expected]
+        assert [group.texts[i] for i in group.positives] == ["text of d4 for 1"]
 
 
 def test_groups_do_not_depend_on_the_index():
@@ -177,7 +178,9 @@ class Toy(nn.Module):
 
 
 def toy_groups(count: int) -> list[Group]:
-    return [Group(f"q{i}", f"query {i}", ("+a", "+b"), ("-a", "-b", "-c")) for i in range(count)]
+    return [
+        Group(f"q{i}", f"query {i}", ("+a", "-a", "+b", "-b", "-c"), (1.0, 0.0, 2.0, 0.0, 0.0)) for i in range(count)
+    ]
 
 
 def test_the_longest_prefix_gives_the_learning_rate():
@@ -260,10 +263,12 @@ def test_gradients_are_summed_over_a_step(monkeypatch):
 
 
 def test_history_is_the_mean_loss():
-    assert train(Toy(), toy_groups(4), TrainingArgs(epochs=2, learning_rates={"": 0.0})) == [
-        {"epoch": 1, "loss": 1.0},
-        {"epoch": 2, "loss": 1.0},
+    history = train(Toy(), toy_groups(4), TrainingArgs(epochs=2, learning_rates={"": 0.0}))
+    assert [{**entry, "documents_per_second": None} for entry in history] == [
+        {"epoch": epoch, "step": epoch, "loss": 1.0, "learning_rate": 0.0, "documents_per_second": None}
+        for epoch in (1, 2)
     ]
+    assert all(entry["documents_per_second"] > 0 for entry in history)
 
 
 def test_the_best_epoch_is_kept():
@@ -289,7 +294,9 @@ def test_loss_that_is_not_finite():
     model = Toy()
     with torch.no_grad():
         model.head.weight.fill_(math.nan)
-    with pytest.raises(FloatingPointError, match=r"the loss is nan at query 'q\d'; lower learning_rates"):
+    with pytest.raises(
+        FloatingPointError, match=r"the loss is nan in the step of the queries 'q\d', 'q\d'; lower learning_rates"
+    ):
         train(model, toy_groups(2), TrainingArgs())
     assert not model.training
 
@@ -369,9 +376,8 @@ def test_every_head_learns(name, tmp_path):
     model = cls(backbone, **arguments, max_query_len=2, training=recipe)
     assert evaluate(model(run), judged, "RR") < 0.9
     model.fit(run, judged, run, judged)
-    losses = [entry["loss"] for entry in model.history]
-    assert losses[0] > 0.5
-    assert np.mean(losses[-10:]) < 0.4
+    losses = model.history["loss"].tolist()
+    assert np.mean(losses[-10:]) < min(0.4, 0.6 * max(losses[:10]))
     assert evaluate(model(run), judged, "RR") == 1.0
 
 
@@ -427,7 +433,7 @@ def test_validation_keeps_the_best_epoch_of_a_real_model(cross_encoder):
     run, judged = toy_task(0, queries=5)
     recipe = TrainingArgs(epochs=6, queries_per_step=2, learning_rates={"": 3e-2}, metric="RR")
     model = make("MaxP", cross_encoder, training=recipe).fit(run, judged, run, judged)
-    figures = [entry["validation"] for entry in model.history]
+    figures = model.history["validation"].tolist()
     assert len(set(figures)) > 1
     assert evaluate(model(run), judged, "RR") == pytest.approx(max(figures))
 
@@ -438,4 +444,5 @@ def test_failed_training_is_reported(cross_encoder):
     with pytest.raises(FloatingPointError, match="lower learning_rates"):
         model.fit(run, judged)
     assert not model.load_scorer().training
-    assert model.history == []
+    assert model.history.empty
+    assert list(model.history.columns) == ["epoch", "step", "loss"]

@@ -69,11 +69,11 @@ def test_stopped_after_a_step(plain_encoder, monkeypatch):
 
 def test_best_epoch_survives_an_interruption(cross_encoder, monkeypatch):
     whole = make("MaxP", cross_encoder, training=TrainingArgs(epochs=4, **FAST)).fit(RUN, JUDGED, RUN, JUDGED)
-    figures = [entry["validation"] for entry in whole.history]
+    figures = whole.history["validation"].tolist()
     model = make("MaxP", cross_encoder, training=TrainingArgs(epochs=5, **FAST))
     interrupted(model, 4 * 5 + 3, monkeypatch, RUN, JUDGED)  # in the fifth epoch
-    assert [entry["epoch"] for entry in model.history] == [1, 2, 3, 4]
-    kept = [entry["validation"] for entry in model.history]
+    assert model.history["epoch"].tolist() == [1, 2, 3, 4]
+    kept = model.history["validation"].tolist()
     assert len(set(figures)) > 1
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(max(kept))
 

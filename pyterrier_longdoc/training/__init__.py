@@ -1,8 +1,29 @@
 """Training: what to train on, the losses, the loop. Sees only `scorer(queries, texts) -> scores`."""
 
-from .args import TrainingArgs
-from .groups import Group, check_qrels, make_groups
+from .args import Lora, TrainingArgs
+from .distill import TeacherScores
+from .groups import Group, check_qrels, make_groups, pseudo_qrels
+from .history import history_frame, plot_history
 from .loop import train
+from .losses import LOSSES
+from .presets import PRESETS, recipes
+from .rounds import fit_in_turn
 from .validation import evaluate
 
-__all__ = ["Group", "TrainingArgs", "check_qrels", "evaluate", "make_groups", "train"]
+__all__ = [
+    "LOSSES",
+    "PRESETS",
+    "Group",
+    "Lora",
+    "TeacherScores",
+    "TrainingArgs",
+    "check_qrels",
+    "evaluate",
+    "fit_in_turn",
+    "history_frame",
+    "make_groups",
+    "plot_history",
+    "pseudo_qrels",
+    "recipes",
+    "train",
+]

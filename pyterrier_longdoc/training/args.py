@@ -2,70 +2,233 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
+from numbers import Integral, Real
+from pathlib import Path
+from random import Random
 from types import MappingProxyType
+from typing import Any
 
+from .losses import LOSSES
 from .validation import measure_named
+
+SAMPLINGS = ("pairs", "pointwise", "listwise")
+SCHEDULES = ("constant", "linear", "one_cycle")
+_CHOICES = {
+    "loss": tuple(LOSSES),
+    "reduction": ("sum", "mean"),
+    "sampling": SAMPLINGS,
+    "unjudged": ("negative", "skip"),
+    "decay": ("all", "matrices"),
+    "schedule": SCHEDULES,
+    "dtype": ("float32", "bfloat16", "float16"),
+}
+_AT_LEAST_ONE = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
+_AT_LEAST_ONE_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters (Hu et al. 2022) on the backbone, which is itself frozen; needs `peft`.
+
+    After training they are added to the weights, so that the model is saved and loaded like any other. They want
+    learning rates of 1e-4 to 1e-3.
+
+    Args:
+        rank: of the update of each matrix.
+        alpha: the update is scaled by `alpha / rank`.
+        dropout: before the update.
+        targets: `"all-linear"`, or the ends of the names of the layers that get one, e.g. `("query", "value")`.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | tuple[str, ...] = "all-linear"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rank, Integral) or self.rank < 1:
+            raise ValueError(f"rank={self.rank!r} must be a whole number of at least 1")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
 class TrainingArgs:
     """How a model is trained; the defaults are those of Boytsov et al. 2025.
 
+    `TrainingArgs.preset(name)` gives the recipes of other papers.
+
+    What is learned:
+
     Args:
-        epochs: passes over the queries; each draws one positive and one negative per query.
-        margin: of the pairwise loss `sum max(0, margin - s+ + s-)`.
-        queries_per_step: queries whose gradients are summed before an optimiser step.
+        epochs: passes over the queries.
+        max_steps: end after so many optimiser steps; None for all epochs.
+        loss: a name in `pyterrier_longdoc.training.LOSSES`.
+        margin: of the margin losses, `max(0, margin - s+ + s-)`.
+        alpha: weight of the labels beside the teacher in the `"distillation"` loss; 0.75 in PARADE.
+        reduction: of the losses of a step's queries: their `"sum"` or their `"mean"`.
+
+    What is drawn:
+
+        sampling: `"pairs"`: per epoch and query one positive and `negatives` negatives; `"pointwise"`: each candidate
+            alone, once per epoch (PARADE); `"listwise"`: per epoch and query up to `1 + negatives` candidates of any
+            label, at least one of them a positive.
+        negatives: how many.
+        negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
+        max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
+        min_label: labels from here on are positive; all lower ones, also those below 0, are negative.
+        unjudged: whether candidates without a label are a `"negative"` or are left out, `"skip"`.
+        augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
+        teacher_field: the column with the teacher's scores, for losses that need one.
+
+    How the weights move:
+
+        queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
+        queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory,
+            the result differs by dropout's randomness alone.
         learning_rates: learning rate by prefix of the parameter's name; the longest matching prefix counts, `""`
             matches the rest.
-        weight_decay: of AdamW, on every parameter.
-        warmup: share of all steps over which the learning rates grow from 0; then they stay constant.
-        max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
-        metric: any ir_measures measure; with validation data, the epoch that is best by it is kept.
+        weight_decay: of AdamW.
+        decay: on `"all"` parameters, or on `"matrices"` alone and so not on biases and layer norms (PARADE).
+        schedule: of the learning rates after the warm-up: `"constant"`; `"linear"`: down to 0; `"one_cycle"`: up from
+            1/25 and down to 1/250000, linearly.
+        warmup: share of all steps over which the learning rates grow from 0.
+        epoch_decay: the learning rates are multiplied by it after each epoch.
+        restart_each_epoch: begin each epoch with a new optimiser and its schedule anew, as FlexNeuART does.
+        max_grad_norm: longer gradients are cut to this length; None leaves them.
+        dtype: precision of the backbone's computation; weights stay in `"float32"`.
+        gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
+        lora: train low-rank adapters instead of the backbone.
+
+    What is kept:
+
+        metric: any ir_measures measure; with validation data, the weights that are best by it are kept.
+        validate_steps: validate every so many optimiser steps; None after each epoch.
+        patience: stop after so many validations without a new best; None never.
+        checkpoint: a folder for the state of the training: a run that was killed continues from there when it is
+            started again, and ends with the same weights as if it had not been. None keeps no state.
+        save_steps: write it every so many steps, and after each epoch and validation.
+        trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
         seed: order of the queries, choice of positives and negatives, dropout.
 
     Raises:
-        ValueError: for values out of range.
+        ValueError: for values out of range or that do not fit together.
     """
 
     epochs: int = 1
+    max_steps: int | None = None
+    loss: str = "pairwise_margin"
     margin: float = 1.0
+    alpha: float = 0.75
+    reduction: str = "sum"
+    sampling: str = "pairs"
+    negatives: int = 1
+    negative_pool: int | None = None
+    max_negative_rank: int | None = 100
+    min_label: int = 1
+    unjudged: str = "negative"
+    augment: Callable[[str, Random], str] | None = None
+    teacher_field: str = "teacher_score"
     queries_per_step: int = 16
+    queries_per_forward: int = 1
     learning_rates: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"encoder.": 1e-5, "": 1e-4}), hash=False
     )
     weight_decay: float = 1e-7
+    decay: str = "all"
+    schedule: str = "constant"
     warmup: float = 0.2
-    max_negative_rank: int | None = 100
+    epoch_decay: float = 1.0
+    restart_each_epoch: bool = False
+    max_grad_norm: float | None = None
+    dtype: str = "float32"
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
     metric: str = "nDCG@10"
+    validate_steps: int | None = None
+    patience: int | None = None
+    checkpoint: str | Path | None = None
+    save_steps: int = 100
+    trackers: tuple[Any, ...] = ()
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "queries_per_step", "max_negative_rank"):
+        for name in (*_AT_LEAST_ONE, *_AT_LEAST_ONE_OR_NONE):
             value = getattr(self, name)
-            if value is None and name == "max_negative_rank":
+            if value is None and name in _AT_LEAST_ONE_OR_NONE:
                 continue
-            if not isinstance(value, Integral) or value < 1:
+            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
+        self._check_shares()
+        self._check_rates()
         measure_named(self.metric)
+        if LOSSES[self.loss].pairs and self.sampling != "pairs":
+            raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"augment={self.augment!r} must be a function of a text and a random.Random")
+        # Nobody can change the caller's mapping or list behind a frozen recipe.
+        object.__setattr__(self, "learning_rates", MappingProxyType(dict(self.learning_rates)))
+        object.__setattr__(self, "trackers", tuple(self.trackers))
+
+    def _check_shares(self) -> None:
         if not 0.0 <= self.warmup <= 1.0:
             raise ValueError(f"warmup={self.warmup} is a share of the steps, between 0 and 1")
+        if not 0.0 <= self.alpha <= 1.0:
+            raise ValueError(f"alpha={self.alpha} is a weight, between 0 and 1")
+        if not 0.0 < self.epoch_decay <= 1.0:
+            raise ValueError(f"epoch_decay={self.epoch_decay} must be above 0 and at most 1")
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0, or None to leave gradients alone")
+
+    def _check_rates(self) -> None:
         if "" not in self.learning_rates:
             raise ValueError('learning_rates needs an entry "" for parameters that no other prefix matches')
-        if min(self.margin, self.weight_decay, *self.learning_rates.values()) < 0:
+        numbers = (self.margin, self.weight_decay, *self.learning_rates.values())
+        if not all(isinstance(number, Real) and number >= 0 for number in numbers):
             raise ValueError("margin, weight_decay and learning_rates cannot be negative")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> TrainingArgs:
+        """A paper's recipe; `pyterrier_longdoc.training.recipes` gives those of several rounds, as a tuple.
+
+        Args:
+            name: `"boytsov2025"`, `"parade"`, `"best"`, `"robust04"`, ...
+            **changes: arguments that differ.
+
+        Raises:
+            ValueError: for an unknown name, or a recipe of several rounds.
+        """
+        from .presets import recipes
+
+        rounds = recipes(name, **changes)
+        if len(rounds) > 1:
+            raise ValueError(f"{name!r} has {len(rounds)} rounds: take training.recipes({name!r}) and fit_in_turn")
+        return rounds[0]
 
     def __reduce__(self) -> tuple:
         # A mapping proxy does not pickle; a dict does.
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return _rebuild, ({**values, "learning_rates": dict(self.learning_rates)},)
+        return _rebuild, ({**self._values(), "learning_rates": dict(self.learning_rates)},)
 
-    def as_dict(self) -> dict:
-        """JSON-able values by name."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**values, "learning_rates": dict(self.learning_rates)}
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able values by name, without those that say where a run keeps its records."""
+        values = self._values()
+        for name in ("checkpoint", "save_steps", "trackers"):
+            del values[name]
+        values["learning_rates"] = dict(self.learning_rates)
+        if self.augment is not None:
+            values["augment"] = getattr(self.augment, "__qualname__", None) or repr(self.augment)
+        if self.lora is not None:
+            values["lora"] = dataclasses.asdict(self.lora)
+        return values
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def _rebuild(values: dict) -> TrainingArgs:

@@ -1,19 +1,23 @@
-"""The training loop: sample, score, loss, step."""
+"""The training loop: draw, score, loss, step."""
 
 from __future__ import annotations
 
-import functools
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyterrier as pt
 import torch
 from torch import nn
 
+from .adapters import adapted
 from .args import TrainingArgs
 from .groups import Group
-from .losses import pairwise_margin
+from .losses import LOSSES
+from .objective import Objective, ranking_objective
+from .run import Run
+from .sampling import draw_epoch, examples_per_epoch, make_example
+from .state import fingerprint
 
 
 def train(
@@ -24,100 +28,104 @@ def train(
     validate: Callable[[], float] | None = None,
     on_step: Callable[[], None] | None = None,
     history: list[dict[str, Any]] | None = None,
+    objective: Objective | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
 
-    Interrupted, the scorer keeps the best epoch's weights if one was validated, else those of the last step.
+    Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step.
+    With a checkpoint folder, a training that was killed goes on from its last saved state.
 
     Args:
         scorer: `scorer(queries, texts) -> (B,)` scores with a graph.
-        groups: training queries with positives and negatives.
+        groups: training queries with their candidates and labels.
         args: the recipe.
-        validate: called after each epoch for a figure of merit; the weights with the best one are kept.
+        validate: called after each epoch, or every `validate_steps`, for a figure of merit; the weights with the best
+            one are kept.
         on_step: called after each optimiser step.
-        history: gets one entry per epoch as it ends; None makes a new list.
+        history: gets an entry at the end of each epoch and at each validation; None makes a new list.
+        objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
         verbose: show a progress bar.
 
     Returns:
-        `history`: of each epoch `epoch`, `loss` (mean per query) and, with `validate`, `validation`.
+        `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
+        highest), `documents_per_second` and, where it was asked for, `validation`.
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
+        ValueError: if the recipe does not fit the data or the model, or the checkpoint folder holds another training.
+        OSError: if the state cannot be written.
+        ImportError: without accelerate or peft, where the recipe needs them.
     """
-    optimizer = torch.optim.AdamW(parameter_groups(scorer, args), weight_decay=args.weight_decay)
-    steps_per_epoch = -(-len(groups) // args.queries_per_step)
-    warmup_steps = max(1, round(args.warmup * args.epochs * steps_per_epoch))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup_steps))
-    rng = random.Random(args.seed)
+    _check(groups, args, validate)
     history = [] if history is None else history
-    best: tuple[float, dict[str, torch.Tensor]] | None = None
-    scorer.train()
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.manual_seed(args.seed)
-            for epoch in range(args.epochs):
-                step = functools.partial(_step, optimizer, schedule, on_step)
-                loss = _train_epoch(scorer, groups, args, step, rng, f"epoch {epoch + 1}", verbose)
-                entry = {"epoch": epoch + 1, "loss": loss}
-                if validate is not None:
-                    scorer.eval()
-                    entry["validation"] = value = validate()
-                    scorer.train()
-                    if best is None or value > best[0]:
-                        best = (value, {k: v.detach().clone() for k, v in scorer.state_dict().items()})
-                history.append(entry)
-    finally:
-        # An aborted query must not leave its gradients to the next training.
-        scorer.zero_grad(set_to_none=True)
-        scorer.eval()
-        if best is not None:
-            scorer.load_state_dict(best[1])
+    steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
+    with _own_randomness(args.seed), adapted(scorer, args.lora), _recomputed(scorer, args.gradient_checkpointing):
+        run = Run(scorer, args, objective or ranking_objective(args), steps, history)
+        progress = run.progress
+        try:
+            identity = {} if args.checkpoint is None else fingerprint(scorer, groups, args)
+            if run.restore(identity) and on_step is not None:
+                on_step()
+            progress = run.progress
+            scorer.train()
+            while not progress.finished:
+                picks = draw_epoch(groups, args, progress.epoch)
+                with _bar(len(picks), run, verbose) as bar:
+                    while progress.position < len(picks) and not progress.finished:
+                        chosen = picks[progress.position : progress.position + args.queries_per_step]
+                        own = run.processes.share(chosen)
+                        run.step([make_example(pick, groups, args, progress.epoch) for pick in own], len(chosen))
+                        if on_step is not None:
+                            on_step()
+                        bar.update(len(chosen))
+                        speed = f"{run.documents_per_second:.1f}/s"
+                        bar.set_postfix(loss=f"{run.loss:.3f}", lr=f"{run.rate:.1e}", documents=speed)
+                        run.report(validate, epoch_ends=progress.position == len(picks))
+                run.next_epoch()
+        finally:
+            run.close()
     return history
 
 
-def parameter_groups(scorer: nn.Module, args: TrainingArgs) -> list[dict[str, Any]]:
-    """Trainable parameters by learning rate: the longest matching prefix of the parameter's name counts."""
-    by_prefix: dict[str, list[nn.Parameter]] = {}
-    for name, parameter in scorer.named_parameters():
-        if parameter.requires_grad:
-            prefix = max((p for p in args.learning_rates if name.startswith(p)), key=len)
-            by_prefix.setdefault(prefix, []).append(parameter)
-    return [{"params": params, "lr": args.learning_rates[prefix]} for prefix, params in by_prefix.items()]
+def _check(groups: Sequence[Group], args: TrainingArgs, validate: Callable[[], float] | None) -> None:
+    if LOSSES[args.loss].teacher and any(group.targets is None for group in groups):
+        raise ValueError(
+            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
+            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
+        )
+    if args.patience is not None and validate is None:
+        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
 
 
-def _train_epoch(
-    scorer: nn.Module,
-    groups: Sequence[Group],
-    args: TrainingArgs,
-    step: Callable[[], None],
-    rng: random.Random,
-    label: str,
-    verbose: bool,
-) -> float:
-    order = rng.sample(range(len(groups)), len(groups))
-    total = 0.0
-    with pt.tqdm(total=len(order), desc=label, unit="query", disable=not verbose) as bar:
-        for start in range(0, len(order), args.queries_per_step):
-            chosen = order[start : start + args.queries_per_step]
-            for i in chosen:
-                group = groups[i]
-                texts = [rng.choice(group.positives), rng.choice(group.negatives)]
-                scores = scorer([group.query] * 2, texts).view(1, 2)
-                loss = pairwise_margin(scores, margin=args.margin)
-                if not torch.isfinite(loss):
-                    raise FloatingPointError(f"the loss is {loss.item()} at query {group.qid!r}; lower learning_rates")
-                loss.backward()
-                total += loss.item()
-                bar.update(1)
-            step()
-            bar.set_postfix(loss=f"{total / (start + len(chosen)):.3f}")
-    return total / len(order)
+@contextmanager
+def _own_randomness(seed: int) -> Iterator[None]:
+    """Leaves torch's global random state as it was."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
-def _step(optimizer: torch.optim.Optimizer, schedule: Any, on_step: Callable[[], None] | None) -> None:
-    optimizer.step()
-    optimizer.zero_grad()
-    schedule.step()
-    if on_step is not None:
-        on_step()
+@contextmanager
+def _recomputed(scorer: nn.Module, wanted: bool) -> Iterator[None]:
+    """Gradient checkpointing of every Hugging Face model inside."""
+    supporting = [m for m in scorer.modules() if getattr(m, "supports_gradient_checkpointing", False)]
+    models: list[Any] = supporting if wanted else []
+    if wanted and not models:
+        raise ValueError("gradient_checkpointing=True, but the backbone does not support it")
+    # transformers 5 has renamed both.
+    for model in models:
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    try:
+        yield
+    finally:
+        for model in models:
+            disable = getattr(model, "activation_checkpointing_disable", None) or model.gradient_checkpointing_disable
+            disable()
+
+
+def _bar(total: int, run: Run, verbose: bool) -> Any:
+    label = f"epoch {run.progress.epoch + 1}"
+    shown = verbose and run.processes.main
+    return pt.tqdm(total=total, initial=run.progress.position, desc=label, unit="query", disable=not shown)

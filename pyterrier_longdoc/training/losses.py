@@ -1,8 +1,17 @@
-"""Losses as pure functions of scores. Shapes: G queries, n negatives; column 0 holds the positive."""
+"""Losses as pure functions of scores. Shapes: G queries, n negatives, C candidates of a query.
+
+All are sums over queries. Where column 0 is said to hold the positive, scores are `(G, 1 + n)`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
 import torch
+from torch.nn import functional
 
 
 def pairwise_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tensor:
@@ -15,5 +24,198 @@ def pairwise_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tenso
     Returns:
         A scalar.
     """
-    positive, negatives = scores[:, :1], scores[:, 1:]
-    return (margin - positive + negatives).clamp(min=0).sum()
+    return (margin - _gaps(scores)).clamp(min=0).sum()
+
+
+def multi_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tensor:
+    """`sum 1 / (1 + n) sum_- max(0, margin - s+ + s-)`: torch's multi-class margin, with many negatives.
+
+    Args:
+        scores: `(G, 1 + n)`, the positive's score first.
+        margin: the gap at which a pair costs nothing.
+
+    Returns:
+        A scalar; with one negative half of `pairwise_margin`.
+    """
+    return pairwise_margin(scores, margin=margin) / scores.shape[1]
+
+
+def pairwise_softmax(scores: torch.Tensor) -> torch.Tensor:
+    """`sum mean_- (1 - sigmoid(s+ - s-))`: the softmax over each pair (MacAvaney et al. 2019, CEDR).
+
+    Args:
+        scores: `(G, 1 + n)`, the positive's score first.
+
+    Returns:
+        A scalar.
+    """
+    return torch.sigmoid(-_gaps(scores)).mean(1).sum()
+
+
+def ranknet(scores: torch.Tensor) -> torch.Tensor:
+    """`sum mean_- -log sigmoid(s+ - s-)` (Burges et al. 2005).
+
+    Args:
+        scores: `(G, 1 + n)`, the positive's score first.
+
+    Returns:
+        A scalar; with one negative the same as `cross_entropy`.
+    """
+    return functional.softplus(-_gaps(scores)).mean(1).sum()
+
+
+def cross_entropy(scores: torch.Tensor) -> torch.Tensor:
+    """`sum -log softmax(s)_0` over the positive and its negatives.
+
+    Args:
+        scores: `(G, 1 + n)`, the positive's score first.
+
+    Returns:
+        A scalar.
+    """
+    return -functional.log_softmax(scores, dim=1)[:, 0].sum()
+
+
+def listwise_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """`sum_q -sum_d (y_d / sum y) log softmax(s)_d` (Bruch et al. 2019): graded labels as a distribution.
+
+    Args:
+        scores: `(G, C)`.
+        labels: `(G, C)`; those below 0 count as 0. A query without any label above 0 costs nothing.
+
+    Returns:
+        A scalar; with a single positive the same as `cross_entropy`.
+    """
+    gains = labels.clamp(min=0).to(scores.dtype)
+    shares = gains / gains.sum(1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+    return -(shares * functional.log_softmax(scores, dim=1)).sum()
+
+
+def pointwise_bce(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """`sum -log sigmoid(s)` of the relevant and `sum -log sigmoid(-s)` of the other documents.
+
+    With the difference of two logits as score that is the cross entropy of two classes, `two_class`.
+
+    Args:
+        scores: `(G, C)`.
+        labels: `(G, C)`; relevant if above 0.
+
+    Returns:
+        A scalar.
+    """
+    return functional.binary_cross_entropy_with_logits(scores, (labels > 0).to(scores.dtype), reduction="sum")
+
+
+def two_class(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the classes "not relevant" and "relevant", summed over documents (Li et al., PARADE).
+
+    The models here have one logit, the difference of the two, and train with `pointwise_bce`, which is the same.
+
+    Args:
+        logits: `(G, C, 2)`.
+        labels: `(G, C)`; relevant if above 0.
+
+    Returns:
+        A scalar.
+    """
+    return functional.cross_entropy(logits.flatten(0, 1), (labels > 0).long().flatten(), reduction="sum")
+
+
+def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0) -> torch.Tensor:
+    """NDCG-Loss2++ of the LambdaLoss framework (Wang et al. 2018, section 6.2).
+
+    `sum_{y_i > y_j} (rho_ij + mu delta_ij) |G_i - G_j| log2(1 + exp(s_j - s_i))` with gains
+    `G = (2^y - 1) / maxDCG`, discounts `D_r = log2(1 + r)` at the present ranks, `rho_ij = |1 / D_i - 1 / D_j|` and
+    `delta_ij = |1 / D_|i-j| - 1 / D_|i-j|+1|`.
+
+    Args:
+        scores: `(G, C)`.
+        labels: `(G, C)`; those below 0 count as 0.
+        mu: 10 in the paper; 0 gives LambdaRank's weights.
+
+    Returns:
+        A scalar.
+    """
+    order = scores.detach().argsort(dim=1, descending=True, stable=True)
+    s, y = scores.gather(1, order), labels.clamp(min=0).to(scores.dtype).gather(1, order)  # (G, C) by rank
+    ranks = torch.arange(1, s.shape[1] + 1, device=s.device, dtype=s.dtype)
+    inverse = 1 / torch.log2(1 + ranks)  # (C,) 1 / D
+    ideal = ((torch.exp2(y.sort(dim=1, descending=True).values) - 1) * inverse).sum(1)
+    gains = (torch.exp2(y) - 1) / ideal.clamp(min=torch.finfo(s.dtype).tiny).unsqueeze(1)  # (G, C)
+    apart = (ranks[:, None] - ranks[None, :]).abs()  # (C, C)
+    rho = (inverse[:, None] - inverse[None, :]).abs()
+    delta = (1 / torch.log2(1 + apart.clamp(min=1)) - 1 / torch.log2(2 + apart)).abs()
+    weights = (rho + mu * delta) * (gains[:, :, None] - gains[:, None, :]).abs()  # (G, C, C)
+    better = y[:, :, None] > y[:, None, :]
+    costs = functional.softplus(s[:, None, :] - s[:, :, None]) / torch.log(torch.tensor(2.0, dtype=s.dtype))
+    return (weights * costs)[better].sum()
+
+
+def margin_mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """`sum mean_- ((s+ - s-) - (t+ - t-))^2` (Hofstätter et al. 2020).
+
+    Args:
+        scores: `(G, 1 + n)`, the positive's score first.
+        targets: `(G, 1 + n)`, the teacher's scores.
+
+    Returns:
+        A scalar.
+    """
+    return (_gaps(scores) - _gaps(targets.to(scores.dtype))).square().mean(1).sum()
+
+
+def distillation(
+    scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, *, alpha: float = 0.75
+) -> torch.Tensor:
+    """`alpha CE(student, label) + (1 - alpha) (z_teacher - z_student)^2`, summed over documents (PARADE, Eq. 8).
+
+    The paper has two logits a document and takes the mean over them; models here have one, so that the cross entropy
+    is that of `pointwise_bce`.
+
+    Args:
+        scores: `(G, C)`, the student's.
+        labels: `(G, C)`; relevant if above 0.
+        targets: `(G, C)`, the teacher's scores.
+        alpha: weight of the labels; 0.75 in the paper.
+
+    Returns:
+        A scalar.
+    """
+    return alpha * pointwise_bce(scores, labels) + (1 - alpha) * (targets.to(scores.dtype) - scores).square().sum()
+
+
+def _gaps(scores: torch.Tensor) -> torch.Tensor:
+    """`(G, n)` by how much the positive is above each negative."""
+    return scores[:, :1] - scores[:, 1:]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as the loop calls it.
+
+    Attributes:
+        compute: of scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
+        pairs: whether column 0 must be a positive and all others negatives.
+        teacher: whether the teacher's scores are needed.
+    """
+
+    compute: Callable[[torch.Tensor, torch.Tensor, Any, Any], torch.Tensor]
+    pairs: bool = False
+    teacher: bool = False
+
+
+LOSSES = MappingProxyType(
+    {
+        "pairwise_margin": Loss(lambda s, y, t, args: pairwise_margin(s, margin=args.margin), pairs=True),
+        "multi_margin": Loss(lambda s, y, t, args: multi_margin(s, margin=args.margin), pairs=True),
+        "pairwise_softmax": Loss(lambda s, y, t, args: pairwise_softmax(s), pairs=True),
+        "ranknet": Loss(lambda s, y, t, args: ranknet(s), pairs=True),
+        "cross_entropy": Loss(lambda s, y, t, args: cross_entropy(s), pairs=True),
+        "listwise_cross_entropy": Loss(lambda s, y, t, args: listwise_cross_entropy(s, y)),
+        "pointwise_bce": Loss(lambda s, y, t, args: pointwise_bce(s, y)),
+        "lambda_loss": Loss(lambda s, y, t, args: lambda_loss(s, y)),
+        "margin_mse": Loss(lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True),
+        "distillation": Loss(lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True),
+    }
+)
+"""The losses that a recipe can name."""

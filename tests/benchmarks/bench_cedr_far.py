@@ -115,7 +115,7 @@ def main() -> None:
             cls, arguments = MODELS[name]
             start = time.perf_counter()
             model = cls(backbone, window_size=WINDOW, max_query_len=24, training=recipe, **arguments)
-            losses = [entry["loss"] for entry in model.fit(train, qrels).history]
+            losses = model.fit(train, qrels).history["loss"].tolist()
             score = evaluate(model(test), judged, "RR")
             seconds = time.perf_counter() - start
             print(f"{name:18}{score:7.3f}{losses[0]:12.3f}{losses[-1]:11.3f}{seconds:9.0f}", flush=True)

@@ -1,0 +1,72 @@
+"""Low-rank adapters on the backbone while it is trained, by peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from .args import Lora
+from .extras import required
+
+
+@contextmanager
+def adapted(scorer: nn.Module, lora: Lora | None) -> Iterator[None]:
+    """Within, the backbone has trainable adapters and is itself frozen; afterwards they are part of its weights.
+
+    The modules are then the same as before, and so are the names of all weights: a model trained so is saved and
+    loaded like any other.
+
+    Args:
+        scorer: a model with a Hugging Face backbone at `encoder.backbone`.
+        lora: None changes nothing.
+
+    Raises:
+        ImportError: without peft.
+        ValueError: if no layer is named so.
+    """
+    if lora is None:
+        yield
+        return
+    attach(scorer, lora)
+    try:
+        yield
+    finally:
+        merge(scorer)
+
+
+def attach(scorer: nn.Module, lora: Lora) -> None:
+    """Puts fresh adapters on the backbone, and freezes it.
+
+    Adapters begin as no change. Their weights are the parameters of `scorer` named `...lora_A...` and `...lora_B...`.
+    """
+    peft = required("peft", "LoRA")
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    backbone = _backbone(scorer)
+    trainable = {name: p.requires_grad for name, p in backbone.named_parameters()}
+    try:
+        peft.inject_adapter_in_model(config, backbone)
+    except ValueError as error:
+        for name, parameter in backbone.named_parameters():
+            parameter.requires_grad_(trainable.get(name, True))
+        raise ValueError(f"{lora!r} does not fit the backbone: {error}") from error
+
+
+def merge(scorer: nn.Module) -> None:
+    """Adds the adapters to the weights that they adapt, and removes them; the backbone is trainable again."""
+    layers = required("peft.tuners.tuners_utils", "LoRA")
+    backbone = _backbone(scorer)
+    for name, module in list(backbone.named_modules()):
+        if isinstance(module, layers.BaseTunerLayer):
+            module.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(backbone.get_submodule(parent), child, module.get_base_layer())
+    for attribute in ("peft_config", "active_adapter", "active_adapters"):
+        vars(backbone).pop(attribute, None)
+    backbone.requires_grad_(True)
+
+
+def _backbone(scorer: nn.Module) -> nn.Module:
+    return scorer.get_submodule("encoder.backbone")
