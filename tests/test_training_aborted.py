@@ -78,6 +78,21 @@ def test_best_epoch_survives_an_interruption(cross_encoder, monkeypatch):
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(max(kept))
 
 
+def test_divergence_in_the_last_step_is_an_error(cross_encoder):
+    model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
+    with pytest.raises(FloatingPointError, match="after step 1 there are weights that are not finite"):
+        model.fit(RUN, JUDGED)
+    with pytest.raises(FloatingPointError, match="otherwise a weight of the model is not finite"):
+        model(RUN)
+
+
+def test_history_goes_on_in_a_second_training(cross_encoder):
+    model = make("MaxP", cross_encoder, training=TrainingArgs(epochs=2, queries_per_step=3))
+    model.fit(RUN, JUDGED).fit(RUN, JUDGED)
+    assert model.history["epoch"].tolist() == [1, 2, 3, 4]
+    assert model.history["step"].tolist() == [2, 4, 6, 8]
+
+
 @pytest.mark.parametrize("metric", ["ndcg_cut_10", "nDCG@", "", "import os"])
 def test_metric_that_does_not_exist(metric):
     with pytest.raises(ValueError, match="is no measure that ir_measures knows"):
@@ -91,6 +106,9 @@ def test_metric_that_does_not_exist(metric):
         ({"max_negative_rank": 0}, "max_negative_rank=0 must be a whole number of at least 1"),
         ({"margin": -1.0}, "cannot be negative"),
         ({"learning_rates": {"": -1e-5}}, "cannot be negative"),
+        ({"learning_rates": {"": float("nan")}}, "cannot be negative"),
+        ({"learning_rates": 1e-4}, "learning_rates=0.0001 must map prefixes to rates"),
+        ({"margin": None}, "cannot be negative"),
     ],
 )
 def test_recipes_that_cannot_work(arguments, message):

@@ -187,6 +187,8 @@ class TrainingArgs:
             raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0, or None to leave gradients alone")
 
     def _check_rates(self) -> None:
+        if not isinstance(self.learning_rates, Mapping):
+            raise ValueError(f'learning_rates={self.learning_rates!r} must map prefixes to rates: {{"": 1e-4}} for one')
         if "" not in self.learning_rates:
             raise ValueError('learning_rates needs an entry "" for parameters that no other prefix matches')
         numbers = (self.margin, self.weight_decay, *self.learning_rates.values())

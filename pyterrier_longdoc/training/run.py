@@ -85,6 +85,7 @@ class Run:
         self.device = next(self.scorer.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.args.dtype == "float16")
         self._earlier_entries = len(self.history)
+        self._earlier = self.history[-1] if self.history else {"epoch": 0, "step": 0}
         self._seconds = self._documents = 0.0
 
     @property
@@ -163,9 +164,10 @@ class Run:
         last = progress.step == self.total_steps
         due = last or (epoch_ends if args.validate_steps is None else progress.step % args.validate_steps == 0)
         if due or epoch_ends:
+            self._check_weights()
             entry = {
-                "epoch": progress.epoch + 1,
-                "step": progress.step,
+                "epoch": self._earlier["epoch"] + progress.epoch + 1,
+                "step": self._earlier["step"] + progress.step,
                 "loss": self.loss,
                 "learning_rate": self.rate,
                 "documents_per_second": self.documents_per_second,
@@ -179,6 +181,13 @@ class Run:
         progress.finished = last or (args.patience is not None and progress.worse >= args.patience)
         if progress.finished or due or epoch_ends or progress.step % args.save_steps == 0:
             self.save()
+
+    def _check_weights(self) -> None:
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained_tensors(self.scorer).values()):
+            raise FloatingPointError(
+                f"the training diverged: after step {self.progress.step} there are weights that are not finite; make a "
+                f"new model and lower learning_rates, or set max_grad_norm"
+            )
 
     def _validate(self, validate: Callable[[], float]) -> float:
         self.scorer.eval()
