@@ -140,7 +140,7 @@ def test_positions_cannot_be_spread_everywhere(tmp_path, plain_encoder):
     with pytest.raises(ValueError, match="position_step=0 must be at least 1"):
         ld.BiEncoder(plain_encoder, position_step=0)
     modern = ld.BiEncoder(tiny.checkpoint(tmp_path, "modernbert", labels=None), position_step=8, **SMALL)
-    with pytest.raises(ValueError, match="position_step=8 needs a BERT with a stretched table.*type 'modernbert'"):
+    with pytest.raises(ValueError, match=r"position_step=8 needs a BERT with a stretched table.*type 'modernbert'"):
         modern(frame(["old dog"], ["snow"]))
 
 

@@ -286,7 +286,8 @@ def test_newer_format_and_unknown_names(saved):
         ld.MaxP.load(saved)
     edit(saved, format_version=1, **{"class": "LongestP"})
     with pytest.raises(
-        ValueError, match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, LateIR, MORESPlus, MaxP, NeuralModel1, "
+        ValueError,
+        match=r"holds a 'LongestP'; known are AvgP, Birch, CEDR, FirstP, KMaxP, LateIR, MORESPlus, MaxP, NeuralModel1,",
     ):
         ld.LongDocReranker.load(saved)
     edit(saved, **{"class": "MaxP"}, head={"name": "minp", "options": {}, "ready": True})
