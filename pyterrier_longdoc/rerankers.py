@@ -15,12 +15,13 @@ import pandas as pd
 
 from .backbones import DEFAULT_BACKBONE, Backbone
 from .base import LongDocReranker
+from .embeddings import CACHED_BYTES
 from .frames import check_choice, validated, with_scores
 from .late_interaction import DEFAULT_INTERACTION, LateInteractionScorer, load_late_backbone
 from .mores import DEFAULT_BART, ExperimentalWarning, MoresScorer, load_encoder_decoder
 from .scorer import LongDocScorer
 from .training import TrainingArgs
-from .weights import HeadSpec, seeded_head
+from .weights import HeadSpec, Weights, seeded_head
 from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows, check_positive
 
 
@@ -253,6 +254,8 @@ class LateIR(LongDocReranker):
         backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
         interaction: the transformer that lets a query and a window interact.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        cached_bytes: most memory for remembered windows: with the default models and windows each token of a document
+            takes about 3 KB.
         window_size: tokens in a window.
         stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
@@ -264,6 +267,7 @@ class LateIR(LongDocReranker):
     _: KW_ONLY
     interaction: str | Path = DEFAULT_INTERACTION
     aggregator: str | Path | None = DEFAULT_BACKBONE
+    cached_bytes: int = CACHED_BYTES
     window_size: int = 150
     stride: int = 75
 
@@ -279,6 +283,13 @@ class LateIR(LongDocReranker):
     def _load_backbone(self) -> Backbone:
         return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
+    def _load_weights(self) -> Weights:
+        return _remembering(super()._load_weights(), self.cached_bytes)
+
+    def _check(self) -> None:
+        super()._check()
+        check_positive(cached_bytes=self.cached_bytes)
+
     def _default_training(self) -> TrainingArgs:
         return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})
 
@@ -292,11 +303,15 @@ class MORESPlus(MaxP):
 
     Args:
         backbone: BART, whose encoder reads the windows and whose decoder the query.
+        cached_bytes: most memory for remembered windows; with BART-base and the default windows each token of a
+            document takes about 5 KB.
 
     All other arguments: see `LongDocReranker`.
     """
 
     backbone: str | Path = DEFAULT_BART
+    _: KW_ONLY
+    cached_bytes: int = CACHED_BYTES
 
     _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
 
@@ -312,6 +327,13 @@ class MORESPlus(MaxP):
             stacklevel=2,
         )
         return load_encoder_decoder(str(self.backbone))
+
+    def _load_weights(self) -> Weights:
+        return _remembering(super()._load_weights(), self.cached_bytes)
+
+    def _check(self) -> None:
+        super()._check()
+        check_positive(cached_bytes=self.cached_bytes)
 
     def _default_training(self) -> TrainingArgs:
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "decoder.": 1e-5, "": 1e-4})
@@ -371,3 +393,9 @@ class NeuralModel1(AvgP):
     def _check(self) -> None:
         super()._check()
         seeded_head(self._head_spec(), 1, self.seed)
+
+
+def _remembering(weights: Weights, cached_bytes: int) -> Weights:
+    if isinstance(weights.scorer, LateInteractionScorer | MoresScorer):
+        weights.scorer.states.cache.max_bytes = cached_bytes
+    return weights

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.embeddings import EmbeddingCache, forget_embeddings
+from pyterrier_longdoc.embeddings import forget_embeddings
 from pyterrier_longdoc.encoder import WindowEncoder
 from pyterrier_longdoc.late_interaction import load_late_backbone
 from pyterrier_longdoc.training import TrainingArgs
@@ -153,15 +153,18 @@ def test_windows_are_encoded_once_for_all_queries(scorer, encoded):
     assert sum(encoded) == 3 + 4 + 1
 
 
-def test_a_small_memory_gives_the_same_scores(scorer, encoded):
+@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
+def test_a_small_memory_gives_the_same_scores(name, cross_encoder, encoded):
     queries, texts = ["old dog", "snow"], [LONG, LONG]
-    expected = scorer.score(queries, texts)
-    scorer.states.cache = EmbeddingCache(2000)
+    expected = make(name, cross_encoder).load_scorer().score(queries, texts)
+    scorer = make(name, cross_encoder, cached_bytes=2000).load_scorer()
     np.testing.assert_allclose(scorer.score(queries, texts), expected, **CLOSE)
     assert scorer.states.cache._bytes <= 2000
     encoded.clear()
     scorer.score(queries, texts)
     assert sum(encoded) > 0
+    with pytest.raises(ValueError, match="cached_bytes=0 must be at least 1"):
+        make(name, cross_encoder, cached_bytes=0)
 
 
 def test_training_forgets(model, encoded):

@@ -470,3 +470,21 @@ def test_strange_pairs(backbone, pairs):
         np.testing.assert_allclose(scores_again, scores, **CLOSE)
         for text, explanation in zip(texts, explanations, strict=True):
             assert all(0 <= a <= b <= len(text) for a, b in explanation.spans)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["encoder", "cross-encoder"])
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_query_states_are_those_of_the_first_window(plain, batch_size, plain_encoder, cross_encoder):
+    loaded = load_backbone(plain_encoder if plain else cross_encoder)
+    scorer = make(loaded, "parade-transformer-query", batch_size=batch_size)
+    with torch.no_grad():
+        encoded, _ = scorer._encode(scorer._query_ids(QUERIES), tokenize(scorer.tokenizer, TEXTS))
+        for i, (query, text) in enumerate(zip(QUERIES, TEXTS, strict=True)):
+            pair = [(query, " ".join(text.split()[:20]))]  # in a list, or an empty text would count as none
+            inputs = scorer.tokenizer(pair, return_tensors="pt")
+            states = loaded.model(**inputs).last_hidden_state[0, 1 : 1 + len(query.split())]
+            if not plain:
+                states = loaded.representation(states)
+            assert encoded.query.mask[i].sum() == len(query.split())
+            torch.testing.assert_close(encoded.query.states[i, : len(states)], states, **CLOSE)
+            assert (encoded.query.states[i, len(states) :] == 0).all()
