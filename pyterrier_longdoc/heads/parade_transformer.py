@@ -139,7 +139,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
 
 
 class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer-query"):
-    """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: the aggregator sees the query too (PRETR-Q, Boytsov et al. 2022, eq. 2).
+    """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: the aggregator sees the query (PRETR-Q, Boytsov et al. 2022, eq. 2).
 
     `q_j` are the states of the query's tokens in the document's first window; with `separators=False` the sequence
     is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. Differs from their code, in which a query shorter than 32 tokens
