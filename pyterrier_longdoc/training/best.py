@@ -176,12 +176,11 @@ def gold_segments(
     """
     cut = segments or Segments()
     known = _known(gold)
-    relevant = {(str(row.qid), str(row.docno)) for row in qrels.itertuples() if row.label > 0}
-    keys = [(str(row.qid), str(row.docno)) for row in results.itertuples()]
+    relevant = set(_keys(qrels[qrels["label"] > 0]))
+    keys = _keys(results)
     frame = results[[key in known or key not in relevant for key in keys]].reset_index(drop=True)
     spans = []
-    for qid, docno, own in zip(frame["qid"], frame["docno"], _spans(frame, cut, text_field), strict=True):
-        key = (str(qid), str(docno))
+    for key, own in zip(_keys(frame), _spans(frame, cut, text_field), strict=True):
         spans.append(known[key] if key in known else Random(f"{cut.seed}:{key}").choice(own))
     return _cut_to(frame, _selection(frame, spans), text_field)
 
@@ -198,9 +197,9 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     """
     known = _known(gold)
     hits = [
-        row.start <= known[key][0] and known[key][1] <= row.end
-        for row in selected.itertuples()
-        if (key := (str(row.qid), str(row.docno))) in known
+        start <= known[key][0] and known[key][1] <= end
+        for key, start, end in zip(_keys(selected), selected["start"], selected["end"], strict=True)
+        if key in known
     ]
     if not hits:
         raise ValueError("no selected segment is of a document with a known relevant passage: check qids and docnos")
@@ -304,7 +303,12 @@ def _spans(frame: pd.DataFrame, cut: Segments, text_field: str) -> list[list[Spa
 
 
 def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
-    return {(str(row.qid), str(row.docno)): (int(row.start), int(row.end)) for row in gold.itertuples()}
+    spans = zip(gold["start"].astype(int), gold["end"].astype(int), strict=True)
+    return dict(zip(_keys(gold), spans, strict=True))
+
+
+def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
 def _checked(model: Any) -> TrainingArgs:
