@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .backbones import DEFAULT_BACKBONE
+from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
 from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
@@ -95,6 +95,8 @@ class LongDocReranker(pt.Estimator):
     verbose: bool = False
     seed: int = 42
 
+    _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
         "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
     )  # fmt: skip
@@ -135,7 +137,22 @@ class LongDocReranker(pt.Estimator):
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
         check_settings(self)
+        if not isinstance(self.training, TrainingArgs | None):
+            raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         self._make_windows()
+
+    def _load_backbone(self) -> Backbone:
+        """The pre-trained part."""
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code)
+
+    def _made_for(self) -> tuple[Any, ...]:
+        """Values of the arguments that decide about the weights besides the head's."""
+        values = (getattr(self, name) for name in self._of_weights)
+        return tuple(str(value) if isinstance(value, Path) else value for value in values)
+
+    def _default_training(self) -> TrainingArgs:
+        """The recipe where `training` is not given."""
+        return TrainingArgs()
 
     # PyTerrier's contract.
 
@@ -184,7 +201,7 @@ class LongDocReranker(pt.Estimator):
         validated, else those of the last step. Killed, it continues when the program is started again, if the recipe
         names a checkpoint folder.
         """
-        args = self.training or TrainingArgs()
+        args = self.training or self._default_training()
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
@@ -227,20 +244,20 @@ class LongDocReranker(pt.Estimator):
         return self._load_weights().scorer
 
     def _load_weights(self) -> Weights:
-        made_for = (str(self.backbone), self.trust_remote_code, self.seed)
+        made_for = self._made_for()
         head, windows = self._head_spec(), self._make_windows()
         reading = {name: getattr(self, name) for name in ("max_doc_len", "max_query_len", "pad_query")}
         weights = self._loaded
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
-                raise self._would_lose_training("backbone, trust_remote_code or seed")
+                raise self._would_lose_training(f"{', '.join(self._of_weights[:-1])} or {self._of_weights[-1]}")
             weights = Weights.from_backbone(
-                str(self.backbone),
+                self._load_backbone(),
                 head,
                 windows,
                 made_for=made_for,
-                trust_remote_code=self.trust_remote_code,
                 seed=self.seed,
+                scorer_class=self._scorer_class,
                 **reading,
             )
         elif weights.head != head and not weights.exchange_head(head, self.seed):
@@ -283,19 +300,24 @@ class LongDocReranker(pt.Estimator):
         self._check()
         weights = self._load_weights()
         parameters = {k: v for k, v in self._parameters().items() if k not in self._runtime}
-        parameters["backbone"] = str(self.backbone)
+        parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
         if self.windows is not None:
             parameters["windows"] = describe_windows(self.windows)
         training = None
         if weights.history:
-            training = {"args": (self.training or TrainingArgs()).as_dict(), "history": weights.history}
+            training = {"args": (self.training or self._default_training()).as_dict(), "history": weights.history}
         save_pretrained(
             folder,
             weights.scorer,
             weights.backbone,
             name=type(self).__name__,
             parameters=parameters,
-            head={"name": weights.head[0], "options": weights.head[1], "ready": weights.ready},
+            head={
+                "name": weights.head[0],
+                "options": weights.head[1],
+                "built_from": weights.scorer.head.built_from(),
+                "ready": weights.ready,
+            },
             training=training,
         )
 
@@ -329,9 +351,9 @@ class LongDocReranker(pt.Estimator):
         if isinstance(arguments["text_field"], list):
             arguments["text_field"] = tuple(arguments["text_field"])
         model = saved(**{**arguments, **parameters})
-        scorer, backbone = load_pretrained(folder, config)
+        scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-        made_for = (arguments["backbone"], model.trust_remote_code, arguments["seed"])
+        made_for = saved(**arguments, trust_remote_code=model.trust_remote_code)._made_for()
         head = (config["head"]["name"], config["head"]["options"])
         training = folder / "training.json"
         history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []

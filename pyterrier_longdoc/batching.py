@@ -72,6 +72,19 @@ class Matches:
 
 
 @dataclass(frozen=True, eq=False)
+class QueryStates:
+    """The states of the query's tokens in the first window of each document, for heads that ask for them.
+
+    Attributes:
+        states: `(B, Q, H)` fp32.
+        mask: `(B, Q)` bool, True = a real query token.
+    """
+
+    states: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Encoded:
     """What a head sees of a batch of documents.
 
@@ -79,17 +92,24 @@ class Encoded:
         cls: `(B, N, H)` one vector per window; zeros where there is no window.
         mask: `(B, N)` bool, True = a real window; every document has at least one.
         matches: of query and document tokens; None for heads that do not ask for them.
+        query: states of the query's tokens; None for heads that do not ask for them.
     """
 
     cls: torch.Tensor
     mask: torch.Tensor
     matches: Matches | None = None
+    query: QueryStates | None = None
 
     def each_window(self) -> Encoded:
-        """The same windows, each as a document of its own: `(B * N, 1, H)`."""
+        """The same windows, each as a document of its own: `(B * N, 1, H)`, with its document's query."""
+        times = self.mask.shape[1]
+        query = self.query
+        if query is not None:
+            query = QueryStates(query.states.repeat_interleave(times, 0), query.mask.repeat_interleave(times, 0))
         return Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
+            query=query,
         )
 
 

@@ -16,7 +16,6 @@ from torch import nn
 
 from .batching import PairLayout
 from .devices import resolve_device, resolve_dtype
-from .embedding_settings import EmbeddingSettings
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
 from .frames import HELP_URL, TextField, check_choice, check_only_windows, check_settings, rerank
@@ -26,6 +25,9 @@ from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and whose window embeddings are held at a time."""
+
+POOLINGS = ("mean", "cls")
+SIMILARITIES = ("cosine", "dot")
 
 OnShare = Callable[[float], None]
 
@@ -41,9 +43,9 @@ class BiEncoderScorer(nn.Module):
         aggregation: of a document's window similarities: `"first"`, `"max"` or `"avg"`.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for what
             the checkpoint names, else `"mean"`.
-        similarity: `"cosine"` or `"dot"`.
-        query_prefix: put before every query.
-        passage_prefix: put before every window.
+        similarity: `"cosine"` or `"dot"`; None for what the checkpoint names, else cosine.
+        query_prefix: put before every query; None for what the checkpoint names.
+        passage_prefix: put before every window; None for what the checkpoint names.
         max_query_len: read only this many tokens of a query, prefix and special tokens not counted.
         max_doc_len: read only this many tokens of a text; None reads all.
     """
@@ -55,35 +57,32 @@ class BiEncoderScorer(nn.Module):
         *,
         aggregation: str = "max",
         pooling: str | None = None,
-        similarity: str = "cosine",
-        query_prefix: str = "",
-        passage_prefix: str = "",
+        similarity: str | None = None,
+        query_prefix: str | None = None,
+        passage_prefix: str | None = None,
         max_query_len: int = 32,
         max_doc_len: int | None = None,
     ) -> None:
         super().__init__()
         settings = encoder.settings
+        query_prefix = settings.query_prefix if query_prefix is None else query_prefix
+        passage_prefix = settings.passage_prefix if passage_prefix is None else passage_prefix
         if (query_prefix or passage_prefix) and not settings.pools_prompt:
             raise ValueError("this checkpoint leaves its prompt out of the mean, which BiEncoder's prefixes do not")
-        backbone = replace(
-            encoder.backbone, pooling=_known_pooling(pooling, settings), representation=settings.projection
-        )
+        pooling = _known("pooling", pooling, settings.pooling, POOLINGS)
+        backbone = replace(encoder.backbone, pooling=pooling, representation=settings.projection)
         self.tokenizer = backbone.tokenizer
         self.encoder = WindowEncoder(backbone)
         self.cache = encoder.cache
         self.query_layout, self._query_lead = backbone.text_layout(query_prefix)
         self.passage_layout, self._passage_lead = backbone.text_layout(passage_prefix)
-        longest = backbone.max_length
-        if longest is not None:
-            windows = windows.within(longest - self.passage_layout.specials)
-            if max_query_len > longest - self.query_layout.specials:
-                raise ValueError(
-                    f"max_query_len={max_query_len} does not fit: with prefix and special tokens the backbone takes "
-                    f"{longest - self.query_layout.specials} query tokens"
-                )
+        if backbone.max_length is not None:
+            _check_room("query_prefix", query_prefix, self.query_layout, backbone.max_length, max_query_len)
+            _check_room("passage_prefix", passage_prefix, self.passage_layout, backbone.max_length, 1)
+            windows = windows.within(backbone.max_length - self.passage_layout.specials)
         self.windows = windows
         self.aggregation = aggregation
-        self.similarity = similarity
+        self.similarity = _known("similarity", similarity, settings.similarity, SIMILARITIES)
         self.max_query_len = max_query_len
         self.max_doc_len = max_doc_len
         self.coverage = Coverage()
@@ -223,9 +222,10 @@ class BiEncoder(pt.Transformer):
         aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
         pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names (its
             dense layer, if it has one, is applied too), else `"mean"`.
-        similarity: `"cosine"` or `"dot"`, as the encoder was trained.
-        query_prefix: put before every query, e.g. `"query: "` for E5.
-        passage_prefix: put before every window, e.g. `"passage: "` for E5.
+        similarity: `"cosine"` or `"dot"`; None for what a sentence-transformers checkpoint names, else cosine.
+        query_prefix: put before every query, e.g. `"query: "` for E5; None for what a sentence-transformers checkpoint
+            names, else nothing.
+        passage_prefix: put before every window, e.g. `"passage: "` for E5; None as above.
         window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
         stride: tokens from one window's start to the next one's; of no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
@@ -252,9 +252,9 @@ class BiEncoder(pt.Transformer):
     _: KW_ONLY
     aggregation: str = "max"
     pooling: str | None = None
-    similarity: str = "cosine"
-    query_prefix: str = ""
-    passage_prefix: str = ""
+    similarity: str | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
     window_size: int | None = None
     stride: int = 100
     windows: Windows | None = None
@@ -366,18 +366,31 @@ class BiEncoder(pt.Transformer):
     def _check(self) -> None:
         check_choice("aggregation", self.aggregation, ("first", "max", "avg"))
         if self.pooling is not None:
-            check_choice("pooling", self.pooling, ("mean", "cls"))
-        check_choice("similarity", self.similarity, ("cosine", "dot"))
+            check_choice("pooling", self.pooling, POOLINGS)
+        if self.similarity is not None:
+            check_choice("similarity", self.similarity, SIMILARITIES)
         check_settings(self)
         self._make_windows()
 
 
-def _known_pooling(pooling: str | None, settings: EmbeddingSettings) -> str:
-    chosen = pooling or settings.pooling or "mean"
-    if chosen not in ("mean", "cls"):
+def _check_room(name: str, prefix: str, layout: PairLayout, longest: int, tokens: int) -> None:
+    room = longest - layout.specials
+    if room < 1:
+        raise ValueError(f"{name}={prefix!r} alone is longer than the backbone's {longest} tokens")
+    if room < tokens:
         raise ValueError(
-            f"this checkpoint was trained with the pooling {chosen!r}, which BiEncoder does not have; pooling='mean' "
-            f"or 'cls' asks for another one all the same"
+            f"max_query_len={tokens} does not fit: next to prefix and special tokens the backbone takes {room} query "
+            f"tokens"
+        )
+
+
+def _known(what: str, given: str | None, trained: str | None, known: tuple[str, ...]) -> str:
+    """What is asked for, else what the checkpoint was trained with, else the first of what is known."""
+    chosen = given or trained or known[0]
+    if chosen not in known:
+        raise ValueError(
+            f"this checkpoint was trained with the {what} {chosen!r}, which BiEncoder does not have; {what}="
+            f"{' or '.join(map(repr, known))} asks for another one all the same"
         )
     return chosen
 

@@ -10,7 +10,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
-from .backbones import FORMAT, Backbone, build_backbone, could_be_hub_id, load_tokenizer
+from .backbones import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .heads.base import Head, build_head
 from .scorer import LongDocScorer
 from .windows import windows_from_config, windows_to_config
@@ -79,7 +79,9 @@ def save_pretrained(
         folder / "pt_meta.json",
         {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"},
     )
-    if training is not None:
+    if training is None:
+        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
+    else:
         _write_json(folder / "training.json", training)
     card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters))
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -130,8 +132,15 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     return folder, config
 
 
-def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer, Backbone]:
+def load_pretrained(
+    folder: Path, config: dict[str, Any], scorer_class: type[LongDocScorer] = LongDocScorer
+) -> tuple[LongDocScorer, Backbone]:
     """Builds the described model and loads its weights, strictly.
+
+    Args:
+        folder: that `read_config` found.
+        config: what it read.
+        scorer_class: of the transformer that was saved.
 
     Raises:
         ValueError: if weights are missing, left over or of another shape, or there is no usable tokenizer.
@@ -143,11 +152,10 @@ def load_pretrained(folder: Path, config: dict[str, Any]) -> tuple[LongDocScorer
         tokenizer = load_tokenizer(str(folder))
     except Exception as error:
         raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
-    backbone = build_backbone(config["encoder"], tokenizer)
-    head: Head = build_head(
-        config["head"]["name"], backbone.hidden_size, channels=backbone.channels, **config["head"]["options"]
-    )
-    scorer = LongDocScorer(backbone, windows_from_config(config["windows"]), head, **config["reading"])
+    backbone = scorer_class.build_backbone(config["encoder"], tokenizer)
+    options = {**config["head"]["options"], **config["head"].get("built_from", {})}
+    head: Head = build_head(config["head"]["name"], backbone.hidden_size, channels=backbone.channels, **options)
+    scorer = scorer_class(backbone, windows_from_config(config["windows"]), head, **config["reading"])
     try:
         scorer.load_state_dict(load_file(path), strict=True)
     except Exception as error:

@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 from .backbones import Representation
 
 _ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
 _POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 
 
@@ -25,37 +26,58 @@ class EmbeddingSettings:
         pooling: `"mean"`, `"cls"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
         projection: the dense layer after pooling; None without one.
         pools_prompt: whether the tokens of a prefix count in the mean.
+        similarity: `"cosine"`, `"dot"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
+        query_prefix: put before queries.
+        passage_prefix: put before passages.
     """
 
     pooling: str | None = None
     projection: Representation | None = None
     pools_prompt: bool = True
+    similarity: str | None = None
+    query_prefix: str = ""
+    passage_prefix: str = ""
 
 
 def embedding_settings(name: str) -> EmbeddingSettings:
-    """Reads `modules.json` and what it points to.
+    """Reads `modules.json` and what it points to, and `config_sentence_transformers.json`.
 
     Args:
         name: a model on the Hugging Face hub, or a folder.
 
     Returns:
-        The settings; empty ones for a checkpoint without `modules.json`.
+        The settings; empty ones for a checkpoint without these files.
 
     Raises:
         ValueError: for a module after the encoder that this package cannot apply.
     """
     modules = _read_json(name, "modules.json")
     pooling, projection, pools_prompt = None, None, True
+    kinds: list[str] = []
     for module in modules or []:
         kind = module["type"].rsplit(".", 1)[-1]
         if kind == "Pooling":
             config = _read_json(name, f"{module['path']}/config.json") or {}
             pooling, pools_prompt = _pooling(config), config.get("include_prompt", True)
-        elif kind == "Dense" and projection is None:
+        elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
             projection = _projection(name, module["path"])
         elif kind not in ("Transformer", "Normalize"):
-            raise ValueError(f"checkpoint {name!r} has a {kind} layer for its embeddings, which BiEncoder cannot apply")
-    return EmbeddingSettings(pooling, projection, pools_prompt)
+            after = f" after {kinds[-1]}" if kinds else ""
+            raise ValueError(
+                f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
+            )
+        kinds.append(kind)
+    general = _read_json(name, "config_sentence_transformers.json") or {}
+    prompts = general.get("prompts") or {}
+    default = prompts.get(general.get("default_prompt_name"), "")
+    return EmbeddingSettings(
+        pooling,
+        projection,
+        pools_prompt,
+        similarity=general.get("similarity_fn_name"),
+        query_prefix=prompts.get("query") or default,
+        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default),
+    )
 
 
 def _pooling(config: dict[str, Any]) -> str | None:

@@ -14,15 +14,18 @@ from .embedding_settings import EmbeddingSettings, embedding_settings
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
 
+_CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
+
 
 class EmbeddingCache:
-    """Remembers embeddings within a bound on their memory.
+    """Remembers embeddings, or the states of all tokens of a text, within a bound on their memory.
 
     Args:
         max_bytes: of the vectors together.
     """
 
     def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
+        _CACHES.add(self)
         self.max_bytes = max_bytes
         self._vectors: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
@@ -31,7 +34,7 @@ class EmbeddingCache:
         return len(self._vectors)
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """The `(H,)` embedding that was put under this key, if it is still there."""
+        """The `(H,)` embedding or `(T, H)` states that were put under this key, if they are still there."""
         vector = self._vectors.get(key)
         if vector is not None:
             self._vectors.move_to_end(key)
@@ -43,7 +46,7 @@ class EmbeddingCache:
         self._bytes = 0
 
     def put(self, key: Hashable, vector: np.ndarray) -> None:
-        """Remembers an `(H,)` embedding."""
+        """Remembers an `(H,)` embedding or `(T, H)` states."""
         if key in self._vectors:
             return
         # A row of a batch would keep the whole batch alive.
@@ -88,5 +91,5 @@ def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncod
 
 def forget_embeddings() -> None:
     """Empties what all loaded encoders remember, so that a measurement starts from nothing."""
-    for encoder in list(_LOADED.values()):
-        encoder.cache.clear()
+    for cache in list(_CACHES):
+        cache.clear()

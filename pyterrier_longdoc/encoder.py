@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from .backbones import Backbone
-from .batching import Encoded, WindowBatch, to_dense
-from .matching import MatchCollector, MatchFunction
+from .batching import Encoded, QueryStates, WindowBatch, to_dense
+from .matching import MatchCollector, MatchFunction, QueryCollector
 
 
 class WindowEncoder(nn.Module):
@@ -40,6 +40,7 @@ class WindowEncoder(nn.Module):
         *,
         match: MatchFunction | None = None,
         all_layers: bool = False,
+        query_states: bool = False,
     ) -> Encoded:
         """Encodes the windows in batches of like length.
 
@@ -48,25 +49,46 @@ class WindowEncoder(nn.Module):
             on_share: called after each pass with its share of the batch's windows, for a progress bar.
             match: how query and document tokens are matched, for heads that look at tokens.
             all_layers: match the states of all layers, the embedding layer included, not of the last one alone.
+            query_states: keep the last layer's states of the query's tokens in each document's first window; of a
+                cross-encoder after its representation step, as the windows' vectors.
 
         Returns:
-            `cls (B, N, H)` in fp32, `mask (B, N)` and, with `match`, the matches.
+            `cls (B, N, H)` in fp32, `mask (B, N)` and, if asked for, the matches or the query's states.
         """
         collector = None if match is None else MatchCollector(batch, match)
+        queries = QueryCollector(batch) if query_states else None
         order = self._order(batch, collector)
         vectors = []
-        for rows in self._passes(batch.lengths[order].tolist(), order):
+        for rows in self.passes(batch.lengths[order].tolist(), order):
             states, mask = self._encode(batch, rows, all_layers)
             vectors.append(self._pool(states[-1], mask))
             if collector is not None:
                 collector.add(rows, states)
+            if queries is not None:
+                queries.add(rows, states[-1])
             if on_share is not None:
                 on_share(len(rows) / len(order))
         restore = torch.empty_like(order)
         restore[order] = torch.arange(len(order), device=order.device)
         pooled = torch.cat(vectors)[restore]  # (V, H)
         encoded = to_dense(self.representation(pooled).float(), batch.doc, batch.documents)
+        if queries is not None:
+            encoded = replace(encoded, query=self._represent(queries.collect()))
         return encoded if collector is None else replace(encoded, matches=collector.collect())
+
+    def token_states(self, batch: WindowBatch) -> list[torch.Tensor]:
+        """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
+        order = self._order(batch, None)
+        states: dict[int, torch.Tensor] = {}
+        for rows in self.passes(batch.lengths[order].tolist(), order):
+            encoded, mask = self._encode(batch, rows, False)
+            for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
+                states[row] = state[real]
+        return [states[row] for row in range(len(order))]
+
+    def _represent(self, query: QueryStates) -> QueryStates:
+        states = self.representation(query.states).float()
+        return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
 
     def _order(self, batch: WindowBatch, collector: MatchCollector | None) -> torch.Tensor:
         """By length; for matches, the first windows of all documents before all others."""
@@ -76,8 +98,13 @@ class WindowEncoder(nn.Module):
         first = collector.is_first()[order]
         return torch.cat([order[first], order[~first]])
 
-    def _passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Rows of each pass: neighbours in length, within the limits on windows and tokens."""
+    def passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
+
+        Args:
+            lengths: V lengths in tokens, ascending.
+            order: `(V,)` the rows that they belong to.
+        """
         start = longest = 0
         for row, length in enumerate(lengths):
             longest = max(longest, length)

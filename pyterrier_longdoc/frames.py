@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .reports import Coverage, Explanation
-from .windows import Windows, check_positive
+from .windows import Windows, check_given, check_positive
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
@@ -99,16 +100,14 @@ def check_settings(transformer: Any) -> None:
     # Here, because devices imports torch, which listwise rerankers do without.
     from .devices import check_device, resolve_dtype
 
+    if not isinstance(transformer.backbone, str | Path) or not str(transformer.backbone):
+        raise ValueError(f"backbone={transformer.backbone!r} must be a folder, or a model on the Hugging Face hub")
     field_names(transformer.text_field)
     resolve_dtype(transformer.dtype)
     check_device(transformer.device)
     for name in ("batch_size", "max_batch_tokens", "max_query_len"):
-        if getattr(transformer, name) is None:
-            raise ValueError(f"{name}=None must be a whole number")
-        check_positive(**{name: getattr(transformer, name)})
-    check_positive(max_windows=transformer.max_windows)
-    if transformer.max_doc_len is not None:
-        check_positive(max_doc_len=transformer.max_doc_len)
+        check_given(**{name: getattr(transformer, name)})
+    check_positive(max_windows=transformer.max_windows, max_doc_len=transformer.max_doc_len)
     if isinstance(transformer.seed, bool) or not isinstance(transformer.seed, Integral):
         raise ValueError(f"seed={transformer.seed!r} must be a whole number")
     if not isinstance(transformer.windows, Windows | None):

@@ -1,4 +1,4 @@
-"""Puts token states of windows together into one matching tensor per document.
+"""Puts token states of windows together into one tensor per document: query states, or matches with the document.
 
 Shapes: B documents, V windows, V' windows of a pass, L layers, Q query tokens, T tokens of a window with its query and
 special tokens, D tokens of a document, H hidden size.
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from .batching import Matches, WindowBatch
+from .batching import Matches, QueryStates, WindowBatch
 
 MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """One layer's `(V', Q, H)` query and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens are the
@@ -106,6 +106,40 @@ class MatchCollector:
             ]
         if not bool(self._has_query[self._batch.doc[rows]].all()):
             raise RuntimeError("a document's first window must be encoded before its others")
+
+
+class QueryCollector:
+    """Keeps the states of the query's tokens in the first window of each document, pass by pass.
+
+    Args:
+        batch: the windows.
+    """
+
+    def __init__(self, batch: WindowBatch) -> None:
+        counts = torch.bincount(batch.doc, minlength=batch.documents)
+        self._first_row = counts.cumsum(0) - counts  # (B,)
+        self._doc = batch.doc
+        self._place, self._mask = _span(batch.query_start, batch.query_length, self._first_row)
+        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, rows: torch.Tensor, states: torch.Tensor) -> None:
+        """Takes what it needs of one pass.
+
+        Args:
+            rows: `(V',)` their rows in the batch.
+            states: `(V', T, H)` of the last layer.
+        """
+        doc = self._doc[rows]
+        own = (self._first_row[doc] == rows).nonzero()  # (documents that begin here, 1)
+        doc = doc[own[:, 0]]
+        place = self._place[doc].clamp(max=states.shape[1] - 1)
+        self._parts.append((doc, states[own, place].float()))
+
+    def collect(self) -> QueryStates:
+        """The states of every document's query; zeros where it has fewer tokens than others."""
+        doc, states = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
+        states = torch.empty_like(states).index_put((doc,), states)
+        return QueryStates(states.masked_fill(~self._mask.unsqueeze(-1), 0.0), self._mask)
 
 
 def _span(start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

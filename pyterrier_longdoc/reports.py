@@ -138,7 +138,7 @@ def check_finite(scores: np.ndarray) -> None:
     if len(bad):
         raise FloatingPointError(
             f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
-            f"if dtype is float16, use bfloat16 or float32"
+            f"with dtype='float16' use bfloat16 or float32; otherwise a weight of the model is not finite"
         )
 
 

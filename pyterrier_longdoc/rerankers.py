@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pandas as pd
 
+from .backbones import DEFAULT_BACKBONE, Backbone
 from .base import LongDocReranker
 from .frames import check_choice, validated, with_scores
+from .late_interaction import DEFAULT_INTERACTION, LateInteractionScorer, load_late_backbone
+from .mores import DEFAULT_BART, ExperimentalWarning, MoresScorer, load_encoder_decoder
+from .scorer import LongDocScorer
+from .training import TrainingArgs
 from .weights import HeadSpec, seeded_head
 from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows, check_positive
 
@@ -85,10 +93,10 @@ class KMaxP(MaxP):
     weights: Sequence[float] | None = None
 
     def _head_spec(self) -> HeadSpec:
-        return "kmaxp", {
-            "k": self.k,
-            "weights": None if self.weights is None else [float(w) for w in self.weights],
-        }
+        weights = self.weights
+        if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
+            weights = [float(w) for w in weights]
+        return "kmaxp", {"k": self.k, "weights": weights}
 
     def _check(self) -> None:
         super()._check()
@@ -119,8 +127,9 @@ class Birch(KMaxP):
         super()._check()
         if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
             raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
-        if not 0.0 <= self.first_stage_weight <= 1.0:
-            raise ValueError(f"first_stage_weight={self.first_stage_weight} must be between 0 and 1")
+        weight = self.first_stage_weight
+        if not isinstance(weight, Real) or not 0.0 <= float(weight) <= 1.0:
+            raise ValueError(f"first_stage_weight={weight!r} must be between 0 and 1")
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""
@@ -162,10 +171,16 @@ class PARADE(LongDocReranker):
             cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
         attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
             per window and feature, which is what Boytsov et al. 2025 measured.
-        layers: for `"transformer"`: its layers.
-        attention_heads: for `"transformer"`; None for 12, or the most below that divide the hidden size.
+        aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
+            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
+        layers: random layers.
+        attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
         separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
         positions: for `"transformer"`: whether it knows the order of the windows.
+        special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
+            None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
+        query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether they have a linear layer of their own.
         window_size: tokens in a window.
         stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
 
@@ -175,18 +190,28 @@ class PARADE(LongDocReranker):
     _: KW_ONLY
     aggregation: str = "attn"
     attention: str = "vector"
+    aggregator: str | Path | None = None
     layers: int = 2
     attention_heads: int | None = None
     separators: bool = True
     positions: bool = True
+    special_vectors: str | None = None
+    query_states: bool = False
+    separate_query_projection: bool = False
     window_size: int = 150
     stride: int = 75
 
-    _of_transformer: ClassVar[tuple[str, ...]] = ("layers", "attention_heads", "separators", "positions")
+    _of_transformer: ClassVar[tuple[str, ...]] = (
+        "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
+    )  # fmt: skip
 
     def _head_spec(self) -> HeadSpec:
         if self.aggregation == "transformer":
-            return "parade-transformer", {name: getattr(self, name) for name in self._of_transformer}
+            options = {name: getattr(self, name) for name in self._of_transformer}
+            options["aggregator"] = None if self.aggregator is None else str(self.aggregator)
+            if not self.query_states:
+                return "parade-transformer", options
+            return "parade-transformer-query", {**options, "separate_projection": self.separate_query_projection}
         if self.aggregation == "attn" and self.attention == "elementwise":
             return "parade-attn-elementwise", {}
         return f"parade-{self.aggregation}", {}
@@ -199,15 +224,97 @@ class PARADE(LongDocReranker):
         check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
         check_choice("attention", self.attention, ("vector", "elementwise"))
         check_positive(layers=self.layers, attention_heads=self.attention_heads)
+        if self.special_vectors is not None:
+            check_choice("special_vectors", self.special_vectors, ("words", "random"))
+        self._refuse_unless(self.aggregation == "attn", "aggregation='attn'", "attention")
+        of_transformer = (*self._of_transformer, "query_states", "separate_query_projection")
+        self._refuse_unless(self.aggregation == "transformer", "aggregation='transformer'", *of_transformer)
+        self._refuse_unless(self.aggregator is None, "an aggregator that starts at random", "layers", "attention_heads")
+        self._refuse_unless(self.query_states, "query_states=True", "separate_query_projection")
+
+    def _refuse_unless(self, given: bool, condition: str, *names: str) -> None:
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        only_for = {"attn": ("attention",), "transformer": self._of_transformer}
-        for aggregation, names in only_for.items():
-            changed = [name for name in names if getattr(self, name) != defaults[name]]
-            if self.aggregation != aggregation and changed:
-                raise ValueError(
-                    f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r}: they belong to "
-                    f"aggregation={aggregation!r}"
-                )
+        changed = [name for name in names if getattr(self, name) != defaults[name]]
+        if changed and not given:
+            raise ValueError(
+                f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "
+                f"only with {condition}"
+            )
+
+
+@dataclass(eq=False, repr=False)
+class LateIR(LongDocReranker):
+    """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
+
+    What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
+    the interaction and the aggregation alone. Must be trained.
+
+    Args:
+        backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
+        interaction: the transformer that lets a query and a window interact.
+        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+        training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
+            a learning rate of 1e-5 for the aggregator, too.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    interaction: str | Path = DEFAULT_INTERACTION
+    aggregator: str | Path | None = DEFAULT_BACKBONE
+    window_size: int = 150
+    stride: int = 75
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = LateInteractionScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "interaction", "trust_remote_code", "seed")
+
+    def _head_spec(self) -> HeadSpec:
+        return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+    def _load_backbone(self) -> Backbone:
+        return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})
+
+
+@dataclass(eq=False, repr=False)
+class MORESPlus(MaxP):
+    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
+
+    Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
+    without the query and remembered. Must be trained. Windows as in `MaxP`.
+
+    Args:
+        backbone: BART, whose encoder reads the windows and whose decoder the query.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    backbone: str | Path = DEFAULT_BART
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
+
+    def _head_spec(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _load_backbone(self) -> Backbone:
+        if self.trust_remote_code:
+            raise ValueError("trust_remote_code would have no effect: MORESPlus takes BART, whose code is known")
+        warnings.warn(
+            "MORESPlus is experimental: no published result of this model could be confirmed",
+            ExperimentalWarning,
+            stacklevel=2,
+        )
+        return load_encoder_decoder(str(self.backbone))
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "decoder.": 1e-5, "": 1e-4})
 
 
 @dataclass(eq=False, repr=False)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backbones import Backbone
-from .batching import Encoded
+from .backbones import Backbone, build_backbone
+from .batching import Encoded, PairLayout
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
@@ -44,6 +44,9 @@ class LongDocScorer(nn.Module):
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
     """
+
+    build_backbone = staticmethod(build_backbone)
+    """Makes a saved model's backbone again."""
 
     def __init__(
         self,
@@ -80,8 +83,8 @@ class LongDocScorer(nn.Module):
         if max_doc_len is not None and max_doc_len < 1:
             raise ValueError(f"max_doc_len={max_doc_len} must be at least 1, or None to read whole documents")
         layout = self._pair_layout.fixed(max_query_len, None) if pad_query else self._pair_layout
-        if self._max_length is not None:
-            capacity = self._max_length - max_query_len - layout.specials
+        capacity = self._capacity(max_query_len, layout)
+        if capacity is not None:
             if capacity < 1:
                 raise ValueError(
                     f"max_query_len={max_query_len} leaves no room for a document: the backbone takes "
@@ -93,6 +96,10 @@ class LongDocScorer(nn.Module):
         self.max_doc_len = max_doc_len
         self.max_query_len = max_query_len
         self.pad_query = pad_query
+
+    def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
+        """Most document tokens in a window; None where nothing limits it."""
+        return None if self._max_length is None else self._max_length - max_query_len - layout.specials
 
     def reading(self) -> dict[str, Any]:
         """The arguments of `read_with` besides the windows, JSON-able."""
@@ -229,8 +236,7 @@ class LongDocScorer(nn.Module):
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_ids = self._query_ids(list(distinct), count=True)
         of_row = [distinct[query] for query in queries]
-        characters = BLOCK_CHARACTERS if self.head.needs == "cls" else TOKEN_BLOCK_CHARACTERS
-        for block in blocks(of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
+        for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
             documents = self._tokenize(block.texts, offsets=offsets)
             pair_queries = [query_ids[query] for query, _ in block.pairs]
             pair_documents = [documents[text] for _, text in block.pairs]
@@ -242,6 +248,9 @@ class LongDocScorer(nn.Module):
                 encoded, spans = self._encode(pair_queries, pair_documents, report)
             self._count(block, documents, spans)
             yield block, encoded, documents, spans
+
+    def _block_characters(self) -> int:
+        return TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else BLOCK_CHARACTERS
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
@@ -279,12 +288,22 @@ class LongDocScorer(nn.Module):
             if id(document) not in spans:
                 spans[id(document)] = self.windows(self._cut(document))
         of_pair = [spans[id(document)] for document in documents]
+        for query, cut in zip(query_ids, of_pair, strict=True):
+            self.head.check_windows(len(cut), len(query))
         windows = [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)]
+        return self._encode_windows(query_ids, windows, on_share), of_pair
+
+    def _encode_windows(
+        self,
+        query_ids: Sequence[np.ndarray],
+        windows: Sequence[Sequence[np.ndarray]],
+        on_share: Callable[[float], None] | None,
+    ) -> Encoded:
+        """What the head sees of B queries, each with the windows of one document."""
         batch = self.layout.collate(query_ids, windows, self.device)
         if isinstance(self.head, TokenHead):
-            all_layers = self.head.needs == "all"
-            return self.encoder(batch, on_share, match=self.head.match, all_layers=all_layers), of_pair
-        return self.encoder(batch, on_share), of_pair
+            return self.encoder(batch, on_share, match=self.head.match, all_layers=self.head.needs == "all")
+        return self.encoder(batch, on_share, query_states=self.head.needs == "query")
 
     def _cut(self, document: TokenizedText) -> TokenizedText:
         return document if self.max_doc_len is None else document.head(self.max_doc_len)

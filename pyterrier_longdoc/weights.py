@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .backbones import Backbone, load_backbone
+from .backbones import Backbone
 from .heads import Head, build_head
 from .scorer import LongDocScorer
 from .windows import Windows
@@ -41,29 +41,30 @@ class Weights:
     @classmethod
     def from_backbone(
         cls,
-        name: str,
+        backbone: Backbone,
         head: HeadSpec,
         windows: Windows,
         *,
         made_for: tuple[Any, ...],
-        trust_remote_code: bool,
         seed: int,
+        scorer_class: type[LongDocScorer] = LongDocScorer,
         **reading: Any,
     ) -> Weights:
-        """Loads a backbone and puts a head on it, warm-started where the checkpoint allows.
+        """Puts a head on a loaded backbone, warm-started where the checkpoint allows.
 
         Args:
-            name: the backbone's name or folder.
+            backbone: what the encoder is built from.
             head: the head.
             windows: how texts are cut.
             made_for: see the class.
-            trust_remote_code: run modelling code of the checkpoint.
             seed: of random weights.
-            **reading: further arguments of `LongDocScorer`.
+            scorer_class: how the parts work together.
+            **reading: further arguments of the scorer.
         """
-        backbone = load_backbone(name, trust_remote_code=trust_remote_code)
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
-        scorer = LongDocScorer(backbone, windows, module, **reading)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            scorer = scorer_class(backbone, windows, module, **reading)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
@@ -107,7 +108,10 @@ class Weights:
         encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
         if _shapes(encoder) != _shapes(its_encoder):
             return False
-        encoder.load_state_dict(its_encoder.state_dict())
+        for name, module in self.scorer.named_children():
+            its_module = getattr(other.scorer, name, None)
+            if name != "head" and its_module is not None and _shapes(module) == _shapes(its_module):
+                module.load_state_dict(its_module.state_dict())
         new, old = self.scorer.head, other.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())

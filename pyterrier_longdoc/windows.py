@@ -218,7 +218,7 @@ class SlidingWindows(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(size=self.size, stride=self.stride)
+        check_given(size=self.size, stride=self.stride)
         _check_stride(self.size, self.stride)
 
     @property
@@ -252,7 +252,8 @@ class SlidingWords(Windows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(size=self.size, stride=self.stride, max_tokens=self.max_tokens)
+        check_given(size=self.size, stride=self.stride)
+        check_positive(max_tokens=self.max_tokens)
         _check_stride(self.size, self.stride)
 
     @property
@@ -408,6 +409,14 @@ def check_positive(**sizes: int | None) -> None:
             raise ValueError(f"{name}={value!r} must be a whole number")
         if value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
+
+
+def check_given(**sizes: int | None) -> None:
+    """As `check_positive`, and None is refused too."""
+    for name, value in sizes.items():
+        if value is None:
+            raise ValueError(f"{name}=None must be a whole number")
+    check_positive(**sizes)
 
 
 def _check_stride(size: int, stride: int) -> None:

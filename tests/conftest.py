@@ -16,6 +16,10 @@ from . import tiny
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_configure(config) -> None:
+    config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
+
+
 @pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory) -> str:
     """Folder of a tiny random BERT cross-encoder with one label."""

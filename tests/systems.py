@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyterrier_longdoc as ld
+
+from . import tiny
 
 SMALL: dict[str, Any] = {"max_query_len": 8}
 SLIDING: dict[str, Any] = {"window_size": 20, "stride": 10, **SMALL}
@@ -22,6 +25,10 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "PARADE-attn": (ld.PARADE, SLIDING),
     "PARADE-elementwise": (ld.PARADE, {"attention": "elementwise", **SLIDING}),
     "PARADE-transformer": (ld.PARADE, {"aggregation": "transformer", **SLIDING}),
+    "PARADE-pretrained": (ld.PARADE, {"aggregation": "transformer", "aggregator": tiny.aggregator, **SLIDING}),
+    "PARADE-query": (ld.PARADE, {"aggregation": "transformer", "query_states": True, **SLIDING}),
+    "LateIR": (ld.LateIR, {"interaction": tiny.aggregator, "aggregator": tiny.aggregator, **SLIDING}),
+    "MORESPlus": (ld.MORESPlus, SLIDING),
     "CEDR-knrm": (ld.CEDR, CHUNKS),
     "CEDR-pacrr": (ld.CEDR, {"head": "pacrr", **CHUNKS}),
     "CEDR-drmm": (ld.CEDR, {"head": "drmm", **CHUNKS}),
@@ -34,11 +41,24 @@ BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
-UNTRAINED = ("PARADE-transformer", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1")
+OWN_BACKBONES: dict[str, Callable[[], str]] = {"MORESPlus": tiny.bart}
+"""Systems whose backbone is of a kind of its own."""
+
+UNTRAINED = (
+    "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm",
+    "NeuralModel1",
+)  # fmt: skip
 """Systems that need training whatever the backbone."""
+
+AGGREGATING = ("PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR")
+"""Systems whose aggregator limits the number of windows."""
+
+REMEMBERING = ("LateIR", "MORESPlus", *BI_ENCODERS)
+"""Systems that remember what they have encoded."""
 
 
 def make(name: str, backbone: str, **changes: Any) -> Any:
-    """A new transformer of a kind."""
+    """A new transformer of a kind; checkpoints besides the backbone are made when they are first needed."""
     cls, arguments = SYSTEMS[name]
-    return cls(backbone, **{**arguments, **changes})
+    arguments = {key: value() if callable(value) else value for key, value in arguments.items()}
+    return cls(OWN_BACKBONES.get(name, lambda: backbone)(), **{**arguments, **changes})

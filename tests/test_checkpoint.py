@@ -225,6 +225,12 @@ def test_wrong_class(saved):
         ld.KMaxP.load(saved)
 
 
+def test_training_of_an_earlier_model_does_not_stay(cross_encoder, saved):
+    assert ld.MaxP.load(saved).history
+    make("MaxP", cross_encoder).save(saved)
+    assert ld.MaxP.load(saved).history == []
+
+
 class OwnMaxP(ld.MaxP):
     """What a user writes to give MaxP other defaults."""
 

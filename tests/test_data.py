@@ -512,6 +512,16 @@ def test_folder_reads_its_three_files(folder):
     assert out["title"].tolist() == ["Two", ""]
 
 
+def test_a_byte_order_mark_is_no_part_of_an_identifier(folder):
+    expected = [FolderDataset(folder).get_topics(), FolderDataset(folder).get_qrels()]
+    for name in ("topics.tsv", "qrels.txt", "docs.jsonl"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    dataset = FolderDataset(folder)
+    pd.testing.assert_frame_equal(dataset.get_topics(), expected[0])
+    pd.testing.assert_frame_equal(dataset.get_qrels(), expected[1])
+    assert [document["docno"] for document in dataset.get_corpus_iter(verbose=False)] == ["d1", "d2"]
+
+
 def test_folder_without_titles_has_no_title_field(folder):
     (folder / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
     out = FolderDataset(folder).text_loader()(pd.DataFrame({"docno": ["d1"]}))
@@ -612,7 +622,12 @@ def test_unknown_name_lists_the_known_ones(name):
 
 
 def test_listing_builds_nothing(home):
-    assert LongDocDatasetProvider().list_dataset_names() == ["docstrings"]
+    names = LongDocDatasetProvider().list_dataset_names()
+    made = ["docstrings-far", "docstrings-uniform", "docstrings-early", "needle", "passkey"]
+    assert names == ["docstrings", *made]
+    for name in made:
+        variants = list(docstrings.SPLITS) if "-" in name else [str(2**power) for power in range(8, 16)]
+        assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == variants
     description = pt.get_dataset("longdoc:docstrings")._describe_component("topics")
     assert description == list(docstrings.VARIANTS)
     assert not (home / "longdoc").exists()

@@ -101,9 +101,54 @@ def test_layers_that_cannot_be_applied(encoder):
     describe(encoder, Pooling={"pooling_mode": "mean"}, WordWeights={})
     with pytest.raises(ValueError, match="has a WordWeights layer"):
         ld.BiEncoder(encoder, **SMALL)(inp)
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Normalize={}, Dense={"in_features": 32, "out_features": 24})
+    with pytest.raises(ValueError, match="has a Dense layer after Normalize"):
+        ld.BiEncoder(encoder, **SMALL)(inp)
     describe(encoder, Pooling={"pooling_mode": "mean"}, Dense={"in_features": 32, "out_features": 24})
     with pytest.raises(ValueError, match=r"needs model\.safetensors there"):
         ld.BiEncoder(encoder, **SMALL)(inp)
+
+
+def general(folder: Path, **settings) -> None:
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+
+def test_similarity_is_the_checkpoints_own(encoder):
+    inp = frame(["old dog"], ["the cat and the dog", LONG])
+    expected = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), inp)
+    general(encoder, similarity_fn_name="dot")
+    assert np.array_equal(scores(ld.BiEncoder(encoder, **SMALL), inp), expected)
+    assert not np.allclose(scores(ld.BiEncoder(encoder, similarity="cosine", **SMALL), inp), expected)
+    general(encoder, similarity_fn_name="euclidean")
+    with pytest.raises(ValueError, match="trained with the similarity 'euclidean'"):
+        ld.BiEncoder(encoder, **SMALL)(inp)
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "passage"),
+    [
+        ({"prompts": {"query": "find ", "document": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "passage": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "document": ""}}, "find ", ""),
+        ({"prompts": {"any": "write "}, "default_prompt_name": "any"}, "write ", "write "),
+        ({"prompts": {"any": "write "}, "default_prompt_name": None}, "", ""),
+        ({}, "", ""),
+    ],
+)
+def test_prompts_are_the_checkpoints_own(settings, query, passage, encoder):
+    inp = frame(["old dog"], ["the cat and the dog", LONG])
+    plain = scores(ld.BiEncoder(encoder, **SMALL), inp)
+    expected = scores(ld.BiEncoder(encoder, query_prefix=query, passage_prefix=passage, **SMALL), inp)
+    general(encoder, **settings)
+    assert np.array_equal(scores(ld.BiEncoder(encoder, **SMALL), inp), expected)
+    assert np.array_equal(scores(ld.BiEncoder(encoder, query_prefix="", passage_prefix="", **SMALL), inp), plain)
+
+
+def test_prefix_that_leaves_no_room(encoder):
+    inp = frame(["old dog"], ["the cat"])
+    for name in ("query_prefix", "passage_prefix"):
+        with pytest.raises(ValueError, match=f"{name}='dog dog .*alone is longer than the backbone's 128 tokens"):
+            ld.BiEncoder(encoder, **{name: "dog " * 200}, **SMALL)(inp)
 
 
 def test_prompt_left_out_of_the_mean(encoder):

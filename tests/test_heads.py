@@ -12,24 +12,28 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModel
 
-from pyterrier_longdoc.batching import Encoded, Matches
+from pyterrier_longdoc.batching import Encoded, Matches, QueryStates
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.heads.base import Head, WarmStart, head_options
+
+from . import tiny
 
 H = 24
 CHANNELS = 3
 QUERY = 5
 ALL = list(registered_heads())
-TOKENS = {name for name, head in registered_heads().items() if head.needs != "cls"}
+TOKENS = {name for name, head in registered_heads().items() if head.needs in ("last", "all")}
+TRANSFORMERS = {"parade-transformer", "parade-transformer-query"}
 
 # Exceptions, and why.
-NOT_LINEAR = {"parade-transformer", *TOKENS}  # one window is not scored by the final layer alone
-ORDERED = {"firstp", "parade-transformer", "cedr-pacrr"}  # the order of the windows matters
+NOT_LINEAR = {*TRANSFORMERS, *TOKENS}  # one window is not scored by the final layer alone
+ORDERED = {"firstp", *TRANSFORMERS, "cedr-pacrr"}  # the order of the windows matters
 WITHOUT_CLS = {"model1"}  # the windows' vectors have no part in the score
 SELECTIVE = {"firstp", "maxp", "kmaxp", "parade-max"}  # some windows have no part in the score
 WITHOUT_DROPOUT = TOKENS  # as in CEDR
-NEEDS_TRAINING = {"parade-transformer", "cedr-pacrr", "cedr-drmm", "model1"}
+NEEDS_TRAINING = {*TRANSFORMERS, "cedr-pacrr", "cedr-drmm", "model1"}
 SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -47,9 +51,9 @@ def make(name, seed=0, hidden_size=H, **options):
 
 
 def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
-    """Documents with this many windows each, and their tokens' matches with a query.
+    """Documents with this many windows each, their tokens' matches with a query, and the query's states.
 
-    With `garbage` there are random vectors where no window is. Padding of matches is always zero.
+    With `garbage` there are random vectors where no window or query token is. Padding of matches is always zero.
     """
     generator = torch.Generator().manual_seed(seed)
     longest = windows or max(counts)
@@ -58,10 +62,18 @@ def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
     for i, count in enumerate(counts):
         cls[i, :count] = torch.randn(count, H, generator=generator)
         mask[i, :count] = True
+    matched = matches(counts, generator, extra=longest - max(counts))
+    states = torch.zeros(*matched.query_mask.shape, H)
+    states[:, :QUERY] = torch.randn(len(counts), QUERY, H, generator=generator)
+    states = states * matched.query_mask.unsqueeze(-1)
     if garbage is not None:
-        noise = 100 * torch.randn(cls.shape, generator=torch.Generator().manual_seed(garbage))
-        cls = torch.where(mask.unsqueeze(-1), cls, noise)
-    return Encoded(cls, mask, matches(counts, generator, extra=longest - max(counts)))
+        cls, states = (noisy(x, m, garbage) for x, m in ((cls, mask), (states, matched.query_mask)))
+    return Encoded(cls, mask, matched, QueryStates(states, matched.query_mask))
+
+
+def noisy(vectors, mask, seed):
+    noise = 100 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.where(mask.unsqueeze(-1), vectors, noise)
 
 
 def matches(counts, generator, extra=0):
@@ -87,7 +99,12 @@ def only(batch, i, windows):
     number = torch.tensor([windows.index(n) for n in whole.window[i, tokens].tolist()])
     values = whole.values[i : i + 1][:, :, whole.query_mask[i]][..., tokens]
     real = [torch.ones(1, size, dtype=torch.bool) for size in (len(windows), *values.shape[2:])]
-    return Encoded(batch.cls[i : i + 1, windows], real[0], Matches(values, real[1], real[2], number.unsqueeze(0)))
+    return Encoded(
+        batch.cls[i : i + 1, windows],
+        real[0],
+        Matches(values, real[1], real[2], number.unsqueeze(0)),
+        QueryStates(batch.query.states[i : i + 1, whole.query_mask[i]], real[1]),
+    )
 
 
 def documents_of(batch):
@@ -107,6 +124,7 @@ def flipped(batch):
         batch.cls.flip(0),
         batch.mask.flip(0),
         Matches(m.values.flip(0), m.query_mask.flip(0), m.document_mask.flip(0), m.window.flip(0)),
+        QueryStates(batch.query.states.flip(0), batch.query.mask.flip(0)),
     )
 
 
@@ -121,7 +139,7 @@ def matching(head):
     query, document = (torch.randn(2, size, H, generator=generator) for size in (3, 4))
     same = torch.zeros(2, 3, 4, dtype=torch.bool)
     same[:, 0, 1] = True
-    return head.match(query, document, same) if head.needs != "cls" else torch.zeros(0)
+    return head.match(query, document, same) if head.needs in ("last", "all") else torch.zeros(0)
 
 
 @pytest.fixture(params=ALL)
@@ -293,16 +311,23 @@ def gelu(x):
 
 def transformer(head, p):
     c, s = head.cls_vector.detach().double().numpy(), head.sep_vector.detach().double().numpy()
-    x = np.vstack([c, s, p, s])  # (N + 3, H)
+    return read_first(head, np.vstack([c, s, p, s]), [0, 0, *[1] * len(p), 0])
+
+
+def query_transformer(head, p, q):
+    c, s = head.cls_vector.detach().double().numpy(), head.sep_vector.detach().double().numpy()
+    return read_first(head, np.vstack([c, s, q, s, p, s]), [0] * (len(q) + 3) + [1] * len(p) + [0])
+
+
+def read_first(head, x, types):
     embeddings = head.aggregator.embeddings
-    types = [0, 0, *[1] * len(p), 0]
     x = x + embeddings.position_embeddings.weight.detach().double().numpy()[: len(x)]
     x = layer_norm(x + embeddings.token_type_embeddings.weight.detach().double().numpy()[types], embeddings.LayerNorm)
     for layer in head.aggregator.encoder.layer:
         attention = layer.attention.self
         parts = []
         q, k, v = (linear(x, m) for m in (attention.query, attention.key, attention.value))
-        for part in np.split(np.arange(H), attention.num_attention_heads):
+        for part in np.split(np.arange(x.shape[1]), attention.num_attention_heads):
             logits = q[:, part] @ k[:, part].T / np.sqrt(len(part))
             parts.append(softmax(logits.T).T @ v[:, part])
         x = layer_norm(x + linear(np.hstack(parts), layer.attention.output.dense), layer.attention.output.LayerNorm)
@@ -330,6 +355,32 @@ FORMULAS = {
 def test_formulas(name, head):
     batch = encoded((6, 1, 3, 2))
     expected = [FORMULAS[name](head, document.cls[0].double().numpy()) for document in documents_of(batch)]
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def with_checkpoint(name, **options):
+    """A head with an aggregator of another width."""
+    return make(name, aggregator=tiny.AGGREGATOR, **options)
+
+
+def test_formula_of_a_pre_trained_aggregator():
+    head, batch = with_checkpoint("parade-transformer"), encoded((6, 1, 3, 2))
+    assert head.cls_vector.shape == (16,)
+    expected = [transformer(head, linear(d.cls[0].double().numpy(), head.project)) for d in documents_of(batch)]
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_formula_with_query_states(separate, checkpoint):
+    kind = with_checkpoint if checkpoint else make
+    head, batch = kind("parade-transformer-query", separate_projection=separate), encoded((6, 1, 3, 2))
+    expected = []
+    for document in documents_of(batch):
+        p, q = document.cls[0].double().numpy(), document.query.states[0].double().numpy()
+        p = linear(p, head.project) if checkpoint else p
+        q = linear(q, head.project_query if separate else head.project) if separate or checkpoint else q
+        expected.append(query_transformer(head, p, q))
     assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
@@ -462,6 +513,83 @@ def test_transformer_attention_heads():
         build_head("parade-transformer", H, attention_heads=5)
 
 
+@pytest.mark.parametrize("separators", [True, False])
+def test_query_states_leave_less_room(separators):
+    head = make("parade-transformer-query", max_positions=14, separators=separators)
+    batch = encoded((3, 1))  # 5 and 4 query tokens
+    room = 14 - 5 - (4 if separators else 1)
+    assert head(encoded((room, 1))).isfinite().all()
+    with pytest.raises(ValueError, match=f"has {room + 1} windows, but the aggregator takes {room}: raise stride"):
+        head(encoded((room + 1, 1)))
+    head.check_windows(room, query=5)
+    head.check_windows(room + 1, query=4)
+    with pytest.raises(ValueError, match=f"the aggregator takes {room}"):
+        head.check_windows(room + 1, query=5)
+    # A short query beside a long one keeps its room.
+    assert head(encoded((room, room + 1))).isfinite().all()
+    without = [part for i, part in enumerate(head._parts(batch)) if i != (2 if separators else 1)]
+    assert len(without) == len(make("parade-transformer", separators=separators)._parts(batch)) + separators
+
+
+def test_query_states_matter_only_where_they_are_real():
+    head, batch = make("parade-transformer-query"), encoded(garbage=0)
+    states = batch.query.states.clone().requires_grad_()
+    head(replace(batch, query=replace(batch.query, states=states))).sum().backward()
+    assert torch.equal(states.grad.abs().amax(-1) > 1e-8, batch.query.mask)
+    nothing = QueryStates(torch.zeros(4, 1, H), torch.zeros(4, 1, dtype=torch.bool))
+    assert head(replace(batch, query=nothing)).isfinite().all()
+    with pytest.raises(ValueError, match="needs the states of the query's tokens"):
+        head(replace(batch, query=None))
+
+
+def test_special_vectors_of_a_checkpoint(tmp_path):
+    folder = tiny.checkpoint(tmp_path, hidden_size=16)
+    words = AutoModel.from_pretrained(folder).get_input_embeddings().weight
+    cls, sep = (words[tiny.tokenizer().convert_tokens_to_ids(token)] for token in ("[CLS]", "[SEP]"))
+    head = build_head("parade-transformer", H, aggregator=folder, special_vectors="words")
+    assert torch.equal(head.cls_vector, cls)
+    assert torch.equal(head.sep_vector, sep)
+    for special in (None, "random"):
+        head = build_head("parade-transformer", H, aggregator=folder, special_vectors=special)
+        assert not torch.isclose(head.cls_vector, cls).any()
+        before = head.cls_vector.clone()
+        assert not head.warm_start(start(width=16))  # words of the backbone: another vocabulary's
+        assert torch.equal(head.cls_vector, before)
+    with pytest.raises(ValueError, match="special_vectors='zero' is unknown; choose one of random, words"):
+        build_head("parade-transformer", H, special_vectors="zero")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("positions", [True, False])
+def test_aggregators_of_all_families(family, positions, tmp_path):
+    folder = tiny.checkpoint(tmp_path, family)
+    if not positions and family in ("distilbert", "deberta-v2", "modernbert", "mpnet"):
+        with pytest.raises(ValueError, match=f"positions=False is not possible with an aggregator of type '{family}'"):
+            build_head("parade-transformer", H, aggregator=folder, positions=False)
+        return
+    head = make("parade-transformer", aggregator=folder, positions=positions)
+    assert not [name for name in head.state_dict() if "word_embeddings" in name or "tok_embeddings" in name]
+    batch = encoded(garbage=0)
+    alone = torch.cat([head(document) for document in documents_of(batch)])
+    torch.testing.assert_close(head(batch), alone, rtol=1e-4, atol=1e-4)
+    back = head(replace(batch, cls=batch.cls.roll(1, 0), mask=batch.mask.roll(1, 0)))
+    torch.testing.assert_close(back.roll(-1), alone, rtol=1e-4, atol=1e-4)
+    again = make("parade-transformer", seed=3, positions=positions, **head.built_from())
+    again.load_state_dict(head.state_dict())
+    torch.testing.assert_close(again(batch), head(batch), rtol=1e-4, atol=1e-4)
+    turned = torch.cat([head(d) for d in turned_around(encoded((5, 3)), [[3, 4, 0, 1, 2], [2, 1, 0]])])
+    assert torch.isclose(turned, head(encoded((5, 3))), rtol=1e-4, atol=1e-4).all() == (not positions)
+
+
+def test_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
+    folder = tiny.checkpoint(tmp_path, hidden_size=16)
+    head, reference = build_head("parade-transformer", H, aggregator=folder), AutoModel.from_pretrained(folder)
+    own = head.aggregator.state_dict()
+    dropped = {key for key in reference.state_dict() if key not in own}
+    assert dropped == {"embeddings.word_embeddings.weight", "pooler.dense.weight", "pooler.dense.bias"}
+    assert all(torch.equal(value, reference.state_dict()[key]) for key, value in own.items())
+
+
 # Warm starts.
 
 
@@ -510,8 +638,10 @@ def test_warm_start_of_the_transformer():
 # Names and options.
 
 OTHER_VALUES = {
+    **{(name, "aggregator"): tiny.AGGREGATOR for name in TRANSFORMERS},
+    **{(name, "special_vectors"): "random" for name in TRANSFORMERS},
+    **{(name, "attention_heads"): 2 for name in TRANSFORMERS},
     ("kmaxp", "weights"): [1.0, 0.5, 0.2],
-    ("parade-transformer", "attention_heads"): 2,
     ("model1", "self_translation"): 0.3,
 }
 
@@ -531,6 +661,7 @@ def test_no_option_is_without_effect(name, option):
     def outcome(**options):
         torch.manual_seed(0)
         head = build_head(name, H, channels=CHANNELS, **options).train()
+        head.warm_start(start())
         torch.manual_seed(1)
         return count(head), head(encoded((6, 4))).tolist(), matching(head).tolist()
 

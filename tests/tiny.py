@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 
 import pandas as pd
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = (  # noqa: SIM905 - shorter than a list of literals
     "a the of in to and is was for on with as by at from it this that which cat dog bird fish tree river mountain city "
@@ -46,6 +56,13 @@ FAMILIES = {
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
     "modernbert": {"global_attn_every_n_layers": 2, "local_attention": 16, "pad_token_id": 0},
 }
+
+
+AGGREGATOR = {
+    **{"model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    **{"intermediate_size": 32, "max_position_embeddings": 64, "vocab_size": 5, "initializer_range": 0.3},
+}
+"""Configuration of an aggregator that is narrower than the backbones."""
 
 
 def tokenizer(*, double_separator: bool = False, segments: bool = True) -> PreTrainedTokenizerFast:
@@ -95,6 +112,39 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
     model.eval().save_pretrained(folder)
     tok.save_pretrained(folder)
     return str(folder)
+
+
+@functools.cache
+def aggregator() -> str:
+    """Folder of a cross-encoder that is narrower than the others; its layers aggregate."""
+    sizes = {key: AGGREGATOR[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
+    return checkpoint(_folder(), seed=1, **sizes)
+
+
+@functools.cache
+def bart() -> str:
+    """Folder of a random BART, encoder and decoder."""
+    tok = tokenizer(segments=False)
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in BART_PARTS.items()}
+    ids = {"bos_token_id": tok.cls_token_id, "eos_token_id": tok.sep_token_id, "pad_token_id": tok.pad_token_id}
+    config = BartConfig(
+        vocab_size=len(tok), d_model=32, max_position_embeddings=128, init_std=0.3, **sizes, **ids,
+        decoder_start_token_id=tok.sep_token_id, forced_eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(2)
+    folder = _folder()
+    AutoModel.from_config(config).eval().save_pretrained(folder)
+    tok.save_pretrained(folder)
+    return str(folder)
+
+
+BART_PARTS = {"layers": 2, "attention_heads": 4, "ffn_dim": 64}
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def results() -> pd.DataFrame:

@@ -7,6 +7,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ ANSWER_AGAIN = (
 
 _GRADE = re.compile(r"(?:^|[\s{\"'*#(])grade[\"'*]*\s*[:=][\s\"'*]*([0-3])(?![\w/-]|[.,]\d)", re.IGNORECASE)
 _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
-_WORD = re.compile(r"\w+|[^\w\s]")
+_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 def parse_grade(reply: str) -> int | None:
@@ -194,7 +195,7 @@ class RelevanceJudge(pt.Transformer):
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
         """Characters `(start, end)` of all chunks of a text; none of a blank one."""
-        tokens = _tokenized(self.tokenizer, text)
+        tokens = tokenized(self.tokenizer, text)
         if not len(tokens):
             return []
         return [tokens.characters(span) for span in SentenceWindows(max_tokens=self.chunk_tokens)(tokens)]
@@ -278,10 +279,17 @@ class RelevanceJudge(pt.Transformer):
         check_fields("request", self.request, {"query", "text"}, required={"query", "text"})
 
 
-def _tokenized(tokenizer: Any, text: str) -> TokenizedText:
+def tokenized(tokenizer: Any, text: str) -> TokenizedText:
+    """A text's tokens with their characters.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer; None takes words and punctuation marks, as `data.docstrings` counts.
+        text: any text.
+    """
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
-    spans = np.asarray([match.span() for match in _WORD.finditer(text)], dtype=np.int32).reshape(-1, 2)
+    offsets = chain.from_iterable(match.span() for match in _TOKEN.finditer(text))
+    spans = np.fromiter(offsets, dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
 
 

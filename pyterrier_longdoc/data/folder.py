@@ -64,7 +64,7 @@ class FolderDataset(InMemoryDataset):
             ValueError: If a variant is asked for, or a line is malformed.
         """
         self._no_variant("qrels", variant)
-        rows = [_qrel(where, line) for where, line in self._lines("qrels.txt")]
+        rows = [qrel(where, line) for where, line in self._lines("qrels.txt")]
         return pd.DataFrame(rows, columns=["qid", "docno", "label"]).astype({"qid": str, "docno": str, "label": int})
 
     def _read_documents(self) -> Documents:
@@ -89,7 +89,7 @@ class FolderDataset(InMemoryDataset):
     def _lines(self, name: str) -> Iterator[tuple[str, str]]:
         file = self._file(name)
         # Not splitlines(): it would also break lines at the form feeds and U+2028 that JSON strings may hold.
-        with file.open(encoding="utf-8") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             for number, line in enumerate(stream, start=1):
                 if line.strip():
                     yield f"{file}:{number}", line.rstrip("\n")
@@ -121,7 +121,12 @@ def _document(where: str, line: str) -> dict[str, str]:
     return {field: row[field] for field in ("docno", "text", "title") if field in row}
 
 
-def _qrel(where: str, line: str) -> tuple[str, str, int]:
+def qrel(where: str, line: str) -> tuple[str, str, int]:
+    """One line of TREC qrels: qid, docno and label.
+
+    Raises:
+        ValueError: if it is malformed; the message says where.
+    """
     try:
         qid, _, docno, label = line.split()
         return qid, docno, int(label)

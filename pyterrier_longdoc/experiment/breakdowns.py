@@ -38,7 +38,7 @@ def by_document_length(
     relevant = qrels[qrels["label"] > 0]
     known = dict(lengths)
     of_document = pd.Series([known.get(docno, np.nan) for docno in as_strings(relevant["docno"])], dtype="float64")
-    return by_query_value(results, _mean_by_query(relevant, of_document), edges=edges, column="document length")
+    return by_query_value(results, mean_by_query(relevant, of_document), edges=edges, column="document length")
 
 
 def by_relevant_position(
@@ -56,7 +56,7 @@ def by_relevant_position(
         See `by_query_value`; queries without a position are left out.
     """
     check_columns(positions, ("qid", "position"), "positions")
-    of_query = _mean_by_query(positions, positions["position"].reset_index(drop=True))
+    of_query = mean_by_query(positions, positions["position"].reset_index(drop=True))
     return by_query_value(results, of_query, edges=edges, column="relevant position")
 
 
@@ -78,23 +78,42 @@ def by_query_value(
     Raises:
         ValueError: if edges do not ascend, or no evaluated query falls into any group.
     """
-    if not len(edges) or any(a >= b for a, b in itertools.pairwise(edges)):
-        raise ValueError(f"edges={list(edges)} must ascend")
-    evaluated = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
     tables = []
-    for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
-        qids = [qid for qid, value in evaluated.items() if low <= value < high]
-        if qids:
-            label = f">= {low:g}" if high == np.inf else f"{low:g} to < {high:g}"
-            table = results.subset(qids).table
-            table.insert(0, column, label)
-            table.insert(1, "queries", len(qids))
-            tables.append(table)
-    if not tables:
-        raise ValueError(f"no evaluated query has a value of at least {edges[0]:g}")
+    for label, of_group in query_groups(results, values, edges=edges).items():
+        table = of_group.table
+        table.insert(0, column, label)
+        table.insert(1, "queries", len(of_group.qids))
+        tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
 
-def _mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
+def query_groups(
+    results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float]
+) -> dict[str, ExperimentResults]:
+    """The results of each group of queries that is not empty, by its label.
+
+    Args:
+        results: of an experiment.
+        values: by qid.
+        edges: lower ends of the groups, ascending; the last group has no upper end.
+
+    Raises:
+        ValueError: if edges do not ascend, or no evaluated query falls into any group.
+    """
+    if not len(edges) or any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"edges={list(edges)} must ascend")
+    evaluated = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
+    groups = {}
+    for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
+        qids = [qid for qid, value in evaluated.items() if low <= value < high]
+        if qids:
+            groups[f">= {low:g}" if high == np.inf else f"{low:g} to < {high:g}"] = results.subset(qids)
+    if not groups:
+        raise ValueError(f"no evaluated query has a value of at least {edges[0]:g}")
+    return groups
+
+
+def mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
+    """The mean of the values of each query; `frame` has the column `qid`, `values` the index 0, 1, ..."""
     of_query = values.astype("float64").groupby(as_strings(frame["qid"]).reset_index(drop=True), sort=False)
     return {str(qid): float(value) for qid, value in of_query.mean().items()}

@@ -152,12 +152,22 @@ def bootstrap_intervals(
         resamples: of the queries.
         seed: of the random numbers.
     """
-    means = [(counts @ x, counts @ y) for counts in _resampled_counts(len(x), resamples, seed)]
-    of_x, of_y = (np.concatenate(parts) / len(x) for parts in zip(*means, strict=True))  # (resamples, K)
+    of_x, of_y = (resampled_means(values, resamples=resamples, seed=seed) for values in (x, y))
     ends = [(1 - level) / 2, (1 + level) / 2]
     low, high = np.quantile(of_x - of_y, ends, axis=0)
     gain_low, gain_high = np.quantile(relative_gain(of_x, of_y), ends, axis=0)
     return Intervals(low, high, gain_low, gain_high)
+
+
+def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42) -> np.ndarray:
+    """`(resamples, K)` means of queries drawn with replacement; equal seeds draw the same queries for equal Q.
+
+    Args:
+        x: `(Q, K)`.
+        resamples: of the queries.
+        seed: of the random numbers.
+    """
+    return np.concatenate([counts @ x for counts in _resampled_counts(len(x), resamples, seed)]) / len(x)
 
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:

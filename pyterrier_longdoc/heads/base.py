@@ -43,8 +43,9 @@ class Head(nn.Module):
     """
 
     name: ClassVar[str] = ""
-    needs: ClassVar[Literal["cls", "last", "all"]] = "cls"
-    """What of the encoder: one vector per window, or also matches of tokens in the last layer or in all of them."""
+    needs: ClassVar[Literal["cls", "query", "last", "all"]] = "cls"
+    """What of the encoder: one vector per window, or also the states of the query's tokens, or matches of query and
+    document tokens in the last layer or in all of them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that may change without new weights."""
 
@@ -86,6 +87,21 @@ class Head(nn.Module):
     def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
         """`(B, N)` attention over windows (sums to 1), or None for a head without attention weights."""
         return None
+
+    def check_windows(self, windows: int, query: int = 0) -> None:
+        """Tells before anything is encoded that a document has too many windows, which most heads do not mind.
+
+        Args:
+            windows: how many it has.
+            query: tokens of the query.
+
+        Raises:
+            ValueError: if they are too many.
+        """
+
+    def built_from(self) -> dict[str, Any]:
+        """JSON-able options, in place of the given ones, that make the same modules without any other checkpoint."""
+        return {}
 
     def warm_start(self, start: WarmStart) -> bool:
         """Takes over what fits from the backbone's checkpoint.

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from ..batching import Encoded
+from ..windows import check_given
 from .base import Head, masked_mean
 
 
@@ -71,10 +73,11 @@ class KMaxPHead(Head, name="kmaxp"):
         self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, dropout: float = 0.1
     ) -> None:
         super().__init__(hidden_size, dropout=dropout)
-        if k < 1:
-            raise ValueError(f"k={k} must be at least 1")
-        if weights is not None and len(weights) != k:
-            raise ValueError(f"weights={list(weights)} must have k={k} entries")
+        check_given(k=k)
+        if weights is not None and (not isinstance(weights, Sequence | np.ndarray) or len(weights) != k):
+            raise ValueError(f"weights={weights} must have k={k} entries")
+        if weights is not None and not np.isfinite(np.asarray(weights, dtype=float)).all():
+            raise ValueError(f"weights={list(weights)} must be finite")
         self.k = k
         self.weights = None if weights is None else [float(w) for w in weights]
 

@@ -1,0 +1,302 @@
+"""Where in a document a passage stands, though one of the two may have been edited since.
+
+Source: Boytsov et al. 2025 (C.4), who match passages of MS MARCO with later downloads of the documents they come from:
+first by the longest common substring, then by the longest common subsequence. The paper leaves open what the units
+are, how far windows are apart and how candidates are found. Here units are words (accents, letter case, punctuation
+and white space do not count), windows begin a tenth of a passage apart, and what is skipped cannot match.
+
+Shapes: M words of a passage, N words of a document.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from ..experiment.extras import required
+
+# Scripts without spaces between words give one word per character, as in BERT's tokenizers.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+# Combining accents, soft hyphens and zero-width characters stand within words.
+_INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
+_WORD = re.compile(rf"[{_UNSPACED}][\u3099\u309a]?|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[\w{_INVISIBLE}])*")
+_ASCII_WORD = re.compile(r"[a-z0-9_]+")
+_DROPPED = re.compile(rf"[{_INVISIBLE}]")
+
+_PLAIN = str.maketrans(
+    "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", '\'\'\'"""""-----'
+)
+"""Quotation marks and dashes as they are typed: publishing systems change them back and forth."""
+
+_OTHER = "\x00"
+"""Stands for all words of a document that no passage has."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A passage in a document.
+
+    Attributes:
+        start: character of the document with which the passage begins.
+        end: character after its last one.
+        similarity: share of the passage's words that are in the common substring or subsequence.
+        method: `"substring"` or `"subsequence"`, whichever found it.
+    """
+
+    start: int
+    end: int
+    similarity: float
+    method: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassageLocator:
+    r"""Finds passages in documents.
+
+    A passage is found where its longest common substring with the document, in words, has at least `substring` of the
+    passage's words. Failing that, it is found in the window of the document, `slack` times as long as the passage, with
+    which it has the longest common subsequence, if that has at least `subsequence` of its words. Of several places with
+    the same share the first counts. The ends of the match are those of the span that differs from the passage by the
+    fewest words inserted, deleted and substituted, and begins and ends with a word of the passage.
+
+    Short passages match by chance, since all texts share phrases: a passage with fewer than `min_words` words is never
+    found, one with fewer than `min_words_edited` only verbatim. The defaults are the lengths from which on such chance
+    matches become rare in `tests/benchmarks/bench_positions.py`; a nearly equal passage is a match at any length.
+
+    Args:
+        substring: 0.8 in the paper; above 0.5.
+        subsequence: 0.7 in the paper.
+        slack: 1.2 in the paper: windows are 20 % longer than the passage.
+        step: from one window's start to the next one's, as a share of the passage; the paper does not give it.
+        min_words: see above.
+        min_words_edited: see above.
+
+    Raises:
+        ValueError: for shares that are no shares, and windows that would leave words out.
+
+    Example:
+        >>> locator = PassageLocator(min_words=3)
+        >>> locator("the lazy dog", "The quick fox; the\nlazy dog.")
+        Match(start=15, end=27, similarity=1.0, method='substring')
+    """
+
+    substring: float = 0.8
+    subsequence: float = 0.7
+    slack: float = 1.2
+    step: float = 0.1
+    min_words: int = 8
+    min_words_edited: int = 12
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.substring <= 1:
+            raise ValueError(f"substring={self.substring} must be above 0.5 and at most 1")
+        if not 0 < self.subsequence <= 1:
+            raise ValueError(f"subsequence={self.subsequence} must be above 0 and at most 1")
+        if self.slack < 1 or self.step <= 0 or self.step > self.slack:
+            raise ValueError(f"slack={self.slack} must be at least 1, and step={self.step} above 0 and at most slack")
+        if self.min_words < 1 or self.min_words_edited < 1:
+            raise ValueError(f"min_words={self.min_words}, min_words_edited={self.min_words_edited} must be at least 1")
+
+    def __call__(self, passage: str, document: str) -> Match | None:
+        """Finds one passage.
+
+        Returns:
+            The match; None if the passage is too short or not in the document.
+
+        Raises:
+            ImportError: without rapidfuzz.
+        """
+        return self.locate([passage], document)[0]
+
+    def locate(self, passages: Sequence[str], document: str) -> list[Match | None]:
+        """Finds several passages in one document, which is read once.
+
+        Returns:
+            A match or None for each passage.
+
+        Raises:
+            ImportError: without rapidfuzz.
+        """
+        similarity = required("rapidfuzz.distance").LCSseq.similarity
+        of_passages = [words(passage) for passage in passages]
+        codes = {word: chr(i) for i, word in enumerate(_vocabulary(of_passages), start=1)}
+        text = _Encoded(document, "".join([codes.get(word, _OTHER) for word in words(document)]))
+        encoded = ["".join([codes[word] for word in own]) for own in of_passages]
+        return [self._locate(*pair, text, similarity) for pair in zip(passages, encoded, strict=True)]
+
+    def too_short(self, passage: str) -> bool:
+        """Whether the passage has so few words that it is never found."""
+        return len(words(passage)) < self.min_words
+
+    def _locate(self, passage: str, encoded: str, text: _Encoded, similarity: Any) -> Match | None:
+        if len(encoded) < self.min_words:
+            return None
+        share = self.substring if len(encoded) >= self.min_words_edited else 1.0
+        method, found = "substring", _common_substring(encoded, text.encoded, share)
+        if found is None and len(encoded) >= self.min_words_edited:
+            method, found = "subsequence", self._common_subsequence(encoded, text, similarity)
+        if found is None:
+            return None
+        start, end, common = found
+        if end - start > common:
+            closest = _closest_span(encoded, text.encoded, start, end)
+            # With thresholds far below the paper's, nothing can be closer to the passage than its window.
+            start, end = closest if closest[0] < closest[1] else (start, end)
+        return Match(*text.characters(start, end, passage), common / len(encoded), method)
+
+    def _common_subsequence(self, encoded: str, text: _Encoded, similarity: Any) -> tuple[int, int, int] | None:
+        """`(start, end, common)` of the best window; None if none is good enough."""
+        M, N = len(encoded), len(text.encoded)
+        size, needed = ceil(self.slack * M), _needed(self.subsequence, M)
+        step = max(1, int(self.step * M))
+        starts = np.arange(0, max(N - size, 0) + step, step)
+        # A common subsequence cannot be longer than the number of words in the window that the passage has.
+        known = np.concatenate([[0], np.cumsum(text.is_in(encoded))])
+        bound = known[np.minimum(starts + size, N)] - known[np.minimum(starts, N)]
+        best, window = needed - 1, -1
+        for start in starts[bound >= needed].tolist():
+            common = similarity(encoded, text.encoded[start : start + size], score_cutoff=best + 1)
+            if common > best:
+                best, window = common, start
+        return None if window < 0 else (window, min(window + size, N), best)
+
+
+def words(text: str) -> list[str]:
+    r"""The words of a text as they are compared: in small letters, without accents and invisible characters.
+
+    Example:
+        >>> words("Café-au-lait, co\u00adoperation; 猫犬")
+        ['cafe', 'au', 'lait', 'cooperation', '猫', '犬']
+    """
+    if text.isascii():
+        return _ASCII_WORD.findall(text.lower())
+    return [_folded(word) for word in _WORD.findall(text)]
+
+
+@lru_cache(maxsize=2**16)
+def _folded(word: str) -> str:
+    if word.isascii():
+        return word.lower()
+    decomposed = unicodedata.normalize("NFKD", _DROPPED.sub("", word))
+    return unicodedata.normalize("NFKC", _DROPPED.sub("", decomposed)).casefold()
+
+
+class _Encoded:
+    """A document with one character for each word.
+
+    Args:
+        text: the document.
+        encoded: `(N,)` one character for each word.
+    """
+
+    def __init__(self, text: str, encoded: str) -> None:
+        self.text = text
+        self.encoded = encoded
+        self._codes = _codes(encoded)
+
+    def is_in(self, passage: str) -> np.ndarray:
+        """`(N,)` bool: whether the passage has the word."""
+        has = np.zeros(int(self._codes.max(initial=0)) + 1, dtype=bool)
+        codes = _codes(passage)
+        has[codes[codes < len(has)]] = True
+        return has[self._codes]
+
+    def characters(self, start: int, end: int, passage: str) -> tuple[int, int]:
+        """Characters of the words from `start` to `end`, with the punctuation around them that the passage has."""
+        found = list(islice(_spans(self.text), start, end))
+        of_passage = list(_spans(passage))
+        before = _shared(reversed(passage[: of_passage[0][0]]), reversed(self.text[: found[0][0]]))
+        after = _shared(passage[of_passage[-1][1] :], self.text[found[-1][1] :])
+        return found[0][0] - before, found[-1][1] + after
+
+
+def _codes(encoded: str) -> np.ndarray:
+    """`(N,)` the characters as numbers; halves of surrogate pairs are as good as any."""
+    return np.frombuffer(encoded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+
+
+def _vocabulary(of_passages: Sequence[list[str]]) -> list[str]:
+    return list(dict.fromkeys(word for own in of_passages for word in own))
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Characters of each of `words(text)`."""
+    found = _ASCII_WORD.finditer(text.lower()) if text.isascii() else _WORD.finditer(text)
+    return (match.span() for match in found)
+
+
+def _needed(share: float, length: int) -> int:
+    """The fewest of `length` words that are at least the share."""
+    return max(1, ceil(share * length - 1e-9))
+
+
+def _common_substring(passage: str, document: str, share: float) -> tuple[int, int, int] | None:
+    """`(start, end, common)` of the longest common substring; None if it is shorter than the share of the passage.
+
+    Exact without an index: what is common and long enough contains the passage's middle, for which `str.find` looks.
+    """
+    M, N = len(passage), len(document)
+    needed = _needed(share, M)
+    low, high = M - needed, needed
+    best: tuple[int, int, int] | None = None
+    at = document.find(passage[low:high])
+    while at >= 0:
+        first, last = low, high
+        while first and at + first - low > 0 and passage[first - 1] == document[at + first - low - 1]:
+            first -= 1
+        while last < M and at + last - low < N and passage[last] == document[at + last - low]:
+            last += 1
+        if last - first >= needed and (best is None or last - first > best[2]):
+            # Room for the words of the passage that are not in the substring.
+            best = max(0, at - low - (M - needed)), min(N, at - low + M + (M - needed)), last - first
+        if best is not None and best[2] == M:
+            return at - low, at - low + M, M
+        at = document.find(passage[low:high], at + 1)
+    return best
+
+
+def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[int, int]:
+    """The words of the document, near `start` to `end`, that differ from the passage by the fewest edits.
+
+    Approximate matching by dynamic programming (Sellers 1980). Of spans with equally few edits the one with the most
+    words of the passage counts, then the one that begins last, then the one that ends first: so that there is no word
+    at the ends that the passage lacks.
+    """
+    room = (end - start) // 6
+    low, high = max(0, start - room), min(len(document), end + room)
+    codes = _codes(document[low:high])
+    # Edits, common words and start in one number, of which the smallest wins.
+    common = len(codes) + 1
+    edit = common * (len(passage) + 1)
+    at = np.arange(len(codes) + 1, dtype=np.int64)
+    costs = len(codes) - at  # (region + 1,): the passage's first 0 words against spans that end here
+    for code in map(ord, passage):
+        substituted = costs[:-1] + np.where(codes == code, -common, edit)
+        costs = costs + edit
+        np.minimum(costs[1:], substituted, out=costs[1:])
+        # Words inserted: each costs one edit more than the span without it.
+        costs = np.minimum.accumulate(costs - edit * at) + edit * at
+    last = int(np.argmin(costs))
+    return low + len(codes) - int(costs[last]) % common, low + last
+
+
+def _shared(of_passage: Iterable[str], of_document: Iterable[str]) -> int:
+    """How many characters of the document are the passage's punctuation, white space apart."""
+    wanted = (character.translate(_PLAIN) for character in of_passage if not character.isspace())
+    count = 0
+    due = next(wanted, None)
+    for read, character in enumerate(of_document, start=1):
+        if character.isspace():
+            continue
+        if due is None or character.translate(_PLAIN) != due:
+            break
+        count, due = read, next(wanted, None)
+    return count

@@ -1,0 +1,263 @@
+"""How a reranker's score of a document changes when its relevant passage moves from the start to the end."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from ..experiment.perquery import check_columns
+from ..experiment.runs import as_strings
+from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
+from ..frames import strings
+from ..windows import sentence_starts
+from .judging import tokenized
+from .triples import fast_tokenizer, texts_of_corpus
+
+PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PositionSensitivity:
+    """Scores of documents with their relevant passage at several places.
+
+    Args:
+        scores: `name` of the system, `qid`, `docno`, `place` (0 is the start of the document and 1 its end),
+            `first_token` (tokens before the passage), `length` (of the document in tokens) and `score`.
+        confidence: level of the bootstrap intervals.
+        test: see `significance.p_values`.
+        alpha: a change with a corrected p-value below is significant.
+        resamples: of the queries.
+        seed: of the random numbers.
+    """
+
+    scores: pd.DataFrame
+    _: KW_ONLY
+    confidence: float = 0.95
+    test: str = "t"
+    alpha: float = 0.05
+    resamples: int = RESAMPLES
+    seed: int = 42
+
+    def __repr__(self) -> str:
+        names = self.scores["name"].unique()
+        return f"PositionSensitivity({', '.join(names)}; {len(self.scores)} scores)"
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html(index=False)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row for each system and place.
+
+        Columns: `name, place`; `first_token`, on average; the mean `score`; `change`, the mean difference from the
+        score at the first place, in units of the standard deviation over queries of the scores there, since the scales
+        of systems differ; its bootstrap interval `low, high`; `lower`, the share of queries whose score is lower than
+        at the first place; `p-value` of the change, `p-value corrected` for the number of places by Holm's method, and
+        `reject`; and the `effect size` (Cohen's d_z) of the change. Documents of the same query are averaged first.
+        """
+        frames = [self._of_system(name, rows) for name, rows in self.scores.groupby("name", sort=False)]
+        return pd.concat(frames, ignore_index=True)
+
+    def plot(self, *, ax: Any = None) -> Any:
+        """Draws the change of each system's score over the place of the passage, with intervals.
+
+        A full marker is a significant change from the first place.
+
+        Args:
+            ax: matplotlib axes to draw on; None makes a figure.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ImportError: without matplotlib.
+        """
+        from .plots import plot_sensitivity
+
+        return plot_sensitivity(self, ax=ax)
+
+    def _of_system(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
+        values = rows.pivot_table("score", "qid", "place", aggfunc="mean")
+        x, first = values.to_numpy(), values.to_numpy()[:, :1]
+        y = np.repeat(first, x.shape[1], axis=1)
+        spread = first.std(ddof=1) if len(first) > 1 else np.nan
+        unit = spread if spread > 0 else np.nan
+        interval = bootstrap_intervals(x, y, level=self.confidence, resamples=self.resamples, seed=self.seed)
+        p = p_values(x[:, 1:], y[:, 1:], self.test, resamples=self.resamples, seed=self.seed)
+        reject, corrected = correct(p, "holm", self.alpha)
+        return pd.DataFrame(
+            {
+                "name": name,
+                "place": values.columns.to_numpy(),
+                "first_token": rows.groupby("place")["first_token"].mean().to_numpy(),
+                "score": x.mean(0),
+                "change": (x - y).mean(0) / unit,
+                "low": interval.low / unit,
+                "high": interval.high / unit,
+                "lower": (x < y).mean(0),
+                "p-value": [np.nan, *p],
+                "p-value corrected": [np.nan, *corrected],
+                # Where nothing changes there is no p-value, which the correction may take for a rejection.
+                "reject": [False, *(reject & ~np.isnan(p))],
+                "effect size": effect_sizes(x, y),
+            }
+        )
+
+
+def position_sensitivity(
+    systems: Any,
+    topics: pd.DataFrame,
+    corpus: pd.DataFrame | Iterable[Mapping[str, Any]],
+    gold: pd.DataFrame,
+    *,
+    places: Sequence[float] = PLACES,
+    tokenizer: Any = None,
+    text_field: str = "text",
+    test: str = "t",
+    alpha: float = 0.05,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 42,
+    verbose: bool = False,
+) -> PositionSensitivity:
+    """Scores each document with its relevant passage moved to several places.
+
+    The passage is cut out of the document and put in between two sentences of the rest, so that all versions of a
+    document have the same words.
+
+    Args:
+        systems: a reranker, or several by name. They read `qid, query, docno` and the text column and set `score`.
+        topics: `qid, query`.
+        corpus: `docno` and the text column: a frame, or an iterable of dicts, such as a dataset's `get_corpus_iter()`.
+        gold: `qid, docno, start, end`: the characters of one relevant passage of each document: gold positions of a
+            collection, or `relevant_positions(...).matched`.
+        places: where the passage is put, as a share of the rest of the document: 0 is before all else.
+        tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted; None counts words
+            and punctuation marks.
+        text_field: the text column.
+        test: of the change from the first place; see `significance.p_values`.
+        alpha: see `PositionSensitivity`.
+        confidence: see `PositionSensitivity`.
+        resamples: of randomisation and bootstrap.
+        seed: of their random numbers.
+        verbose: show a progress bar.
+
+    Returns:
+        The scores, their table and their plot.
+
+    Raises:
+        ValueError: if a column is missing, a passage is not in its document, a document is not in the corpus, places
+            are not between 0 and 1, or a system leaves out rows.
+    """
+    named = dict(systems) if isinstance(systems, Mapping) else {type(systems).__name__: systems}
+    if not named:
+        raise ValueError("systems is empty: name at least one reranker")
+    at = sorted({float(place) for place in places})
+    if len(at) < 2 or at[0] < 0 or at[-1] > 1:
+        raise ValueError(f"places={list(places)} must be at least two different numbers from 0 to 1")
+    spans = _checked_gold(gold, topics)
+    texts = texts_of_corpus(corpus, set(spans["docno"]), text_field)
+    versions = _versions(spans, texts, at, fast_tokenizer(tokenizer), text_field)
+    frames = []
+    with pt.tqdm(total=len(named), desc="position_sensitivity", unit="system", disable=not verbose) as bar:
+        for name, system in named.items():
+            scored = versions.assign(score=_scores(name, system, versions, text_field))
+            frames.append(scored[["qid", "original", "place", "first_token", "length", "score"]].assign(name=name))
+            bar.update()
+    scores = pd.concat(frames, ignore_index=True).rename(columns={"original": "docno"})
+    scores = scores[["name", "qid", "docno", "place", "first_token", "length", "score"]]
+    return PositionSensitivity(scores, confidence=confidence, test=test, alpha=alpha, resamples=resamples, seed=seed)
+
+
+def moved(text: str, start: int, end: int, place: float) -> tuple[str, int]:
+    """A text with one of its passages at another place, and the character at which it begins there.
+
+    Args:
+        text: the document.
+        start: first character of the passage.
+        end: the one after its last.
+        place: share of the rest of the document that goes before it; the nearest sentence boundary is taken.
+
+    Example:
+        >>> moved("One. Two. Three.", 5, 9, 1.0)
+        ('One. Three. Two.', 12)
+    """
+    passage = text[start:end].strip()
+    before, after = text[:start].strip(), text[end:].strip()
+    rest = f"{before} {after}".strip()
+    boundaries = [0, *sentence_starts(rest), len(rest)]
+    wanted = place * len(rest)
+    right = bisect.bisect_left(boundaries, wanted)
+    cut = min(boundaries[max(0, right - 1) : right + 1], key=lambda boundary: abs(boundary - wanted))
+    head, tail = rest[:cut].rstrip(), rest[cut:].lstrip()
+    begins = len(head) + 1 if head else 0
+    return " ".join(filter(None, [head, passage, tail])), begins
+
+
+def _checked_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
+    """`qid, query, docno, start, end`, for the topics' queries."""
+    check_columns(gold, ("qid", "docno", "start", "end"), "gold")
+    check_columns(topics, ("qid", "query"), "topics")
+    queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
+    spans = gold[["qid", "docno", "start", "end"]].assign(qid=as_strings(gold["qid"]), docno=as_strings(gold["docno"]))
+    spans = spans[spans["qid"].isin(queries)].reset_index(drop=True)
+    if not len(spans):
+        raise ValueError("gold and topics have no qid in common: there is no passage to move")
+    twice = spans[spans.duplicated(["qid", "docno"])]
+    if len(twice):
+        qid, docno = twice.iloc[0][["qid", "docno"]]
+        raise ValueError(
+            f"gold has several passages of document {docno!r} for query {qid!r}: keep one, since the others would stay "
+            f"where they are"
+        )
+    return spans.assign(query=[queries[qid] for qid in spans["qid"]])
+
+
+def _versions(
+    spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokenizer: Any, text_field: str
+) -> pd.DataFrame:
+    """One row for each version of each document; every one is a document of its own."""
+    rows = []
+    for row in spans.to_dict("records"):
+        docno, start, end = row["docno"], row["start"], row["end"]
+        if docno not in texts:
+            raise ValueError(f"document {docno!r} of gold is not in the corpus")
+        text = texts[docno]
+        if (
+            pd.isna(start)
+            or pd.isna(end)
+            or not 0 <= start < end <= len(text)
+            or not text[int(start) : int(end)].strip()
+        ):
+            raise ValueError(
+                f"gold has no passage of document {docno!r} from character {start} to {end}: the text has "
+                f"{len(text)} characters"
+            )
+        for place in places:
+            version, begins = moved(text, int(start), int(end), place)
+            tokens = tokenized(tokenizer, version)
+            first = int(np.searchsorted(np.maximum.accumulate(np.asarray(tokens.ends)), begins, side="right"))
+            rows.append((row["qid"], row["query"], docno, place, first, len(tokens), version))
+    columns = ["qid", "query", "original", "place", "first_token", "length", text_field]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.assign(docno=[str(number) for number in range(len(frame))])
+
+
+def _scores(name: str, system: Any, versions: pd.DataFrame, text_field: str) -> list[float]:
+    frame = pt.model.add_ranks(versions[["qid", "query", "docno", text_field]].assign(score=0.0))
+    scored = system(frame)
+    of_version = dict(zip(as_strings(scored["docno"]), scored["score"].astype("float64"), strict=True))
+    scores = [of_version.get(docno, np.nan) for docno in versions["docno"]]
+    if not np.isfinite(scores).all():
+        raise ValueError(
+            f"{name!r} returned no finite score for {int((~np.isfinite(scores)).sum())} of {len(scores)} documents: "
+            f"it must score every row, so leave out cutoffs"
+        )
+    return scores

@@ -1,0 +1,139 @@
+"""Takes the position out of training documents: rotation, and shuffles of windows or sentences.
+
+    augment = position_augmentation("rotate")
+    augment(text, random.Random(0))
+
+The same augmentations as a PyTerrier transformer, for documents on their way to training: `RotateDocuments`. Test
+documents stay as they are.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from pyterrier_longdoc.data.textstore import HOMEPAGE
+
+Augmentation = Callable[[str, random.Random], str]
+"""Makes another text of a text; the same random numbers give the same."""
+
+_WORD_START = re.compile(r"\b(?=\w)")
+_SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=\S)")
+
+
+def rotate(text: str, rng: random.Random) -> str:
+    """Cuts a text at a random word and swaps the two parts (Boytsov et al. 2025, Algorithm 1; Hofstätter et al. 2021).
+
+    Cuts at the start of the text and at the start of each word are equally likely.
+
+    Example:
+        >>> rotate("one two three", random.Random(0))
+        'two three one '
+    """
+    text = text.rstrip()
+    if not text:
+        return text
+    starts = sorted({0, *(match.start() for match in _WORD_START.finditer(text))})
+    cut = rng.choice(starts)
+    return f"{text[cut:]} {text[:cut]}"
+
+
+def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
+    """Puts windows of so many words in random order. White space becomes single spaces."""
+    tokens = text.split()
+    windows = [" ".join(tokens[start : start + words]) for start in range(0, len(tokens), words)]
+    rng.shuffle(windows)
+    return " ".join(windows)
+
+
+def shuffle_sentences(text: str, rng: random.Random) -> str:
+    """Puts sentences in random order, one space between them. A sentence ends with `.`, `!` or `?` and white space."""
+    sentences = _SENTENCE_START.split(text.strip())
+    rng.shuffle(sentences)
+    return " ".join(sentences)
+
+
+def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
+    """An augmentation by name, to be called with a text and random numbers, once for each use of a document.
+
+    Args:
+        name: "rotate", "windows" or "sentences" (shuffled), or "none".
+        words: length of a window, for "windows".
+
+    Raises:
+        ValueError: if there is no such augmentation, or a window has no word.
+    """
+    if words < 1:
+        raise ValueError(f"words={words} must be at least 1")
+    known: dict[str, Augmentation] = {
+        "rotate": rotate,
+        "windows": partial(shuffle_windows, words=words),
+        "sentences": shuffle_sentences,
+        "none": _unchanged,
+    }
+    if name not in known:
+        raise ValueError(f"augmentation {name!r} is unknown; choose one of {', '.join(known)}")
+    return known[name]
+
+
+class RotateDocuments(pt.Transformer):
+    """Removes the bias of positions from training documents: rotates each at a random word, or shuffles its parts.
+
+    Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before
+    an indexer. A text always becomes the same text, whatever else is in the frame; another seed makes another of it.
+
+    Args:
+        augmentation: "rotate", "windows" or "sentences"; see `position_augmentation`.
+        words: length of a window, for "windows".
+        text_field: the column to change.
+        seed: of the random numbers.
+        verbose: show a progress bar.
+    """
+
+    def __init__(
+        self,
+        augmentation: str = "rotate",
+        *,
+        words: int = 100,
+        text_field: str = "text",
+        seed: int = 0,
+        verbose: bool = False,
+    ) -> None:
+        position_augmentation(augmentation, words=words)
+        self.augmentation = augmentation
+        self.words = words
+        self.text_field = text_field
+        self.seed = seed
+        self.verbose = verbose
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Changes the texts.
+
+        Args:
+            inp: any frame with the text column; None and NaN count as empty.
+
+        Returns:
+            A new frame with the same rows, index and columns.
+        """
+        pt.validate.columns(inp, includes=[self.text_field], context=self)
+        column = inp[self.text_field]
+        texts = ["" if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
+        augment = position_augmentation(self.augmentation, words=self.words)
+        rows = pt.tqdm(texts, desc="RotateDocuments", unit="doc", disable=not self.verbose)
+        # Random numbers of the text itself: a document is changed alike in every run and batch.
+        changed = [augment(text, random.Random(f"{self.seed}/{text}")) for text in rows]
+        return inp.assign(**{self.text_field: pd.Series(changed, dtype=str).array})
+
+    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
+        """How PyTerrier draws this transformer."""
+        return {"label": "RotateDocuments", "help_url": HOMEPAGE}
+
+
+def _unchanged(text: str, rng: random.Random) -> str:
+    return text

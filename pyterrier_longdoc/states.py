@@ -1,0 +1,91 @@
+"""Token states of texts that are encoded apart from the query, and so can be remembered.
+
+Shapes: V texts, T tokens of one text, H hidden size of the encoder, E width of the kept states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .batching import PairLayout
+from .embeddings import EmbeddingCache
+from .encoder import WindowEncoder
+
+
+class StateEncoder:
+    """Encodes token sequences; in inference each distinct one once, as long as it is remembered.
+
+    Args:
+        max_bytes: most memory for remembered states; the least recently used ones go first. None for the bound of
+            embeddings.
+    """
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self.cache = EmbeddingCache() if max_bytes is None else EmbeddingCache(max_bytes)
+        self._weights: Hashable = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateEncoder:
+        return StateEncoder(self.cache.max_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StateEncoder, (self.cache.max_bytes,)
+
+    def __call__(
+        self, encoder: WindowEncoder, project: nn.Module, sequences: Sequence[np.ndarray], layout: PairLayout
+    ) -> list[torch.Tensor]:
+        """States of sequences; equal ones are encoded once.
+
+        Args:
+            encoder: the encoder.
+            project: what its states go through before they are kept.
+            sequences: V arrays of token ids.
+            layout: how a sequence becomes an input, as the window of a pair with an empty query.
+
+        Returns:
+            V tensors `(T, E)` in fp32, of the real tokens, special ones included; with their graph where gradients
+            are on.
+        """
+        keys = [sequence.tobytes() for sequence in sequences]
+        distinct = dict(zip(keys, sequences, strict=True))
+        device = next(encoder.parameters()).device
+        if torch.is_grad_enabled():
+            states = dict(zip(distinct, self._encode(encoder, project, list(distinct.values()), layout), strict=True))
+            return [states[key] for key in keys]
+        setting = (layout, _precision(device))
+        self._forget_if_changed(encoder, project)
+        known = {key: kept for key in distinct if (kept := self.cache.get((setting, key))) is not None}
+        states = {key: torch.from_numpy(kept).to(device) for key, kept in known.items()}
+        new = [key for key in distinct if key not in states]
+        if new:
+            made = self._encode(encoder, project, [distinct[key] for key in new], layout)
+            for key, state in zip(new, made, strict=True):
+                states[key] = state
+                self.cache.put((setting, key), state.cpu().numpy())
+        return [states[key] for key in keys]
+
+    def _encode(
+        self, encoder: WindowEncoder, project: nn.Module, sequences: list[np.ndarray], layout: PairLayout
+    ) -> list[torch.Tensor]:
+        empty = np.zeros(0, dtype=np.int32)
+        device = next(encoder.parameters()).device
+        batch = layout.collate([empty] * len(sequences), [[sequence] for sequence in sequences], device)
+        return [project(states).float() for states in encoder.token_states(batch)]
+
+    def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module) -> None:
+        """States are worth nothing after the weights that made them have been trained or loaded."""
+        parameters = [*encoder.parameters(), *project.parameters()]
+        weights = (encoder.training, tuple((id(p), p._version) for p in parameters))
+        if weights != self._weights:
+            self.cache.clear()
+            self._weights = weights
+
+
+def _precision(device: torch.device) -> tuple[Any, ...]:
+    if not torch.is_autocast_enabled(device.type):
+        return (torch.float32,)
+    return (torch.get_autocast_dtype(device.type),)

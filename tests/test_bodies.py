@@ -1,0 +1,179 @@
+from typing import NamedTuple
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ir_datasets.datasets.gov2 import Gov2Doc
+from ir_datasets.formats.webarc import WarcDoc
+
+from pyterrier_longdoc.data.bodies import DecodedDataset, decode_body, document_fields, html_to_text
+
+PAGE = "<html><head><title>Über&nbsp;uns</title></head><body><p>Grüße</p></body></html>"
+
+
+class PlainDoc(NamedTuple):
+    doc_id: str
+    url: str
+    body: str
+
+    def default_text(self):
+        return f"{self.url} {self.body}"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "expected"),
+    [
+        ("é".encode("latin-1"), "HTTP/1.1 200 OK\nContent-Type: text/html; charset=iso-8859-1", "é"),
+        ("é".encode("latin-1"), b"Content-Type: text/html; CHARSET = 'ISO-8859-1'", "é"),
+        ("é".encode(), "Content-Type: text/html", "é"),
+        ("é".encode("latin-1"), "", "é"),
+        ("“é”".encode("windows-1252"), "charset=nonsense-8", "“é”"),
+        (b'<meta charset="shift_jis">' + "語".encode("shift_jis"), "", '<meta charset="shift_jis">語'),
+        ("﻿é".encode(), "charset=latin-1", "é"),
+        ("語".encode("utf-16"), "charset=latin-1", "語"),
+        (b"a\xffb", "charset=utf-8", "a�b"),
+        (b"", None, ""),
+        (b"x", "charset=idna", "x"),
+    ],
+)
+def test_bodies_are_decoded(body, headers, expected):
+    assert decode_body(body, headers) == expected
+
+
+def test_the_header_counts_before_the_page():
+    page = b'<meta http-equiv="Content-Type" content="text/html; charset=utf-8">' + "é".encode("latin-1")
+    assert decode_body(page, "Content-Type: text/html; charset=latin-1").endswith("é")
+    assert decode_body(page).endswith("�")
+
+
+@pytest.mark.parametrize(
+    ("html", "title", "text"),
+    [
+        ("<p>one</p><p>two</p>", "", "one\ntwo"),
+        ("<div>one<div>two</div>three</div>", "", "one\ntwo\nthree"),
+        ("a <b>b</b>old<br>line", "", "a bold\nline"),
+        ("<table><tr><td>1</td><td>2</td></tr></table>", "", "1\n2"),
+        ("<script>var x = '<p>no</p>';</script>yes<style>p {}</style>", "", "yes"),
+        ("<title> A\n title </title><h1>Head</h1>", "A title", "Head"),
+        ("x &amp; y &lt;z&gt; &#233;", "", "x & y <z> é"),
+        ("<p>unclosed <b>tags<p>all over </i>", "", "unclosed tags\nall over"),
+        ("<pre>two  spaces\nand lines</pre>", "", "two spaces and lines"),
+        ("a<!-- no -->b", "", "ab"),
+        ("no tags at all", "", "no tags at all"),
+        ("nul\0l", "", "nul l"),
+        ("", "", ""),
+        (" \n", "", ""),
+    ],
+)
+def test_pages_become_text(html, title, text):
+    assert html_to_text(html) == (title, text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(), st.binary(max_size=200))
+def test_any_page_is_read(text, body):
+    title, content = html_to_text(text)
+    assert "\n" not in title
+    assert content == content.strip()
+    html_to_text(f"<p>{decode_body(body)}</p>")
+
+
+def test_documents_of_web_collections():
+    gov = Gov2Doc("GX1", "http://a.b", "Content-Type: text/html; charset=latin-1", PAGE.encode("latin-1"), "text/html")
+    fields = document_fields(gov)
+    assert {name: fields[name] for name in ("docno", "title", "text", "url")} == {
+        "docno": "GX1", "title": "Über uns", "text": "Grüße", "url": "http://a.b"
+    }  # fmt: skip
+    clueweb = WarcDoc(
+        "cw1", "http://a.b", "2009", b"Content-Type: text/html; charset=utf-8", PAGE.encode(), "text/html"
+    )
+    assert document_fields(clueweb)["text"] == "Grüße"
+    plain = gov._replace(body="1 < 2\n Grüße".encode(), body_content_type="text/plain", http_headers="")
+    assert document_fields(plain)["text"] == "1 < 2\n Grüße"
+    assert document_fields(PlainDoc("d", "u", "words")) == {
+        "docno": "d", "url": "u", "body": "words", "title": "", "text": "u words"
+    }  # fmt: skip
+
+
+class FakeDataset:
+    """As much of a dataset of ir_datasets as there is without its files."""
+
+    def __init__(self, *documents):
+        self._documents = {document.doc_id: document for document in documents}
+
+    def dataset_id(self):
+        return "gov2"
+
+    def docs_iter(self):
+        return iter(self._documents.values())
+
+    def docs_count(self):
+        return len(self._documents)
+
+    def docs_store(self):
+        return self
+
+    def get_many_iter(self, docnos):
+        return (self._documents[docno] for docno in reversed(docnos) if docno in self._documents)
+
+    def has_docs(self):
+        return True
+
+    def has_queries(self):
+        return False
+
+
+@pytest.fixture
+def dataset():
+    pages = [f"<title>T{i}</title><p>Text {i}".encode() for i in range(3)]
+    return DecodedDataset(FakeDataset(*(Gov2Doc(f"d{i}", "u", "", page, "text/html") for i, page in enumerate(pages))))
+
+
+def test_dataset_gives_decoded_documents(dataset, capsys):
+    corpus = dataset.get_corpus_iter(verbose=False)
+    assert len(corpus) == 3
+    assert [row["text"] for row in corpus] == ["Text 0", "Text 1", "Text 2"]
+    assert repr(dataset) == "DecodedDataset('gov2')"
+    assert dataset.info_url() == "https://ir-datasets.com/gov2.html#gov2"
+    assert [dataset._describe_component(name) for name in ("corpus", "topics", "index")] == [True, None, None]
+    capsys.readouterr()
+    assert len(list(dataset.get_corpus_iter())) == 3
+    assert "gov2 documents" in capsys.readouterr().err
+
+
+def test_loader_keeps_rows_index_and_columns(dataset):
+    inp = pd.DataFrame(
+        {"qid": list("112"), "docno": ["d2", "d0", "d2"], "text": "stale", "score": 1.0}, index=[4, 4, 0]
+    )
+    before = inp.copy()
+    loader = dataset.text_loader("*")
+    out = loader(inp)
+    assert inp.equals(before)
+    assert out.index.tolist() == [4, 4, 0]
+    assert out["text"].tolist() == ["Text 2", "Text 0", "Text 2"]
+    assert out["title"].tolist() == ["T2", "T0", "T2"]
+    assert out[["qid", "docno", "score"]].equals(inp[["qid", "docno", "score"]])
+    assert loader(inp.iloc[:0]).dtypes.equals(out.dtypes)
+    assert dataset.text_loader("*") is loader
+    assert dataset.text_loader("url")(inp)["url"].tolist() == ["u"] * 3
+    assert pt.inspect.transformer_inputs(loader) == [["docno"]]
+    assert "BodyLoader" in pt.schematic.draw(loader)
+    assert repr(loader) == "BodyLoader('gov2', ['text', 'title'])"
+
+
+def test_loader_names_what_is_not_there(dataset):
+    with pytest.raises(KeyError, match="'d9' is not in the collection 'gov2'"):
+        dataset.text_loader()(pd.DataFrame({"docno": ["d1", "d9"]}))
+    with pytest.raises(ValueError, match="documents have no field 'body'; their fields are"):
+        dataset.text_loader("body")(pd.DataFrame({"docno": ["d1"]}))
+    with pytest.raises(pt.validate.InputValidationError, match="docno"):
+        dataset.text_loader()(pd.DataFrame({"qid": ["1"]}))
+
+
+def test_provider_finds_datasets_of_ir_datasets():
+    dataset = pt.get_dataset("longdoc:irds:gov2/trec-tb-2004")
+    assert dataset.name == "gov2/trec-tb-2004"
+    with pytest.raises(KeyError):
+        pt.get_dataset("longdoc:irds:no-such-dataset")

@@ -1,0 +1,111 @@
+import pickle
+import random
+import re
+from collections import Counter
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.data.rotation import (
+    RotateDocuments,
+    position_augmentation,
+    rotate,
+    shuffle_sentences,
+    shuffle_windows,
+)
+
+NAMES = ("rotate", "windows", "sentences")
+TEXT = "First sentence here. Second one, longer than that! A third? And no end"
+
+
+@given(st.text(), st.integers(0, 1000))
+def test_rotation_keeps_every_character(text, seed):
+    out = rotate(text, random.Random(seed))
+    kept = text.rstrip()
+    assert len(out) == len(kept) + bool(kept)
+    assert Counter(out) == Counter(kept + " " * bool(kept))
+    assert out == rotate(text, random.Random(seed))
+    assert any(out == kept[cut:] + " " * bool(kept) + kept[:cut] for cut in range(len(kept) + 1))
+
+
+@given(st.text(alphabet="ab c.!?\n", max_size=60), st.integers(0, 50), st.sampled_from(NAMES))
+def test_every_augmentation_keeps_the_words(text, seed, name):
+    out = position_augmentation(name, words=3)(text, random.Random(seed))
+    # Rotation may part a word from the punctuation before it: "(word" has a boundary inside.
+    pattern = r"\w+" if name == "rotate" else r"\S+"
+    assert Counter(re.findall(pattern, out)) == Counter(re.findall(pattern, text))
+
+
+def test_rotation_cuts_at_every_word_alike():
+    text = "one, two-three four "
+    starts = {0: 0, 5: 0, 9: 0, 15: 0}
+    rng = random.Random(0)
+    for _ in range(2000):
+        out = rotate(text, rng)
+        [cut] = [start for start in starts if out == f"{text.rstrip()[start:]} {text[:start]}"]
+        starts[cut] += 1
+    assert all(420 < count < 580 for count in starts.values())
+
+
+def test_windows_and_sentences_stay_whole():
+    words = [f"w{i}" for i in range(10)]
+    out = shuffle_windows(" ".join(words), random.Random(1), words=4).split()
+    pieces = [words[:4], words[4:8], words[8:]]
+    assert sorted(out) == sorted(words)
+    for piece in pieces:
+        start = out.index(piece[0])
+        assert out[start : start + len(piece)] == piece
+    sentences = re.split(r"(?<=[.!?]) ", TEXT)
+    orders = {shuffle_sentences(TEXT, random.Random(seed)) for seed in range(200)}
+    assert len(orders) == 24
+    assert all(sentence in order for sentence in sentences for order in orders)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformer_changes_the_text_only(name):
+    inp = pd.DataFrame(
+        {"qid": ["1", "1", "2", "3"], "docno": list("abca"), "text": [TEXT, None, "x y z", TEXT], "score": 1.0},
+        index=[3, 3, 0, 7],
+    )
+    before = inp.copy()
+    transformer = RotateDocuments(name, words=2, seed=5)
+    out = transformer(inp)
+    assert inp.equals(before)
+    assert out.drop(columns="text").equals(inp.drop(columns="text"))
+    assert list(out.columns) == list(inp.columns)
+    texts = out["text"].tolist()
+    assert texts[0] == texts[3] != TEXT
+    assert texts[1] == ""
+    assert transformer(inp.iloc[::-1])["text"].tolist() == texts[::-1]
+    assert transformer(inp.iloc[[2]])["text"].tolist() == [texts[2]]
+    assert pickle.loads(pickle.dumps(transformer))(inp).equals(out)
+    others = {RotateDocuments(name, words=2, seed=seed)(inp)["text"].tolist()[0] for seed in range(20)}
+    assert len(others) > 3
+
+
+def test_transformer_in_pipelines(capsys):
+    transformer = RotateDocuments(text_field="body")
+    documents = [{"docno": "a", "body": TEXT}, {"docno": "b", "body": "x"}]
+    rotated = list(transformer.transform_iter(documents))
+    assert [row["docno"] for row in rotated] == ["a", "b"]
+    assert rotated[0]["body"] == transformer(pd.DataFrame(documents))["body"][0]
+    empty = transformer(pd.DataFrame(documents).iloc[:0])
+    assert empty.dtypes.equals(transformer(pd.DataFrame(documents)).dtypes)
+    assert pt.inspect.transformer_inputs(transformer) == [["body"]]
+    assert "RotateDocuments" in pt.schematic.draw(transformer)
+    with pytest.raises(pt.validate.InputValidationError, match="body"):
+        transformer(pd.DataFrame({"text": ["x"]}))
+    capsys.readouterr()
+    RotateDocuments(verbose=True)(pd.DataFrame({"text": ["x"]}))
+    assert "RotateDocuments" in capsys.readouterr().err
+
+
+def test_unknown_augmentations_are_named():
+    with pytest.raises(ValueError, match="'shuffle' is unknown; choose one of rotate, windows, sentences, none"):
+        RotateDocuments("shuffle")
+    with pytest.raises(ValueError, match="words=0 must be at least 1"):
+        position_augmentation("windows", words=0)
+    assert position_augmentation("none")(TEXT, random.Random(0)) == TEXT
