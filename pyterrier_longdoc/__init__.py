@@ -81,7 +81,16 @@ _PUBLIC = {
         "SlidingWords",
         "SentenceWindows",
     ],
-    "training": ["Lora", "TeacherScores", "TrainingArgs", "fit_in_turn", "plot_history", "pseudo_qrels", "recipes"],
+    "training": [
+        "Lora",
+        "TeacherScores",
+        "TrainingArgs",
+        "fit_best",
+        "fit_in_turn",
+        "plot_history",
+        "pseudo_qrels",
+        "recipes",
+    ],
     "artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -1,0 +1,320 @@
+"""BeST: training on the segments of documents that the model itself selects (Kim, Rahimi & Allan)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from ..windows import sentence_starts
+from .args import TrainingArgs
+from .groups import make_groups
+from .loop import train
+from .losses import LOSSES
+from .objective import Objective
+from .sampling import Example
+from .validation import evaluate
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """How training documents are cut: disjoint segments of whole sentences.
+
+    Each segment is as long as fits a limit that is drawn anew, so that length tells nothing about relevance. A sentence
+    that is longer is a segment of its own.
+
+    Args:
+        min_words: least value of that limit.
+        max_words: greatest one; about 400 word pieces, which leaves room for the query among 512.
+        max_segments: only so many first segments are used; None for all. 4 on Robust04 in the paper.
+        seed: of the lengths.
+    """
+
+    min_words: int = 50
+    max_words: int = 300
+    max_segments: int | None = None
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_words <= self.max_words:
+            raise ValueError(f"min_words={self.min_words} must be between 1 and max_words={self.max_words}")
+        if self.max_segments is not None and self.max_segments < 1:
+            raise ValueError(f"max_segments={self.max_segments} must be at least 1, or None for all")
+
+    def __call__(self, text: str, key: str) -> list[Span]:
+        """Characters of each segment.
+
+        Args:
+            text: a document.
+            key: with the seed decides about the lengths, e.g. the docno.
+        """
+        rng = Random(f"{self.seed}:{key}")
+        ends = [*sentence_starts(text), len(text)]
+        spans: list[Span] = []
+        start = end = words = 0
+        limit = rng.randint(self.min_words, self.max_words)
+        for sentence_end in ends:
+            length = len(text[end:sentence_end].split())
+            if words and words + length > limit:
+                spans.append((start, end))
+                start, words = end, 0
+                limit = rng.randint(self.min_words, self.max_words)
+            end, words = sentence_end, words + length
+        return [*spans, (start, end)][: self.max_segments]
+
+
+@dataclass(frozen=True, eq=False)
+class BestResult:
+    """What `fit_best` gives.
+
+    Attributes:
+        model: the model of the best iteration.
+        iterations: a row for each iteration: `iteration`, `validation` and, with gold positions, `precision` of the
+            segments that its model ranks first among the training documents' (P@1 of the paper's Table 2).
+        selections: these segments, for each iteration: `qid, docno` and the characters `start` and `end`.
+    """
+
+    model: Any
+    iterations: pd.DataFrame
+    selections: list[pd.DataFrame]
+
+
+def fit_best(
+    make: Callable[[], Any],
+    topics_or_res_tr: pd.DataFrame,
+    qrels_tr: pd.DataFrame,
+    topics_or_res_va: pd.DataFrame,
+    qrels_va: pd.DataFrame,
+    *,
+    segments: Segments | None = None,
+    iterations: int = 4,
+    patience: int = 2,
+    gold: pd.DataFrame | None = None,
+) -> BestResult:
+    """Trains passage rankers on segments, each iteration on those that the one before ranks first.
+
+    In the first iteration a selector learns from all segments while a ranker learns from the segments that it selects
+    at that moment (Eq. 2 and 3). Each later iteration trains a new model to the end on the segments that the last
+    one selects (Eq. 4). Differs from the paper: titles are not repeated in segments unless the texts do so.
+
+    Args:
+        make: makes a new model from the pre-trained weights, e.g.
+            `lambda: ld.MaxP(bert, windows=ld.SentenceWindows(), training=ld.TrainingArgs.preset("best"))`. It reads
+            whole documents afterwards; one text column.
+        topics_or_res_tr: training candidates, as `fit` takes them, with text.
+        qrels_tr: their labels.
+        topics_or_res_va: validation candidates.
+        qrels_va: their labels.
+        segments: how training documents are cut; None for the defaults.
+        iterations: at most so many; 4 in the paper, the third was best.
+        patience: stop after so many iterations without a new best.
+        gold: `qid, docno, start, end`: the characters of known relevant passages, for the precision.
+
+    Raises:
+        ValueError: if a loss needs a teacher, or the recipe asks for LoRA or a checkpoint folder.
+    """
+    ranker, selector = make(), make()
+    args = _checked(ranker)
+    frame = topics_or_res_tr.reset_index(drop=True)
+    spans = _spans(frame, segments or Segments(), ranker.text_field)
+    rows: list[dict[str, Any]] = []
+    selections: list[pd.DataFrame] = []
+    best: tuple[float, Any] | None = None
+    for iteration in range(1, iterations + 1):
+        if iteration == 1:
+            _fit_jointly(selector, ranker, frame, spans, qrels_tr, topics_or_res_va, qrels_va, args)
+        else:
+            ranker = make()
+            chosen = _cut_to(frame, selections[-1], ranker.text_field)
+            ranker.fit(chosen, qrels_tr, topics_or_res_va, qrels_va)
+        selections.append(_select(ranker, frame, spans))
+        value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
+        row: dict[str, Any] = {"iteration": iteration, "validation": value}
+        rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
+        if best is None or value > best[0]:
+            best, since = (value, ranker), 0
+        else:
+            since += 1
+        if since == patience:
+            break
+    return BestResult(best[1] if best else ranker, pd.DataFrame(rows), selections)
+
+
+def first_segments(
+    results: pd.DataFrame, *, segments: Segments | None = None, text_field: str = "text"
+) -> pd.DataFrame:
+    """Training candidates cut to their first segment: what BERT (First P) and BERT (Max P) of the paper learn from."""
+    frame = results.reset_index(drop=True)
+    spans = [own[0] for own in _spans(frame, segments or Segments(), text_field)]
+    return _cut_to(frame, _selection(frame, spans), text_field)
+
+
+def gold_segments(
+    results: pd.DataFrame,
+    qrels: pd.DataFrame,
+    gold: pd.DataFrame,
+    *,
+    segments: Segments | None = None,
+    text_field: str = "text",
+) -> pd.DataFrame:
+    """Training candidates cut to their known relevant passage, others to any segment: BERT (Gold P) of the paper.
+
+    Args:
+        results: training candidates.
+        qrels: relevant candidates without a known passage are left out, as in the paper.
+        gold: `qid, docno, start, end`: the characters of known relevant passages.
+        segments: how all other documents are cut; which segment is drawn by its seed.
+        text_field: the column with the text.
+    """
+    cut = segments or Segments()
+    known = _known(gold)
+    relevant = set(_keys(qrels[qrels["label"] > 0]))
+    keys = _keys(results)
+    frame = results[[key in known or key not in relevant for key in keys]].reset_index(drop=True)
+    spans = []
+    for key, own in zip(_keys(frame), _spans(frame, cut, text_field), strict=True):
+        spans.append(known[key] if key in known else Random(f"{cut.seed}:{key}").choice(own))
+    return _cut_to(frame, _selection(frame, spans), text_field)
+
+
+def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
+    """Share of documents with a known relevant passage whose selected segment contains it (P@1, Table 2).
+
+    Args:
+        selected: `qid, docno, start, end` of the selected segments, in characters.
+        gold: the same of known relevant passages.
+
+    Raises:
+        ValueError: if no document has both.
+    """
+    known = _known(gold)
+    hits = [
+        start <= known[key][0] and known[key][1] <= end
+        for key, start, end in zip(_keys(selected), selected["start"], selected["end"], strict=True)
+        if key in known
+    ]
+    if not hits:
+        raise ValueError("no selected segment is of a document with a known relevant passage: check qids and docnos")
+    return float(np.mean(hits))
+
+
+class _Joint(nn.Module):
+    """Two scorers that are trained at the same time."""
+
+    def __init__(self, selector: nn.Module, ranker: nn.Module) -> None:
+        super().__init__()
+        self.selector = selector
+        self.ranker = ranker
+
+
+def _fit_jointly(
+    selector: Any,
+    ranker: Any,
+    frame: pd.DataFrame,
+    spans: list[list[Span]],
+    qrels_tr: pd.DataFrame,
+    results_va: pd.DataFrame,
+    qrels_va: pd.DataFrame,
+    args: TrainingArgs,
+) -> None:
+    """The first iteration: the ranker learns from what the selector selects while that learns from all segments."""
+    texts = frame[ranker.text_field].fillna("").astype(str).tolist()
+    # Groups hold row numbers in place of texts; the objective looks up the segments.
+    groups = make_groups(frame, [str(row) for row in range(len(frame))], qrels_tr, args)
+    rates = {
+        f"{part}.{prefix}": rate for part in ("selector", "ranker") for prefix, rate in args.learning_rates.items()
+    }
+    weights = ranker._load_weights()
+    train(
+        _Joint(selector.load_scorer(), weights.scorer),
+        groups,
+        replace(args, learning_rates={**rates, "": 0.0}),
+        validate=lambda: evaluate(ranker.transform(results_va), qrels_va, args.metric),
+        on_step=weights.mark_trained,
+        history=weights.history,
+        objective=_joint_objective(texts, spans, args),
+        verbose=ranker.verbose,
+    )
+
+
+def _joint_objective(texts: list[str], spans: list[list[Span]], args: TrainingArgs) -> Objective:
+    loss = LOSSES[args.loss]
+
+    def objective(joint: Any, examples: Sequence[Example]) -> torch.Tensor:
+        losses = []
+        chosen_queries, chosen_texts = [], []
+        for example in examples:
+            own = [[texts[int(row)][a:b] for a, b in spans[int(row)]] for row in example.texts]
+            flat = [segment for document in own for segment in document]
+            scores = joint.selector([example.query] * len(flat), flat).float().split([len(d) for d in own])
+            losses += [loss.compute(*row, None, args) for row in _rows(scores, example, pairs=loss.pairs)]
+            chosen_queries += [example.query] * len(own)
+            chosen_texts += [document[int(s.argmax())] for document, s in zip(own, scores, strict=True)]
+        ranked = joint.ranker(chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
+        for example, scores in zip(examples, ranked, strict=True):
+            losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, args))
+        return torch.stack(losses).sum()
+
+    return objective
+
+
+def _rows(
+    scores: Sequence[torch.Tensor], example: Example, *, pairs: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Scores and labels `(1, C)` of the documents' j-th segments, for each j that makes a comparison."""
+    for j in range(max(map(len, scores))):
+        having = [i for i, own in enumerate(scores) if len(own) > j]
+        if not pairs or (having[0] == 0 and len(having) > 1):
+            row = torch.stack([scores[i][j] for i in having])
+            yield row[None], row.new_tensor([example.labels[i] for i in having])[None]
+
+
+def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.DataFrame:
+    """Each candidate's best segment by the model."""
+    texts = frame[model.text_field].fillna("").astype(str).tolist()
+    queries = [str(query) for query, own in zip(frame["query"], spans, strict=True) for _ in own]
+    segments = [text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own]
+    scores = np.split(model.load_scorer().score(queries, segments), np.cumsum([len(own) for own in spans])[:-1])
+    return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
+
+
+def _selection(frame: pd.DataFrame, spans: list[Span]) -> pd.DataFrame:
+    starts, ends = [a for a, _ in spans], [b for _, b in spans]
+    return frame[["qid", "docno"]].assign(start=starts, end=ends)
+
+
+def _cut_to(frame: pd.DataFrame, selected: pd.DataFrame, text_field: str) -> pd.DataFrame:
+    texts = frame[text_field].fillna("").astype(str)
+    cut = [text[a:b] for text, a, b in zip(texts, selected["start"], selected["end"], strict=True)]
+    return frame.assign(**{text_field: cut})
+
+
+def _spans(frame: pd.DataFrame, cut: Segments, text_field: str) -> list[list[Span]]:
+    texts = frame[text_field].fillna("").astype(str)
+    return [cut(text, str(docno)) for text, docno in zip(texts, frame["docno"], strict=True)]
+
+
+def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
+    spans = zip(gold["start"].astype(int), gold["end"].astype(int), strict=True)
+    return dict(zip(_keys(gold), spans, strict=True))
+
+
+def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
+
+
+def _checked(model: Any) -> TrainingArgs:
+    args = model.training or TrainingArgs.preset("best")
+    if LOSSES[args.loss].teacher or args.lora is not None or args.checkpoint is not None or args.augment is not None:
+        raise ValueError("fit_best takes recipes without a teacher, lora, checkpoint and augment")
+    if not isinstance(model.text_field, str):
+        raise ValueError(f"fit_best needs one text column, not text_field={model.text_field!r}")
+    return args
