@@ -54,6 +54,7 @@ class StateEncoder:
         distinct = dict(zip(keys, sequences, strict=True))
         device = next(encoder.parameters()).device
         if torch.is_grad_enabled():
+            self._weights = None  # training follows, and fused optimisers leave no trace in the versions of tensors
             states = dict(zip(distinct, self._encode(encoder, project, list(distinct.values()), layout), strict=True))
             return [states[key] for key in keys]
         setting = (layout, _precision(device))

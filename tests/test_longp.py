@@ -136,7 +136,7 @@ def test_learns(kind, tmp_path):
     generator = np.random.get_state()[1].copy()  # noqa: NPY002
     before = evaluate(model(run), judged, "RR")
     model.fit(run, judged)
-    losses = [entry["loss"] for entry in model.history]
+    losses = model.history["loss"].tolist()
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:3])
     assert evaluate(model(run), judged, "RR") > max(before, 0.8)
     np.testing.assert_array_equal(np.random.get_state()[1], generator)  # noqa: NPY002

@@ -52,5 +52,5 @@ def test_every_public_transformer_has_its_row_in_the_table():
         for name in ld.__all__
         if isinstance(getattr(ld, name), type) and issubclass(getattr(ld, name), pt.Transformer)
     }
-    no_rerankers = {"LongDocArtifact", "RelevanceJudge", "RotateDocuments"}
+    no_rerankers = {"LongDocArtifact", "RelevanceJudge", "RotateDocuments", "TeacherScores"}
     assert transformers - {"LongDocReranker"} - no_rerankers <= set(rows)
