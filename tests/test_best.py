@@ -14,7 +14,6 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.training import (
     Segments,
     TrainingArgs,
-    evaluate,
     first_segments,
     fit_best,
     gold_segments,
@@ -129,25 +128,6 @@ def task(queries: int = 6) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
 
 RUN, JUDGED, GOLD = task()
 ONE_SENTENCE = Segments(min_words=1, max_words=6)
-
-
-@pytest.mark.slow
-def test_best_learns_where_relevance_is(tmp_path):
-    backbone = tiny.checkpoint(tmp_path, initializer_range=0.1, num_hidden_layers=1)
-    recipe = TrainingArgs(epochs=100, queries_per_step=6, learning_rates={"": 4e-3}, metric="RR", warmup=0.0)
-
-    def make():
-        return ld.MaxP(backbone, windows=ld.SentenceWindows(max_sentences=1), max_query_len=2, training=recipe)
-
-    before = RUN.copy()
-    result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2, gold=GOLD)
-    pd.testing.assert_frame_equal(RUN, before)
-    assert result.iterations["iteration"].tolist() == [1, 2]
-    assert len(result.selections) == 2
-    assert evaluate(result.model(RUN), JUDGED, "RR") == result.iterations["validation"].max() == 1.0
-    # A random choice would find a quarter.
-    assert result.iterations["precision"].max() >= 0.8
-    assert not result.model.history.empty
 
 
 def test_iterations_stop(cross_encoder):
