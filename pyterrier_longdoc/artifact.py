@@ -9,7 +9,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .base import LongDocReranker
-from .frames import HELP_URL
+from .presentation import HELP_URL
 
 
 class LongDocArtifact(pt.Artifact, pt.Transformer):

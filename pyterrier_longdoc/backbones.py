@@ -215,7 +215,7 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
             options that do not fit the checkpoint.
     """
     options = options or BackboneOptions()
-    _check_folder(name)
+    check_folder(name)
     published, _ = PretrainedConfig.get_config_dict(name)
     if is_published_layout(published) and not trust_remote_code:
         return _assemble(*_load_alibi(name, published), options)
@@ -353,7 +353,8 @@ def _check_labels(name: str, config: Any, *, supported: bool) -> None:
         logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
 
 
-def _check_folder(name: str) -> None:
+def check_folder(name: str) -> None:
+    """Raises ValueError for a name that is neither a checkpoint's folder nor, perhaps, a model on the hub."""
     folder = Path(name)
     if not folder.is_dir():
         if not could_be_hub_id(name):

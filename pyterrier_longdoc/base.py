@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-import json
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -18,16 +17,16 @@ import pandas as pd
 import pyterrier as pt
 
 from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
-from .checkpoint import load_pretrained, read_config, save_pretrained
 from .devices import resolve_device, resolve_dtype
-from .frames import HELP_URL, TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
+from .frames import TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
+from .presentation import WithBackbone
 from .reports import Coverage, Explanation
+from .saving import load_reranker, save_reranker
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
 from .training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
 from .weights import HeadSpec, Weights
-from .windows import Windows, windows_from_config
-from .windows import windows_to_config as describe_windows
+from .windows import Windows
 
 
 class UntrainedWarning(UserWarning):
@@ -35,7 +34,7 @@ class UntrainedWarning(UserWarning):
 
 
 @dataclass(eq=False, repr=False)
-class LongDocReranker(pt.Estimator):
+class LongDocReranker(WithBackbone, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
@@ -107,22 +106,6 @@ class LongDocReranker(pt.Estimator):
         self._warned_untrained = False
         self._warned_cut = False
         self._check()
-
-    def __repr__(self) -> str:
-        shown = [repr(str(self.backbone))]
-        for name, value in self._parameters().items():
-            default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(default):
-                shown.append(f"{name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
-        return {"label": type(self).__name__, "help_url": HELP_URL}
-
-    def subtransformers(self) -> dict[str, Any]:
-        """None: a text loader given as argument is no step of its own."""
-        return {}
 
     # What a subclass says of itself.
 
@@ -298,28 +281,7 @@ class LongDocReranker(pt.Estimator):
         if self.trust_remote_code:
             raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
         self._check()
-        weights = self._load_weights()
-        parameters = {k: v for k, v in self._parameters().items() if k not in self._runtime}
-        parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
-        if self.windows is not None:
-            parameters["windows"] = describe_windows(self.windows)
-        training = None
-        if weights.history:
-            training = {"args": (self.training or self._default_training()).as_dict(), "history": weights.history}
-        save_pretrained(
-            folder,
-            weights.scorer,
-            weights.backbone,
-            name=type(self).__name__,
-            parameters=parameters,
-            head={
-                "name": weights.head[0],
-                "options": weights.head[1],
-                "built_from": weights.scorer.head.built_from(),
-                "ready": weights.ready,
-            },
-            training=training,
-        )
+        save_reranker(self, self._load_weights(), folder)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -339,29 +301,7 @@ class LongDocReranker(pt.Estimator):
         """
         for module in (".rerankers", ".longp"):
             importlib.import_module(module, __package__)  # so that the classes are known below
-        folder, config = read_config(name, revision=revision)
-        known = {c.__name__: c for c in _all_classes(LongDocReranker)}
-        saved = known.get(config["class"])
-        if saved is None:
-            raise ValueError(f"{str(name)!r} holds a {config['class']!r}; known are {', '.join(sorted(known))}")
-        if saved not in (cls, *_own_subclasses(cls)):
-            raise ValueError(f"{str(name)!r} holds a {saved.__name__}, not a {cls.__name__}: use {saved.__name__}.load")
-        arguments = dict(config["parameters"])
-        if "windows" in arguments:
-            arguments["windows"] = windows_from_config(arguments["windows"])
-        for argument in ("text_field", "answers"):
-            if isinstance(arguments.get(argument), list):
-                arguments[argument] = tuple(arguments[argument])
-        model = saved(**{**arguments, **parameters})
-        scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
-        # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-        made_for = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})._made_for()
-        head = (config["head"]["name"], config["head"]["options"])
-        training = folder / "training.json"
-        history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
-        ready = config["head"]["ready"]
-        model._loaded = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
-        return model
+        return load_reranker(cls, LongDocReranker, name, revision=revision, parameters=parameters)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
         """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
@@ -446,16 +386,3 @@ class LongDocReranker(pt.Estimator):
             UntrainedWarning,
             stacklevel=6,
         )
-
-
-def _own_subclasses(cls: type[LongDocReranker]) -> list[type[LongDocReranker]]:
-    """Subclasses that a checkpoint of `cls` may name: all of the base class, else users' own.
-
-    That SumP is written as a MaxP with another head does not make its checkpoints MaxPs.
-    """
-    ours = f"{__package__}."
-    return [c for c in _all_classes(cls) if cls is LongDocReranker or not c.__module__.startswith(ours)]
-
-
-def _all_classes(cls: type[LongDocReranker]) -> list[type[LongDocReranker]]:
-    return [c for child in cls.__subclasses__() for c in (child, *_all_classes(child))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,16 @@ import torch
 from torch import nn
 
 from .batching import PairLayout
+from .checks import check_positive
 from .devices import resolve_device, resolve_dtype
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
-from .frames import HELP_URL, TextField, check_choice, check_only_windows, check_settings, rerank
+from .frames import TextField, check_choice, check_only_windows, check_settings, rerank
 from .positions import spread_positions
+from .presentation import WithBackbone
 from .reports import Coverage, Explanation, check_finite
-from .texts import rows_by_pair, share_out, tokenize
-from .windows import SlidingWindows, Span, TokenizedText, Truncate, Windows, check_positive
+from .texts import Span, TokenizedText, rows_by_pair, share_out, tokenize
+from .windows import SlidingWindows, Truncate, Windows
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and whose window embeddings are held at a time."""
@@ -219,7 +221,7 @@ class BiEncoderScorer(nn.Module):
 
 
 @dataclass(eq=False, repr=False)
-class BiEncoder(pt.Transformer):
+class BiEncoder(WithBackbone, pt.Transformer):
     """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
 
     Args:
@@ -287,22 +289,6 @@ class BiEncoder(pt.Transformer):
         self._encoder: SharedEncoder | None = None
         self._encoder_for: tuple[Any, ...] | None = None
         self._check()
-
-    def __repr__(self) -> str:
-        shown = [repr(str(self.backbone))]
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name not in ("backbone", "verbose", "text_loader") and repr(value) != repr(f.default):
-                shown.append(f"{f.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(shown)})"
-
-    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
-        return {"label": type(self).__name__, "help_url": HELP_URL}
-
-    def subtransformers(self) -> dict[str, Any]:
-        """None: a text loader given as argument is no step of its own."""
-        return {}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Scores every row.

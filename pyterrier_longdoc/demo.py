@@ -9,7 +9,6 @@ first, best and average window (a small encoder that comes from PyPI), and compa
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -23,6 +22,8 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 from ir_measures import AP, nDCG
+
+from .extras import import_extra
 
 MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
@@ -209,7 +210,4 @@ def _silent_libraries() -> Iterator[None]:
 
 
 def _demo_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{name} is missing: pip install 'pyterrier-longdoc[demo]'") from error
+    return import_extra(name, "demo", f"{name} is missing")

@@ -13,10 +13,9 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from .checks import check_given, check_positive
 from .reports import Coverage, Explanation
-from .windows import Windows, check_given, check_positive
-
-HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
+from .windows import Windows
 
 EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms")
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from .architectures import quiet
-from .backbones import Backbone, Representation, _check_folder, load_tokenizer
+from .backbones import Backbone, Representation, check_folder, load_tokenizer
 from .batching import Encoded, PairLayout
 from .heads.base import Head
 from .reports import RawExplanation
@@ -54,7 +54,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     Raises:
         ValueError: if it is no BART, or weights are missing.
     """
-    _check_folder(name)
+    check_folder(name)
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":
         raise ValueError(f"checkpoint {name!r} is of type {config.model_type!r}; MORES+ needs 'bart'")

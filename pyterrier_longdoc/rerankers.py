@@ -15,6 +15,7 @@ import pandas as pd
 
 from .backbones import DEFAULT_BACKBONE, Backbone
 from .base import LongDocReranker
+from .checks import check_positive
 from .embeddings import CACHED_BYTES
 from .frames import check_choice, validated, with_scores
 from .late_interaction import DEFAULT_INTERACTION, LateInteractionScorer, load_late_backbone
@@ -22,7 +23,7 @@ from .mores import DEFAULT_BART, ExperimentalWarning, MoresScorer, load_encoder_
 from .scorer import LongDocScorer
 from .training import TrainingArgs
 from .weights import HeadSpec, Weights, seeded_head
-from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows, check_positive
+from .windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, Windows
 
 
 @dataclass(eq=False, repr=False)

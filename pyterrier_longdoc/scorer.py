@@ -17,8 +17,8 @@ from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
 from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
 from .templates import with_trail
-from .texts import Block, blocks, share_out, tokenize
-from .windows import Span, TokenizedText, Windows
+from .texts import Block, Span, TokenizedText, blocks, share_out, tokenize
+from .windows import Windows
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
@@ -194,8 +194,8 @@ class LongDocScorer(nn.Module):
         for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows):
             with self._evaluation():
                 values = self.head(encoded).double().cpu().numpy()
-            lengths = [len(documents[text]) for _, text in block.pairs]
-            yield block.rows, values, [Reading.through(cut, n) for cut, n in zip(spans, lengths, strict=True)]
+            readings = self._count(block, documents, spans)
+            yield block.rows, values, [readings[text] for _, text in block.pairs]
 
     @torch.inference_mode()
     def explain(
@@ -213,14 +213,16 @@ class LongDocScorer(nn.Module):
         """
         scores = np.full(len(texts), np.nan)
         explanations: list[Any] = [None] * len(texts)
+        query_ids = self._query_ids(list(dict.fromkeys(queries)))
+        shown = [self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in query_ids]
         for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows, offsets=True):
+            self._count(block, documents, spans)
             with self._evaluation():
                 values = self.head(encoded).double().cpu().numpy()
                 explained = self._explain(encoded)
-            for i, (rows, (_, text)) in enumerate(zip(block.rows, block.pairs, strict=True)):
+            for i, (rows, (query, text)) in enumerate(zip(block.rows, block.pairs, strict=True)):
                 characters = [documents[text].characters(span) for span in spans[i]]
-                query = self.tokenizer.convert_ids_to_tokens(self._query_ids([queries[rows[0]]])[0].tolist())
-                explanation = explained[i].of(characters, query)
+                explanation = explained[i].of(characters, shown[query])
                 for row in rows:
                     scores[row] = values[i]
                     explanations[row] = explanation
@@ -235,7 +237,7 @@ class LongDocScorer(nn.Module):
         on_rows: Callable[[int], None] | None,
         offsets: bool = False,
     ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[list[Span]]]]:
-        """Encodes a run block by block, in evaluation mode."""
+        """Encodes a run block by block, in evaluation mode; queries are numbered in order of appearance."""
         self.coverage = Coverage()
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_ids = self._query_ids(list(distinct), count=True)
@@ -250,7 +252,6 @@ class LongDocScorer(nn.Module):
                 torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
             ):
                 encoded, spans = self._encode(pair_queries, pair_documents, report)
-            self._count(block, documents, spans)
             yield block, encoded, documents, spans
 
     def _block_characters(self) -> int:
@@ -327,9 +328,12 @@ class LongDocScorer(nn.Module):
         cut = [query.ids[: self.max_query_len] for query in tokenized]
         return with_trail(self.tokenizer, self.layout, queries, cut) if self.layout.query_trail else cut
 
-    def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> None:
-        counted = {i for i, seen in enumerate(block.seen) if seen}
+    def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> dict[int, Reading]:
+        """What was read of each text of a block; those that no earlier block had enter the coverage."""
+        readings: dict[int, Reading] = {}
         for (_, text), cut in zip(block.pairs, spans, strict=True):
-            if text not in counted:
-                counted.add(text)
-                self.coverage.add_document(len(documents[text]), cut)
+            if text not in readings:
+                readings[text] = Reading.through(cut, len(documents[text]))
+                if not block.seen[text]:
+                    self.coverage.add(readings[text])
+        return readings

@@ -4,12 +4,50 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from .windows import TokenizedText
+Span = tuple[int, int]
+"""Half-open: start and end of a window, in tokens or characters."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedText:
+    """A text and its tokens, without special tokens.
+
+    Attributes:
+        ids: `(L,)` int32 token ids.
+        text: the text the tokens come from.
+        starts: `(L,)` int32 character offset at which each token begins; None if offsets were not asked for.
+        ends: `(L,)` int32 character offset at which each token ends.
+    """
+
+    ids: np.ndarray
+    text: str = ""
+    starts: np.ndarray | None = None
+    ends: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def head(self, length: int) -> TokenizedText:
+        """The same text, of which only the first `length` tokens are kept."""
+        if len(self) <= length:
+            return self
+        if self.starts is None or self.ends is None:
+            return replace(self, ids=self.ids[:length])
+        return replace(self, ids=self.ids[:length], starts=self.starts[:length], ends=self.ends[:length])
+
+    def characters(self, span: Span) -> Span:
+        """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
+        start, end = span
+        if self.starts is None or self.ends is None:
+            raise ValueError("this text was tokenised without character offsets")
+        if start >= end:
+            return (0, 0)
+        return int(self.starts[start]), int(self.ends[start:end].max())
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:

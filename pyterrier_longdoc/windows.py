@@ -16,12 +16,12 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from numbers import Integral
 from typing import Any, ClassVar
 
 import numpy as np
 
-Span = tuple[int, int]
+from .checks import check_given, check_positive
+from .texts import Span, TokenizedText
 
 CHUNK_TOKENS = 477
 """512 positions - 32 query tokens - 3 special tokens: the papers' document budget of one BERT input."""
@@ -30,43 +30,6 @@ SELECTIONS = ("first", "first_last_random")
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
 _WORD = re.compile(r"\S+")
-
-
-@dataclass(frozen=True, eq=False)
-class TokenizedText:
-    """A text and its tokens, without special tokens.
-
-    Attributes:
-        ids: `(L,)` int32 token ids.
-        text: the text the tokens come from.
-        starts: `(L,)` int32 character offset at which each token begins; None if offsets were not asked for.
-        ends: `(L,)` int32 character offset at which each token ends.
-    """
-
-    ids: np.ndarray
-    text: str = ""
-    starts: np.ndarray | None = None
-    ends: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def head(self, length: int) -> TokenizedText:
-        """The same text, of which only the first `length` tokens are kept."""
-        if len(self) <= length:
-            return self
-        if self.starts is None or self.ends is None:
-            return replace(self, ids=self.ids[:length])
-        return replace(self, ids=self.ids[:length], starts=self.starts[:length], ends=self.ends[:length])
-
-    def characters(self, span: Span) -> Span:
-        """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
-        start, end = span
-        if self.starts is None or self.ends is None:
-            raise ValueError("this text was tokenised without character offsets")
-        if start >= end:
-            return (0, 0)
-        return int(self.starts[start]), int(self.ends[start:end].max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -427,25 +390,6 @@ def _limited_within(windows: Any, limit: int | None, capacity: int) -> Windows:
             f"{capacity} document tokens; lower max_tokens or max_query_len, or use a backbone with longer inputs"
         )
     return windows
-
-
-def check_positive(**sizes: int | None) -> None:
-    """Raises ValueError, naming it, for any size that is not None or a whole number of at least 1."""
-    for name, value in sizes.items():
-        if value is None:
-            continue
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be a whole number")
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-
-
-def check_given(**sizes: int | None) -> None:
-    """As `check_positive`, and None is refused too."""
-    for name, value in sizes.items():
-        if value is None:
-            raise ValueError(f"{name}=None must be a whole number")
-    check_positive(**sizes)
 
 
 def _check_stride(size: int, stride: int) -> None:

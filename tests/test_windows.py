@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pyterrier_longdoc.texts import tokenize
+from pyterrier_longdoc.texts import TokenizedText, tokenize
 from pyterrier_longdoc.windows import (
     CHUNK_TOKENS,
     GreedyChunks,
     SentenceWindows,
     SlidingWindows,
     SlidingWords,
-    TokenizedText,
     Truncate,
     sentence_starts,
     windows_from_config,

@@ -14,16 +14,17 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..frames import HELP_URL, TextField, check_choice, field_names, strings, texts_of, validated
-from ..listwise.backends.base import import_extra
-from ..listwise.client import LLMClient, as_client
+from ..frames import TextField, check_choice, field_names, strings, texts_of, validated
+from ..listwise.backends.base import required
+from ..listwise.client import LLMClient, wrapped
 from ..listwise.errors import IncompleteReplyWarning, UnreadableReplyError
 from ..listwise.ledger import Ledger
 from ..listwise.parallel import Lock, in_parallel
 from ..listwise.parsing import without_reasoning
 from ..listwise.prompts import Message, check_fields, clean, reminder
-from ..texts import tokenize
-from ..windows import SentenceWindows, TokenizedText
+from ..presentation import Presented
+from ..texts import TokenizedText, tokenize
+from ..windows import SentenceWindows
 
 UNJUDGED = -1
 """Grade of a chunk, and label of a document, that has none; evaluation tools take negative labels for not judged."""
@@ -97,7 +98,7 @@ class Judgement:
 
 
 @dataclass(eq=False, repr=False)
-class RelevanceJudge(pt.Transformer):
+class RelevanceJudge(Presented, pt.Transformer):
     """Grades documents from 0 to 3 by asking a language model about each chunk; the best chunk decides.
 
     Source: UMBRELA (Upadhyay et al. 2024), with this package's own wording; chunks of whole sentences as in the
@@ -145,14 +146,6 @@ class RelevanceJudge(pt.Transformer):
 
     def __repr__(self) -> str:
         return f"RelevanceJudge({self._client().backend!r})"
-
-    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
-        return {"label": "RelevanceJudge", "help_url": HELP_URL}
-
-    def subtransformers(self) -> dict[str, Any]:
-        """None: a text loader given as argument is no step of its own."""
-        return {}
 
     @property
     def ledger(self) -> Ledger:
@@ -263,8 +256,7 @@ class RelevanceJudge(pt.Transformer):
         return dict(zip(qids, judgements, strict=True))
 
     def _client(self) -> LLMClient:
-        if self._wrapped is None or self._wrapped[0] is not self.llm:
-            self._wrapped = self.llm, as_client(self.llm)
+        self._wrapped = wrapped(self.llm, self._wrapped)
         return self._wrapped[1]
 
     def _check(self) -> None:
@@ -329,7 +321,7 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
         ImportError: without scikit-learn.
         ValueError: if a column is missing, or no pair is in both.
     """
-    sklearn_metrics = import_extra("sklearn.metrics")
+    sklearn_metrics = required("sklearn.metrics")
     columns = ["qid", "docno", "label"]
     for name, frame in (("judged", judged), ("qrels", qrels)):
         if absent := [column for column in columns if column not in frame.columns]:

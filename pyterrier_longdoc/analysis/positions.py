@@ -17,7 +17,8 @@ import pyterrier as pt
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
 from ..frames import TextField, strings
-from ..windows import CHUNK_TOKENS, SentenceWindows, Span, TokenizedText
+from ..texts import Span, TokenizedText
+from ..windows import CHUNK_TOKENS, SentenceWindows
 from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
 from .locating import Match, PassageLocator
 from .triples import Reader, relevant_pairs, texts_of_corpus

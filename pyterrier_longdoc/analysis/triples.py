@@ -12,7 +12,7 @@ import pandas as pd
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
 from ..frames import TextField, field_names, strings
-from ..windows import TokenizedText
+from ..texts import TokenizedText
 from .judging import tokenized
 
 

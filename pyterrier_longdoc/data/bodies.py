@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.data.textstore import HOMEPAGE
+from pyterrier_longdoc.presentation import HELP_URL
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _META = re.compile(rb"<meta[^>]*charset[^>]*>", re.IGNORECASE)
@@ -177,7 +177,7 @@ class BodyLoader(pt.Transformer):
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
-        return {"label": "BodyLoader", "help_url": HOMEPAGE, "settings": {"fields": self.fields}}
+        return {"label": "BodyLoader", "help_url": HELP_URL, "settings": {"fields": self.fields}}
 
     def _rows(self, docnos: list[str]) -> dict[str, dict[str, str]]:
         found = self._dataset.docs_store().get_many_iter(list(dict.fromkeys(docnos)))

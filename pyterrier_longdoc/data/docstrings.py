@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from pyterrier_longdoc.data.textstore import HOMEPAGE, Documents, InMemoryDataset, kept_rows
+from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset, kept_rows
+from pyterrier_longdoc.presentation import HELP_URL
 
 _log = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ class DocstringsDataset(InMemoryDataset):
 
     def info_url(self) -> str:
         """Where the collection is described."""
-        return HOMEPAGE
+        return HELP_URL
 
     def _frame(self, variant: str | None) -> pd.DataFrame:
         variant = variant or "test"

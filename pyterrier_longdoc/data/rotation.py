@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.data.textstore import HOMEPAGE
+from pyterrier_longdoc.presentation import HELP_URL
 
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""
@@ -132,7 +132,7 @@ class RotateDocuments(pt.Transformer):
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
-        return {"label": "RotateDocuments", "help_url": HOMEPAGE}
+        return {"label": "RotateDocuments", "help_url": HELP_URL}
 
 
 def _unchanged(text: str, rng: random.Random) -> str:

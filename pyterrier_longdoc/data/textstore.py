@@ -19,12 +19,12 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from pyterrier_longdoc.presentation import HELP_URL
+
 _log = logging.getLogger(__name__)
 
 Documents = Mapping[str, Mapping[str, str]]
 """docno -> {"docno": ..., "text": ..., further fields}."""
-
-HOMEPAGE = "https://github.com/terrierteam/pyterrier_longdoc"
 
 
 class TextLoader(pt.Transformer):
@@ -81,7 +81,7 @@ class TextLoader(pt.Transformer):
         # Named settings, since PyTerrier would otherwise print every document; and a help_url, since it
         # would otherwise look one up in its online documentation, which fails offline.
         settings = {"name": self.name, "fields": self.fields}
-        return {"label": "TextLoader", "help_url": HOMEPAGE, "settings": settings}
+        return {"label": "TextLoader", "help_url": HELP_URL, "settings": settings}
 
     def _lookup(self, docno: object) -> Mapping[str, str]:
         try:

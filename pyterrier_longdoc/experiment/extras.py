@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from ..extras import import_extra
 
 
 def required(name: str) -> Any:
@@ -12,7 +13,4 @@ def required(name: str) -> Any:
     Raises:
         ImportError: if it is missing; the message says how to install it.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{name} is missing: pip install 'pyterrier-longdoc[analysis]'") from error
+    return import_extra(name, "analysis", f"{name} is missing")

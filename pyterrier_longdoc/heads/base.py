@@ -128,8 +128,14 @@ def head_options(name: str) -> dict[str, Any]:
     """
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
+    options: dict[str, Any] = {}
+    for cls in reversed(_REGISTRY[name].__mro__):
+        if issubclass(cls, Head) and "__init__" in vars(cls):
+            parameters = list(inspect.signature(cls.__init__).parameters.values())
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                options = {}  # a constructor without **options takes none of its parent's
+            options |= {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
+    return options
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:

@@ -154,31 +154,8 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
 
     needs = "query"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        aggregator: str | dict[str, Any] | None = None,
-        layers: int = 2,
-        attention_heads: int | None = None,
-        separators: bool = True,
-        positions: bool = True,
-        special_vectors: str | None = None,
-        separate_projection: bool = False,
-        max_positions: int = 512,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__(
-            hidden_size,
-            aggregator=aggregator,
-            layers=layers,
-            attention_heads=attention_heads,
-            separators=separators,
-            positions=positions,
-            special_vectors=special_vectors,
-            max_positions=max_positions,
-            dropout=dropout,
-        )
+    def __init__(self, hidden_size: int, *, separate_projection: bool = False, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.project_query: nn.Module | None = None
         if separate_projection:
             self.project_query = nn.Linear(hidden_size, self.cls_vector.shape[0])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..batching import Encoded
-from ..windows import check_given
+from ..checks import check_given
 from .base import Head, masked_mean
 
 

@@ -123,3 +123,8 @@ class LLMClient:
 def as_client(llm: Any) -> LLMClient:
     """An `LLMClient` as it is; a backend or function as one without cache, prices and cap."""
     return llm if isinstance(llm, LLMClient) else LLMClient(llm)
+
+
+def wrapped(llm: Any, before: tuple[Any, LLMClient] | None) -> tuple[Any, LLMClient]:
+    """A model and its client: the ones from before if it is the same model, so that there is one ledger."""
+    return before if before is not None and before[0] is llm else (llm, as_client(llm))

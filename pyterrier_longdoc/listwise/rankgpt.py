@@ -13,7 +13,6 @@ import pandas as pd
 import pyterrier as pt
 
 from ..frames import (
-    HELP_URL,
     TextField,
     TruncationWarning,
     check_choice,
@@ -23,9 +22,10 @@ from ..frames import (
     validated,
     with_scores,
 )
+from ..presentation import Presented, changed_arguments
 from ..reports import Coverage
 from .budget import DocumentReader, Tokens
-from .client import LLMClient, as_client
+from .client import LLMClient, wrapped
 from .errors import IncompleteReplyWarning
 from .ledger import Call, Estimate, Ledger
 from .parallel import Lock, in_parallel
@@ -53,7 +53,7 @@ class Candidates:
 
 
 @dataclass(eq=False, repr=False)
-class RankGPT(pt.Transformer):
+class RankGPT(Presented, pt.Transformer):
     """Zero-shot listwise reranking by a language model, in windows from the back of the list to its front.
 
     Source: Sun et al. 2023; windows that do not divide the list evenly also reach its top. A FirstP variant reads
@@ -125,22 +125,10 @@ class RankGPT(pt.Transformer):
 
     def __repr__(self) -> str:
         shown = [repr(self._client().backend)]
-        hidden = ("llm", "prompt", "tokenizer", "text_loader", "verbose", "concurrency")
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name not in hidden and repr(value) != repr(f.default):
-                shown.append(f"{f.name}={value!r}")
+        shown += changed_arguments(self, ("llm", "prompt", "tokenizer", "text_loader", "verbose", "concurrency"))
         if self.prompt != ListwisePrompt():
             shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
         return f"{type(self).__name__}({', '.join(shown)})"
-
-    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
-        return {"label": type(self).__name__, "help_url": HELP_URL}
-
-    def subtransformers(self) -> dict[str, Any]:
-        """None: a text loader given as argument is no step of its own."""
-        return {}
 
     @property
     def ledger(self) -> Ledger:
@@ -252,8 +240,7 @@ class RankGPT(pt.Transformer):
         return candidates
 
     def _client(self) -> LLMClient:
-        if self._wrapped is None or self._wrapped[0] is not self.llm:
-            self._wrapped = self.llm, as_client(self.llm)
+        self._wrapped = wrapped(self.llm, self._wrapped)
         return self._wrapped[1]
 
     def _check(self) -> None:

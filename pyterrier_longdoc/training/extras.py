@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
+
+from ..extras import import_extra
 
 
 def required(name: str, purpose: str) -> Any:
@@ -12,7 +13,4 @@ def required(name: str, purpose: str) -> Any:
     Raises:
         ImportError: if it is missing; the message says how to install it.
     """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(f"{purpose} needs {name}: pip install 'pyterrier-longdoc[train]'") from error
+    return import_extra(name, "train", f"{purpose} needs {name}")

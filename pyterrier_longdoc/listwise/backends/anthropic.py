@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import BackendError, ContextOverflowError, MalformedReplyError
 from ..parallel import Lock
 from ..prompts import Message
-from .base import Reply, check_parameters, import_extra, retry_malformed, says_overflow, without_secrets
+from .base import Reply, check_parameters, required, retry_malformed, says_overflow, without_secrets
 
 
 @dataclass(eq=False, repr=False)
@@ -65,7 +65,7 @@ class AnthropicBackend:
             ContextOverflowError: if the server finds the prompt too long.
             ImportError: without the `anthropic` package.
         """
-        anthropic, client = import_extra("anthropic"), self._connect()
+        anthropic, client = required("anthropic"), self._connect()
         try:
             return retry_malformed(lambda: self._request(client, messages), self.max_retries)
         except TypeError as error:
@@ -105,6 +105,6 @@ class AnthropicBackend:
             return self.client
         with self._lock:
             if self._connection is None:
-                anthropic = import_extra("anthropic")
+                anthropic = required("anthropic")
                 self._connection = anthropic.Anthropic(timeout=self.timeout, max_retries=self.max_retries)
             return self._connection

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from ...extras import import_extra
 from ..errors import MalformedReplyError
 from ..prompts import Message
 
@@ -103,16 +103,13 @@ def as_backend(llm: Any) -> Backend:
     return CallableBackend(llm)
 
 
-def import_extra(module: str) -> Any:
-    """Imports an optional library.
+def required(module: str) -> Any:
+    """Imports a library of the extra `llm`.
 
     Raises:
         ImportError: with the command that installs it.
     """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(f"this needs {module}: pip install 'pyterrier-longdoc[llm]'") from error
+    return import_extra(module, "llm", f"this needs {module}")
 
 
 def says_overflow(message: str) -> bool:
@@ -146,7 +143,7 @@ def retry_malformed(call: Callable[[], Value], retries: int) -> Value:
     Raises:
         MalformedReplyError: after `retries` further calls.
     """
-    tenacity = import_extra("tenacity")
+    tenacity = required("tenacity")
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(MalformedReplyError),
         stop=tenacity.stop_after_attempt(retries + 1),

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import BackendError, ContextOverflowError, MalformedReplyError
 from ..parallel import Lock
 from ..prompts import Message
-from .base import Reply, check_parameters, import_extra, retry_malformed, says_overflow, without_secrets
+from .base import Reply, check_parameters, required, retry_malformed, says_overflow, without_secrets
 
 
 @dataclass(eq=False, repr=False)
@@ -69,7 +69,7 @@ class OpenAIBackend:
             ContextOverflowError: if the server finds the prompt too long.
             ImportError: without the `openai` package.
         """
-        openai, client = import_extra("openai"), self._connect()
+        openai, client = required("openai"), self._connect()
         try:
             return retry_malformed(lambda: self._request(client, messages), self.max_retries)
         except openai.APIError as error:
@@ -104,7 +104,7 @@ class OpenAIBackend:
             return self.client
         with self._lock:
             if self._connection is None:
-                openai = import_extra("openai")
+                openai = required("openai")
                 try:
                     self._connection = openai.OpenAI(
                         base_url=self.base_url, api_key=self._key(), timeout=self.timeout, max_retries=self.max_retries
