@@ -94,6 +94,8 @@ class LongP(LongDocReranker):
             raise ValueError(
                 f'answers={self.answers!r} must be two words, for a relevant and another document: ("yes", "no")'
             )
+        if self.answers is not None and self.pooling not in (None, "last"):
+            raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
         if self.template is not None:
             resolve_template(self.template)
             if self.pad_query:

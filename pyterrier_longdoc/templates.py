@@ -42,7 +42,8 @@ def template_layout(tokenizer: Any, template: str) -> PairLayout:
 
     White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
     and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
-    template as a whole, which is tried with a probe.
+    template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
+    may be cut.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer; special tokens that it adds to a text are kept.

@@ -18,7 +18,7 @@ from pyterrier_longdoc.batching import Encoded, Matches, QueryStates
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.heads.base import Head, WarmStart, head_options
 
-from . import tiny
+from . import tiny, tiny_long
 
 H = 24
 CHANNELS = 3
@@ -579,6 +579,22 @@ def test_aggregators_of_all_families(family, positions, tmp_path):
     torch.testing.assert_close(again(batch), head(batch), rtol=1e-4, atol=1e-4)
     turned = torch.cat([head(d) for d in turned_around(encoded((5, 3)), [[3, 4, 0, 1, 2], [2, 1, 0]])])
     assert torch.isclose(turned, head(encoded((5, 3))), rtol=1e-4, atol=1e-4).all() == (not positions)
+
+
+AGGREGATE_NOTHING = {
+    "qwen3": lambda folder: tiny_long.decoder(folder, "qwen3"),
+    "longformer": lambda folder: tiny_long.encoder(folder, "longformer"),
+    "big_bird": lambda folder: tiny_long.encoder(folder, "big_bird"),
+    "alibi-bert": lambda folder: tiny_long.published(folder, "jina"),
+    "nystromformer": lambda folder: tiny.checkpoint(folder, "nystromformer", labels=None),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATE_NOTHING)
+def test_checkpoints_that_cannot_aggregate(kind, tmp_path):
+    """The first state of a language model has seen nothing; the others need words, or let padding in."""
+    with pytest.raises(ValueError, match=f"a checkpoint of type '{kind}' cannot aggregate vectors"):
+        build_head("parade-transformer", H, aggregator=AGGREGATE_NOTHING[kind](tmp_path))
 
 
 def test_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
