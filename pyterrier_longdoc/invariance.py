@@ -56,12 +56,17 @@ def check_invariance(
         One row per check: `check`, `difference` (largest, relative as above), `same_order` (whether every query's
         documents keep their order), `tolerance`, `passed` (None without a verdict) and `note`.
 
+    Raises:
+        ValueError: if there are no rows, or the model does not return them all.
+
     Example:
         >>> def length(row): return float(len(row["text"]))
         >>> check_invariance(pt.apply.doc_score(length), verbose=False)["passed"].tolist()[:4]
         [True, True, True, True]
     """
     frame = (_sample() if results is None else results).reset_index(drop=True)
+    if frame.empty:
+        raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
     with _undisturbed(model):
         expected = _scores(model, frame)
         rows = [

@@ -28,6 +28,8 @@ def resolve_template(template: str) -> str:
     Raises:
         ValueError: unless `{query}` and then `{document}` occur once each.
     """
+    if not isinstance(template, str):
+        raise ValueError(f"template={template!r} must be a text or one of {', '.join(TEMPLATES)}")
     text = TEMPLATES.get(template, template)
     if text.count("{query}") != 1 or text.count("{document}") != 1 or text.index("{query}") > text.index("{document}"):
         raise ValueError(

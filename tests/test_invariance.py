@@ -159,6 +159,11 @@ def test_tolerance_is_relative_to_large_scores(results):
     assert not check(Large(), results, tolerance=1e-7)["passed"].dropna().any()
 
 
+def test_nothing_cannot_be_compared(results):
+    with pytest.raises(ValueError, match="results has no rows"):
+        check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
+
+
 def test_rows_that_are_dropped_cannot_be_compared(results):
     with pytest.raises(ValueError, match="does not return every row"):
         check(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)

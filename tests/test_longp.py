@@ -359,6 +359,26 @@ def test_answers_of_another_family_need_a_template(tmp_path):
         ld.LongP(folder, answers=("yes", "no")).load_scorer()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name, **own: ld.BiEncoder(name, window_size=20, stride=10, **own),
+        lambda name, **own: ld.LateIR(
+            name, interaction=tiny.aggregator(), aggregator=None, window_size=20, stride=10, **own
+        ),
+        lambda name, **own: ld.LongP(name, template="{query}{document}", pooling="last", **own),
+        lambda name, **own: ld.LongP(name, template="{query}{document}", pooling="mean", **own),
+    ],
+    ids=["BiEncoder", "LateIR", "last", "mean"],
+)
+def test_empty_texts_where_there_are_no_special_tokens(make, tmp_path):
+    model = make(tiny_long.decoder(tmp_path, "qwen3"), device="cpu")
+    texts = pd.concat([frame().assign(query=""), frame()], ignore_index=True)
+    assert np.isfinite(model(texts)["score"]).all()
+    table = ld.check_invariance(model, texts, tolerance=5e-5, dtypes=(), verbose=False)
+    assert table["passed"].dropna().all(), table
+
+
 @pytest.mark.parametrize("kind", ["jina", "mosaic", "bert"])
 def test_answers_are_for_language_models(kind, cross_encoder, tmp_path):
     folder = cross_encoder if kind == "bert" else KINDS[kind](tmp_path)
@@ -431,6 +451,8 @@ def test_templates_that_lack_something(template):
         ({"global_attention": "all"}, "global_attention='all'"),
         ({"attention_type": "sparse"}, "attention_type='sparse'"),
         ({"answers": "yes"}, "answers='yes' must be two words"),
+        ({"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
+        ({"template": 3}, "template=3 must be a text"),
         ({"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
         ({"template": "{query} {document}", "pad_query": True}, "pad_query"),
     ],
