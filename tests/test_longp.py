@@ -484,7 +484,7 @@ def test_attention_that_an_architecture_lacks(longformer):
 
 def test_a_model_of_another_machine_s_attention(tmp_path):
     """Saved where flash attention is installed, loaded where it is not."""
-    model = ld.LongP(tiny_long.encoder(tmp_path / "encoder", "modernbert"), device="cpu")
+    model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
     expected = model(frame())["score"]
     model.load_scorer()
     model._loaded.backbone.options = replace(model._loaded.backbone.options, attn_implementation="flash_attention_2")
