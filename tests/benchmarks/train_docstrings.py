@@ -22,7 +22,7 @@ import pandas as pd
 
 MODELS = ("firstp", "maxp", "avgp", "parade-attn", "parade-transformer")
 DEPTH = 50
-PAIR_STEPS, STEPS = 460, {"parade-transformer": 80}
+PAIR_STEPS, STEPS = 460, {"parade-transformer": 60}
 
 
 def candidates(dataset: Any, folder: Path) -> dict[str, pd.DataFrame]:
@@ -77,7 +77,7 @@ def pair_model(folder: Path) -> Any:
 
 
 def model_named(name: str, folder: Path) -> Any:
-    """A model that is to be trained; training reads at most 6 windows of a document."""
+    """A model that is to be trained; training reads at most 4 windows of a document."""
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.packaged import ENCODER
 
@@ -88,13 +88,13 @@ def model_named(name: str, folder: Path) -> Any:
         head_rate=1e-3,
         queries_per_step=8,
         queries_per_forward=2,
-        max_steps=STEPS.get(name, 50),
+        max_steps=STEPS.get(name, 30),
         seed=43,
     )
     settings: dict[str, Any] = {"training": args, "verbose": True}
     if name == "firstp":
         return ld.FirstP(ENCODER, max_doc_len=256, **settings)
-    windows = {"window_size": 100, "stride": 80, "max_windows": 6}
+    windows = {"window_size": 100, "stride": 80, "max_windows": 4}
     if name == "parade-transformer":
         return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **windows, **settings)
     if name == "parade-attn":
