@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 MODELS = ("firstp", "maxp", "avgp", "parade-attn", "parade-transformer")
 DEPTH = 50
 PAIR_STEPS, STEPS = 460, {"parade-transformer": 60}
 
 
-def candidates(dataset: Any, folder: Path) -> dict[str, pd.DataFrame]:
+def candidates(dataset: Any) -> dict[str, Any]:
     """BM25's candidates with their texts for the train split, and the top 20 of 100 queries of the dev split."""
     from pyterrier_longdoc.demo import first_stage
 
-    bm25 = first_stage(dataset, folder / "index", DEPTH) >> dataset.text_loader()
-    frames = {split: bm25(dataset.get_topics(split)) for split in ("train", "dev")}
+    with tempfile.TemporaryDirectory() as scratch:
+        bm25 = first_stage(dataset, Path(scratch) / "index", DEPTH) >> dataset.text_loader()
+        frames = {split: bm25(dataset.get_topics(split)) for split in ("train", "dev")}
     dev = frames["dev"]
     chosen = dev["qid"].drop_duplicates().sample(100, random_state=0)
     return {"train": frames["train"], "dev": dev[dev["qid"].isin(chosen) & (dev["rank"] < 20)]}
@@ -138,7 +138,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     args.folder.mkdir(parents=True, exist_ok=True)
     dataset = pt.get_dataset("longdoc:docstrings")
-    found = candidates(dataset, args.folder)
+    found = candidates(dataset)
     train, dev = dataset.get_qrels("train"), dataset.get_qrels("dev")
     start = trained("pairs", args.folder, lambda model: model.fit(found["train"], train, found["dev"], dev))
     for name in args.only:
