@@ -536,7 +536,7 @@ def test_names_that_could_not_be_read_back_are_not_written(tmp_path):
     assert again.splits == collection.splits
     for blank in ("a b", "a\u00a0b", "a\u2028"):
         source[0]["docno"] = blank
-        with pytest.raises(ValueError, match="docno 'q0_a.*' cannot be written: .* no white space"):
+        with pytest.raises(ValueError, match=r"docno 'q0_a.*' cannot be written: .* no white space"):
             write_far_relevant(build(passages=source, qrels=qrels(1, 1).assign(docno=blank)), tmp_path / "blank")
     for part in ("", "..", "a/b"):
         with pytest.raises(ValueError, match=f"split {part!r} cannot be written"):

@@ -166,7 +166,7 @@ def test_further_bad_input_is_named():
     one = {"lengths": (64,), "queries": 1, "documents": 1}
     with pytest.raises(ValueError, match="needles hold one without text"):
         needle(PROSE, [("a", " ")], **one)
-    with pytest.raises(ValueError, match="the background has 'The key is 5.' too"):
+    with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
         needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)
 
 
