@@ -91,6 +91,7 @@ _PUBLIC = {
         "pseudo_qrels",
         "recipes",
     ],
+    "saving": ["save_adapter"],
     "artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
