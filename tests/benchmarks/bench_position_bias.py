@@ -7,10 +7,11 @@ The collections docstrings-early, -uniform and -far have the same queries and th
 the relevant passage. Candidates are a query's relevant document and others drawn from those of the other queries, so
 that a model that sees nothing relevant is as good as chance; or with --bm25 the best of BM25. They are reranked by the
 packaged MiniLM as bi-encoder over the first or the best window, by FirstP and MaxP with a cross-encoder checkpoint if
-one is given, and by models of any class that were saved with `save`; one called FirstP is what the others are tested
-against. Tables: effectiveness in each collection with intervals and the test of each model against its first-window
-partner, the ratio of worst to best collection, the same by position within docstrings-uniform, and the change of the
-scores when the passage moves through the document. The pictures are in the output folder.
+one is given, and by models of any class that `save` wrote or this package carries (MaxP=longdoc:docstrings-maxp); one
+called FirstP is what the others are tested against. Tables: effectiveness in each collection with intervals and the
+test of each model against its first-window partner, the ratio of worst to best collection, the same by position within
+docstrings-uniform, and the change of the scores when the passage moves through the document. The pictures are in the
+output folder.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.demo import first_stage, packaged_encoder
+from pyterrier_longdoc.demo import first_stage
+from pyterrier_longdoc.packaged import ENCODER
 
 PLACES = ("early", "uniform", "far")
 FIRST_WINDOW = ("BiEncoder first", "FirstP")
@@ -38,7 +40,7 @@ def rerankers(args: argparse.Namespace) -> dict[str, Any]:
     models: dict[str, Any] = {}
     if not args.no_bi_encoders:
         for aggregation in ("first", "max"):
-            models[f"BiEncoder {aggregation}"] = ld.BiEncoder(packaged_encoder(), aggregation=aggregation)
+            models[f"BiEncoder {aggregation}"] = ld.BiEncoder(ENCODER, aggregation=aggregation)
     if args.cross_encoder:
         models |= {"FirstP": ld.FirstP(args.cross_encoder), "MaxP": ld.MaxP(args.cross_encoder)}
     for model in args.models:
@@ -91,7 +93,7 @@ def main() -> None:
     parser.add_argument("--bm25", action="store_true", help="rerank what BM25 finds")
     parser.add_argument("--moved", type=int, default=50, help="documents whose passage is moved")
     parser.add_argument("--cross-encoder", help="checkpoint for FirstP and MaxP: a folder or a name")
-    parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FOLDER", help="saved models")
+    parser.add_argument("--models", nargs="*", default=[], metavar="NAME=FOLDER", help="saved or packaged models")
     parser.add_argument("--no-bi-encoders", action="store_true", help="the other models only")
     parser.add_argument("--output", type=Path, default=Path("position-bias"))
     args = parser.parse_args()
