@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
 
 import numpy as np
 
@@ -37,8 +36,9 @@ class Recipe:
             raise ValueError(f"within={self.within} must be at least 1")
         if self.max_length <= self.min_offset:
             raise ValueError(f"max_length={self.max_length} must be greater than min_offset={self.min_offset}")
-        several = isinstance(self.length, Sequence | np.ndarray) and not isinstance(self.length, str)
-        if not (several or isinstance(self.length, Integral) or callable(self.length) or self.length == "uniform"):
+        several = hasattr(self.length, "__len__") and not isinstance(self.length, str)
+        one = isinstance(self.length, int | np.integer) or callable(self.length)
+        if not (several or one or self.length == "uniform"):
             raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', whole numbers, or a function")
         if several and not len(self.length):  # type: ignore[arg-type]
             raise ValueError("length=[] holds no length to draw from")
@@ -66,7 +66,7 @@ class Recipe:
             return between(rng, smallest, self.max_length)
         if callable(self.length):
             drawn = self.length(rng, smallest, self.max_length)
-        elif isinstance(self.length, Integral):
+        elif isinstance(self.length, int | np.integer):
             drawn = int(self.length)
         else:
             fitting = [size for size in map(int, self.length) if smallest <= size <= self.max_length] or [-1]
