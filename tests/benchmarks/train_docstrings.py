@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 MODELS = ("firstp", "maxp", "avgp", "parade-attn", "parade-transformer")
 DEPTH = 50
-PAIR_STEPS, STEPS = 460, {"parade-transformer": 80}
+PAIR_STEPS, STEPS = 460, {"parade-transformer": 60}
 
 
-def candidates(dataset: Any, folder: Path) -> dict[str, pd.DataFrame]:
+def candidates(dataset: Any) -> dict[str, Any]:
     """BM25's candidates with their texts for the train split, and the top 20 of 100 queries of the dev split."""
     from pyterrier_longdoc.demo import first_stage
 
-    bm25 = first_stage(dataset, folder / "index", DEPTH) >> dataset.text_loader()
-    frames = {split: bm25(dataset.get_topics(split)) for split in ("train", "dev")}
+    with tempfile.TemporaryDirectory() as scratch:
+        bm25 = first_stage(dataset, Path(scratch) / "index", DEPTH) >> dataset.text_loader()
+        frames = {split: bm25(dataset.get_topics(split)) for split in ("train", "dev")}
     dev = frames["dev"]
     chosen = dev["qid"].drop_duplicates().sample(100, random_state=0)
     return {"train": frames["train"], "dev": dev[dev["qid"].isin(chosen) & (dev["rank"] < 20)]}
@@ -77,7 +77,7 @@ def pair_model(folder: Path) -> Any:
 
 
 def model_named(name: str, folder: Path) -> Any:
-    """A model that is to be trained; training reads at most 6 windows of a document."""
+    """A model that is to be trained; training reads at most 4 windows of a document."""
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.packaged import ENCODER
 
@@ -88,13 +88,13 @@ def model_named(name: str, folder: Path) -> Any:
         head_rate=1e-3,
         queries_per_step=8,
         queries_per_forward=2,
-        max_steps=STEPS.get(name, 50),
+        max_steps=STEPS.get(name, 30),
         seed=43,
     )
     settings: dict[str, Any] = {"training": args, "verbose": True}
     if name == "firstp":
         return ld.FirstP(ENCODER, max_doc_len=256, **settings)
-    windows = {"window_size": 100, "stride": 80, "max_windows": 6}
+    windows = {"window_size": 100, "stride": 80, "max_windows": 4}
     if name == "parade-transformer":
         return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **windows, **settings)
     if name == "parade-attn":
@@ -138,7 +138,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     args.folder.mkdir(parents=True, exist_ok=True)
     dataset = pt.get_dataset("longdoc:docstrings")
-    found = candidates(dataset, args.folder)
+    found = candidates(dataset)
     train, dev = dataset.get_qrels("train"), dataset.get_qrels("dev")
     start = trained("pairs", args.folder, lambda model: model.fit(found["train"], train, found["dev"], dev))
     for name in args.only:
