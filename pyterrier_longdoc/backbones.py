@@ -128,7 +128,7 @@ class Backbone:
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
         return {
-            "config": self.model.config.to_dict(),
+            "config": described(self.model.config),
             "cross_encoder": self.representation is not None,
             "options": {**asdict(self.options), "pooling": self.pooling, "template": self.template},
         }
@@ -200,6 +200,11 @@ class Backbone:
                 return before, lead
         logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
         return ids(prefix), ""
+
+
+def described(config: Any) -> dict[str, Any]:
+    """A Hugging Face configuration as JSON-able values, without the place on this machine that it came from."""
+    return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
 
 
 def load_backbone(name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None) -> Backbone:

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from .alibi import AlibiBert
 from .architectures import InputRules
-from .backbones import Backbone, build_backbone, load_backbone
+from .backbones import Backbone, build_backbone, described, load_backbone
 
 # With these, positions and segments are added in `embeddings` and nowhere else.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -45,7 +45,7 @@ class VectorTransformer:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able configuration from which `vector_transformer` makes the same modules."""
-        return dict(self.model.config.to_dict())
+        return described(self.model.config)
 
 
 def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
