@@ -91,6 +91,9 @@ _PUBLIC = {
         "pseudo_qrels",
         "recipes",
     ],
+    "training.folds": ["k_fold_fit"],
+    "training.seeds": ["fit_seeds"],
+    "protocol": ["Protocol", "protocols"],
     "artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -1,0 +1,399 @@
+"""The papers' experiments, each one call for who has the data: what is trained, tested and measured, and how.
+
+All settings are those of Boytsov et al. 2025 (sections 3.1 and 3.2, appendices A.1 and B), unless a docstring names
+another source.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+import pyterrier as pt
+
+from .base import LongDocReranker
+from .experiment import Experiment, ExperimentResults
+from .papers import presets
+from .protocol_data import ProtocolData, TopicSet
+from .training.args import TrainingArgs
+from .training.folds import k_fold_fit
+from .training.kept import MODEL, check_new, fit_kept
+from .training.presets import recipes
+from .training.seeds import check_seeds
+
+FIRST_STAGE = "first stage"
+"""The name of the first stage among the systems of a protocol."""
+
+Factory = Callable[[int], Any]
+"""Makes a new model for a seed."""
+Source = LongDocReranker | str | Path | Callable[[str, int], Any]
+"""Where trained models are: see `Protocol.run`."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a collection is used: data, candidates, texts, recipe, folds, measures.
+
+    Attributes:
+        test: topics to test on; those of several sets are pooled.
+        fields: of the documents, joined by a space.
+        metrics: measures, the first of which the paper's Table 1 gives.
+        train: topics to train on; None where the models are trained on other folds.
+        folds: names of datasets whose topics are the folds.
+        start: the protocol whose models, of the same configuration and seed, are trained further; None for models that
+            start from their backbone.
+        recipe: name of the recipe, see `training.recipes`.
+        depth: candidates for each query, of the first stage.
+        max_train_queries: train on so many queries, chosen at random; None for all.
+        max_query_len: tokens of a query that are read.
+        max_doc_len: tokens of a document that are read; FirstP reads 477.
+        alpha: significance level of the paired t-test.
+        published: the paper's figure that `compare` puts beside one's own.
+        note: what the paper does not say, or does otherwise.
+    """
+
+    test: tuple[TopicSet, ...]
+    fields: tuple[str, ...]
+    metrics: tuple[str, ...]
+    train: TopicSet | None = None
+    folds: tuple[str, ...] = ()
+    start: str | None = None
+    recipe: str = "boytsov2025"
+    depth: int = 100
+    max_train_queries: int | None = None
+    max_query_len: int = 32
+    max_doc_len: int = 1431
+    alpha: float = 0.05
+    published: str | None = None
+    note: str = ""
+
+    def run(
+        self,
+        models: Mapping[str, Factory] | Sequence[str],
+        first_stage: pt.Transformer | Mapping[str, pt.Transformer],
+        folder: str | Path,
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        start_from: Source | bool | None = None,
+        trained: Source | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        partner: Mapping[str, str] | None = None,
+        correction: str | None = None,
+        verbose: bool = False,
+    ) -> ExperimentResults:
+        """Trains the models with each seed, reranks the candidates and compares.
+
+        Models without `fit` are not trained. Others get the protocol's recipe (unless they have one), its document
+        length (unless they have one) and the seed. Presets that the paper trains for more epochs on MS MARCO (two for
+        PARADE Transf-RAND-L2) are; the last epoch's weights are kept, without looking at validation data.
+
+        Args:
+            models: functions that make a model for a seed, by name: `{"MaxP": lambda seed: ld.MaxP(seed=seed)}`; or
+                names of `ld.presets`.
+            first_stage: a retriever; a dict with one for each corpus (`"msmarco-document"`, `"msmarco-document-v2"`)
+                if there are several.
+            folder: for models, runs and results. A second call goes on where the first one was interrupted.
+            seeds: 0, 1, 2 in the paper.
+            start_from: where the models of the protocol `start` are: the `folder` of its run; a function
+                `(name, seed) -> model or its folder`; or one model for all. False trains from the backbones.
+            trained: where models are that need no training, e.g. MS MARCO's for a zero-shot test: as `start_from`.
+            datasets: own datasets by the names of PyTerrier's that they stand for: anything with `get_topics`,
+                `get_qrels` and `text_loader`.
+            arguments: further constructor arguments of presets, e.g. `{"device": "cuda", "batch_size": 128}`.
+            partner: for a model the name of its FirstP; None for that of its preset.
+            correction: of p-values, see `ld.Experiment`; the paper has none.
+            verbose: show progress bars.
+
+        Returns:
+            The results, with the first stage as the baseline: `.table`, `.perquery`, `.to_markdown()`, `.run(name,
+            seed)`.
+
+        Raises:
+            ValueError: if something is missing that only the user can give, or does not fit.
+            FileNotFoundError: if a model to start from, or a trained one, is not where it should be.
+        """
+        check_seeds(seeds)
+        if self.start is not None and start_from is None and trained is None:
+            raise ValueError(
+                f"these models start from those of protocols[{self.start!r}]: give the folder of its run as "
+                f"start_from=, or start_from=False to train from the backbones, or trained models as trained="
+            )
+        factories = self._factories(models, dict(arguments or {}), is_trained=trained is not None)
+        self._check_datasets(datasets or {})
+        data = ProtocolData(
+            None if trained is not None else self.train, self.test, self.folds, self.fields, self.depth,
+            self.max_train_queries, first_stage, datasets or {},
+        )  # fmt: skip
+        start = None if start_from is False else start_from
+        systems: dict[str, Any] = {FIRST_STAGE: data.first_run}
+        for name, factory in factories.items():
+            systems[name] = _System(self, name, factory, data, start, trained, Path(folder), verbose)
+        return Experiment(
+            systems,
+            data.topics,
+            data.qrels,
+            self.metrics,
+            seeds=seeds,
+            baselines=[FIRST_STAGE],
+            partner=_partners(factories) if partner is None else partner,
+            correction=correction,
+            alpha=self.alpha,
+            save_dir=folder,
+            verbose=verbose,
+        )
+
+    def compare(self, results: ExperimentResults, *, published: str | None = None) -> pd.DataFrame:
+        """The presets' own figures beside the paper's: `name, measure, own, published`.
+
+        Args:
+            results: of `run`.
+            published: another of the paper's figures, e.g. `"far RR, zero-shot"`.
+        """
+        figure, measure = published or self.published, self.metrics[0]
+        rows = [
+            (name, measure, float(results.means.loc[name, measure]), presets[name].published.get(figure or ""))
+            for name in results.names
+            if name in presets
+        ]
+        return pd.DataFrame(rows, columns=["name", "measure", "own", "published"])
+
+    def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
+        """The recipe with a seed.
+
+        Args:
+            seed: of the order and choice of examples and of dropout.
+            epochs: other than the recipe's.
+        """
+        (args,) = recipes(self.recipe, seed=int(seed))
+        return args if epochs is None else replace(args, epochs=epochs)
+
+    def _check_datasets(self, datasets: Mapping[str, Any]) -> None:
+        known = [part.dataset for part in (*self.test, *([self.train] if self.train else []))] + list(self.folds)
+        unknown = [name for name in datasets if name not in known]
+        if unknown:
+            raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
+
+    def _factories(self, models: Any, arguments: dict[str, Any], *, is_trained: bool) -> dict[str, Factory | None]:
+        if isinstance(models, Mapping):
+            if arguments:
+                raise ValueError("arguments= are for presets; the functions in models= pass their own")
+            found: dict[str, Factory | None] = dict(models)
+        elif isinstance(models, Sequence) and not isinstance(models, str):
+            # The names of trained models are whatever they were called when they were trained.
+            found = {name: None if is_trained else self._preset_factory(name, arguments) for name in models}
+        else:
+            raise ValueError(f"models={models!r} must be a dict of functions by name, or a list of presets' names")
+        wrong = [name for name, factory in found.items() if not (callable(factory) or (is_trained and factory is None))]
+        if wrong or not found:
+            raise ValueError(f"models= needs a function of the seed for each name, e.g. for {(wrong or ['MaxP'])[0]!r}")
+        if FIRST_STAGE in found:
+            raise ValueError(f"no model can be named {FIRST_STAGE!r}: that is the first stage")
+        return found
+
+    def _preset_factory(self, name: str, arguments: dict[str, Any]) -> Factory:
+        if name not in presets:
+            raise ValueError(f"there is no preset {name!r}; known are {', '.join(presets)}")
+        preset = presets[name]
+        if preset.epochs is None:
+            return lambda seed: preset(**arguments)
+        # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
+        epochs = preset.epochs if self.start is None and preset.epochs > 1 else None
+        return lambda seed: preset(**{"seed": seed, "training": self.training(seed, epochs=epochs), **arguments})
+
+
+@dataclass(eq=False)
+class _System:
+    """A model of a protocol, as a factory `seed -> run` of `ld.Experiment`."""
+
+    protocol: Protocol
+    name: str
+    factory: Factory | None
+    data: ProtocolData
+    start_from: Any
+    trained: Any
+    folder: Path
+    verbose: bool
+    _last: Callable[[], Any] = field(default=lambda: None, init=False)
+
+    def __call__(self, seed: int) -> pd.DataFrame:
+        model = self._model(seed)
+        own, data = models_folder(self.folder, self.name, seed), self.data
+        if self.trained is not None or not hasattr(model, "fit"):
+            return model.transform(data.candidates)
+        if self.protocol.folds:
+            folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
+            return folds.run
+        model = fit_kept(model, data.training(model.training), own)
+        return model.transform(data.candidates)
+
+    def _model(self, seed: int) -> Any:
+        """What is to be trained, or only to be used."""
+        if self.trained is not None:
+            return find_model(self.trained, self.name, seed)
+        assert self.factory is not None  # noqa: S101
+        model, protocol = self.factory(seed), self.protocol
+        if not hasattr(model, "fit"):
+            return model
+        check_new(model, [self._last()])
+        self._last = weakref.ref(model)  # keeps no trained model in memory
+        if not isinstance(model, LongDocReranker):
+            raise ValueError(f"{self.name!r} is a {type(model).__name__}; protocols train this package's models")
+        if model.text_field != "text":
+            raise ValueError(f"{self.name!r} reads {model.text_field!r}; the protocol gives it {protocol.fields} as 'text'")
+        if model.max_query_len != protocol.max_query_len:
+            message = f"{self.name!r} reads {model.max_query_len} tokens of a query; in the paper {protocol.max_query_len}"
+            warnings.warn(message, UserWarning, stacklevel=2)
+        model.max_doc_len = model.max_doc_len or protocol.max_doc_len
+        model.training = replace(model.training or protocol.training(seed), seed=int(seed))
+        return model if self.start_from is None else model.start_from(find_model(self.start_from, self.name, seed))
+
+
+def models_folder(folder: str | Path, name: str, seed: int) -> Path:
+    """Where the run of a protocol keeps a model."""
+    return Path(folder) / "models" / quote(name, safe=" ()+,=@-_").replace(".", "%2E") / f"seed-{seed}"
+
+
+def find_model(source: Source, name: str, seed: int) -> Any:
+    """The trained model of a name and seed.
+
+    Args:
+        source: see `Protocol.run`.
+        name: of the model.
+        seed: that it was trained with.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    if isinstance(source, str | Path):
+        found: Any = models_folder(source, name, seed) / MODEL
+        if not found.is_dir():
+            raise FileNotFoundError(f"{str(source)!r} has no finished model {name!r} with seed {seed}: no {found}")
+        return LongDocReranker.load(found)
+    if not callable(source):
+        raise ValueError(f"{source!r} must be a folder, a model, or a function (name, seed) -> model or its folder")
+    found = source if isinstance(source, pt.Transformer) else source(name, seed)
+    return LongDocReranker.load(found) if isinstance(found, str | Path) else found
+
+
+def _partners(names: Mapping[str, Any]) -> dict[str, str]:
+    """The FirstP of each preset, where it is among the models."""
+    partners = {name: presets[name].partner for name in names if name in presets}
+    return {name: partner for name, partner in partners.items() if partner is not None and partner in names}
+
+
+class Protocols(Mapping[str, Protocol]):
+    """The protocols by name; `table()` shows them all.
+
+    Example:
+        >>> protocols["robust04-title"].recipe, protocols["robust04-title"].start
+        ('robust04', 'msmarco-document')
+    """
+
+    def __init__(self, entries: Mapping[str, Protocol]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Protocol:
+        if name not in self._entries:
+            raise KeyError(f"no protocol is named {name!r}; known are {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def table(self) -> pd.DataFrame:
+        """One row for each protocol, a column for each setting."""
+        rows = [
+            {
+                "name": name,
+                "train": protocol.train.dataset if protocol.train else f"{len(protocol.folds)} folds",
+                "test": ", ".join(part.dataset for part in protocol.test),
+                "depth": protocol.depth,
+                "recipe": protocol.recipe,
+                "start": protocol.start,
+                "metrics": ", ".join(protocol.metrics),
+                "alpha": protocol.alpha,
+                "note": protocol.note,
+            }
+            for name, protocol in self._entries.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+_MSMARCO = TopicSet("irds:msmarco-document/train")
+_MSMARCO_FIELDS = ("url", "title", "body")
+_DL = {
+    2019: TopicSet("irds:msmarco-document/trec-dl-2019/judged"),
+    2020: TopicSet("irds:msmarco-document/trec-dl-2020/judged"),
+    2021: TopicSet("irds:msmarco-document-v2/trec-dl-2021/judged"),
+}
+_ROBUST04 = "irds:disks45/nocr/trec-robust-2004"
+_FAR = "far-relevant"
+
+
+def _deep_learning(*years: int) -> Protocol:
+    return Protocol(
+        test=tuple(_DL[year] for year in years),
+        fields=_MSMARCO_FIELDS,
+        metrics=("nDCG@10", "P@10", "AP"),
+        train=_MSMARCO,
+        published="DL nDCG@10" if len(years) == len(_DL) else None,
+        note="trained on MS MARCO v1, also for 2021; the paper's candidates are ANCE's, for 2021 mixed with BM25",
+    )
+
+
+def _robust04(part: str) -> Protocol:
+    return Protocol(
+        test=(TopicSet(_ROBUST04, part),),
+        fields=("title", "body"),
+        metrics=("nDCG@20", "P@20", "AP"),
+        folds=tuple(f"{_ROBUST04}/fold{number}" for number in range(1, 6)),
+        start="msmarco-document",
+        recipe="robust04",
+        depth=1000,
+        published=f"{part} nDCG@20",
+        note="negatives come from BM25's best 1000; the depth of reranking is not stated",
+    )
+
+
+protocols = Protocols(
+    {
+        "msmarco-document": Protocol(
+            test=(TopicSet("irds:msmarco-document/dev"),),
+            fields=_MSMARCO_FIELDS,
+            metrics=("RR@100",),
+            train=_MSMARCO,
+            alpha=0.01,
+            published="dev RR",
+            note="the paper's candidates are BM25's on documents expanded by doc2query",
+        ),
+        "trec-dl": _deep_learning(2019, 2020, 2021),
+        "trec-dl-2019": _deep_learning(2019),
+        "trec-dl-2020": _deep_learning(2020),
+        "trec-dl-2021": _deep_learning(2021),
+        "robust04-title": _robust04("title"),
+        "robust04-description": _robust04("description"),
+        "far-relevant": Protocol(
+            test=(TopicSet(_FAR, "dev_official_sample1K", "dev_official_sample1K"),),
+            fields=("text",),
+            metrics=("RR@100",),
+            train=TopicSet(_FAR, "bitext", "bitext"),
+            start="msmarco-document",
+            max_train_queries=50_000,
+            alpha=0.01,
+            published="far RR, fine-tuned",
+            note="give the data as datasets={'far-relevant': ld.read_far_relevant(folder)}; candidates are BM25's",
+        ),
+    }
+)
+"""MS MARCO documents v1 (dev set), TREC DL 2019 to 2021 each and pooled, Robust04 by title and by description with the
+five folds of Huston & Croft 2014 (from ir_datasets), and MS MARCO FarRelevant."""
