@@ -93,7 +93,8 @@ _PUBLIC = {
     ],
     "training.folds": ["k_fold_fit"],
     "training.seeds": ["fit_seeds"],
-    "protocol": ["Protocol", "protocols"],
+    "protocol": ["Protocol"],
+    "named_protocols": ["protocols"],
     "artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

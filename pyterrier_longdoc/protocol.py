@@ -1,15 +1,12 @@
-"""The papers' experiments, each one call for who has the data: what is trained, tested and measured, and how.
-
-All settings are those of Boytsov et al. 2025 (sections 3.1 and 3.2, appendices A.1 and B), unless a docstring names
-another source.
-"""
+"""An experiment of a paper as one call: what is trained, tested and measured, and how."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,7 +20,7 @@ from .papers import presets
 from .protocol_data import ProtocolData, TopicSet
 from .training.args import TrainingArgs
 from .training.folds import k_fold_fit
-from .training.kept import MODEL, check_new, fit_kept
+from .training.kept import MODEL, check_new, fit_kept, keep_settings, settings_of
 from .training.presets import recipes
 from .training.seeds import check_seeds
 
@@ -106,7 +103,8 @@ class Protocol:
             trained: where models are that need no training, e.g. MS MARCO's for a zero-shot test: as `start_from`.
             datasets: own datasets by the names of PyTerrier's that they stand for: anything with `get_topics`,
                 `get_qrels` and `text_loader`.
-            arguments: further constructor arguments of presets, e.g. `{"device": "cuda", "batch_size": 128}`.
+            arguments: further constructor arguments of presets and of trained models, e.g. `{"device": "cuda",
+                "batch_size": 128}`.
             partner: for a model the name of its FirstP; None for that of its preset.
             correction: of p-values, see `ld.Experiment`; the paper has none.
             verbose: show progress bars.
@@ -125,18 +123,24 @@ class Protocol:
                 f"these models start from those of protocols[{self.start!r}]: give the folder of its run as "
                 f"start_from=, or start_from=False to train from the backbones, or trained models as trained="
             )
-        factories = self._factories(models, dict(arguments or {}), is_trained=trained is not None)
+        factories = self._factories(models, dict(arguments or {}), trained)
         self._check_datasets(datasets or {})
         data = ProtocolData(
             None if trained is not None else self.train, self.test, self.folds, self.fields, self.depth,
             self.max_train_queries, first_stage, datasets or {},
         )  # fmt: skip
         start = None if start_from is False else start_from
-        systems: dict[str, Any] = {FIRST_STAGE: data.first_run}
-        for name, factory in factories.items():
-            systems[name] = _System(self, name, factory, data, start, trained, Path(folder), verbose)
+        systems = {
+            name: _System(self, name, factory, data, start, trained is not None, Path(folder), verbose)
+            for name, factory in factories.items()
+        }
+        # Finished runs are read without asking the factories, so that only this tells whether they are the same.
+        if trained is None:
+            for system in systems.values():
+                for seed in seeds:
+                    system.keep_settings(seed)
         return Experiment(
-            systems,
+            {FIRST_STAGE: data.first_run, **systems},
             data.topics,
             data.qrels,
             self.metrics,
@@ -180,22 +184,24 @@ class Protocol:
         if unknown:
             raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
 
-    def _factories(self, models: Any, arguments: dict[str, Any], *, is_trained: bool) -> dict[str, Factory | None]:
-        if isinstance(models, Mapping):
-            if arguments:
-                raise ValueError("arguments= are for presets; the functions in models= pass their own")
-            found: dict[str, Factory | None] = dict(models)
-        elif isinstance(models, Sequence) and not isinstance(models, str):
-            # The names of trained models are whatever they were called when they were trained.
-            found = {name: None if is_trained else self._preset_factory(name, arguments) for name in models}
-        else:
+    def _factories(self, models: Any, arguments: dict[str, Any], trained: Source | None) -> dict[str, Factory]:
+        """By name, what makes a model for a seed: new ones, or the trained ones."""
+        if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
             raise ValueError(f"models={models!r} must be a dict of functions by name, or a list of presets' names")
-        wrong = [name for name, factory in found.items() if not (callable(factory) or (is_trained and factory is None))]
-        if wrong or not found:
-            raise ValueError(f"models= needs a function of the seed for each name, e.g. for {(wrong or ['MaxP'])[0]!r}")
-        if FIRST_STAGE in found:
-            raise ValueError(f"no model can be named {FIRST_STAGE!r}: that is the first stage")
-        return found
+        if not models or FIRST_STAGE in models:
+            raise ValueError(f"models= needs at least one model, and none can be named {FIRST_STAGE!r}")
+        if trained is not None:
+            return {name: partial(find_model, trained, name, **arguments) for name in models}
+        if not isinstance(models, Mapping):
+            return {name: self._preset_factory(name, arguments) for name in models}
+        if arguments:
+            raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
+        wrong = [
+            name for name, factory in models.items() if isinstance(factory, pt.Transformer) or not callable(factory)
+        ]
+        if wrong:
+            raise ValueError(f"models= needs a function of the seed for each name, but {wrong[0]!r} has none")
+        return dict(models)
 
     def _preset_factory(self, name: str, arguments: dict[str, Any]) -> Factory:
         if name not in presets:
@@ -214,45 +220,50 @@ class _System:
 
     protocol: Protocol
     name: str
-    factory: Factory | None
+    factory: Factory
     data: ProtocolData
     start_from: Any
-    trained: Any
+    is_trained: bool
     folder: Path
     verbose: bool
-    _last: Callable[[], Any] = field(default=lambda: None, init=False)
+    _last: weakref.ref | None = field(default=None, init=False)
+
+    def keep_settings(self, seed: int) -> None:
+        """Notes what a model is trained with; raises ValueError if the folder has one that was trained otherwise."""
+        model = self.factory(seed)
+        if hasattr(model, "fit"):
+            shown = str(self.start_from) if isinstance(self.start_from, str | Path) else type(self.start_from).__name__
+            settings = {**settings_of(self._prepared(model, seed)), "protocol": repr(self.protocol), "start": shown}
+            keep_settings(settings, models_folder(self.folder, self.name, seed))
 
     def __call__(self, seed: int) -> pd.DataFrame:
-        model = self._model(seed)
-        own, data = models_folder(self.folder, self.name, seed), self.data
-        if self.trained is not None or not hasattr(model, "fit"):
+        model, data = self.factory(seed), self.data
+        if self.is_trained or not hasattr(model, "fit"):
             return model.transform(data.candidates)
+        check_new(model, [self._last and self._last()])
+        self._last = weakref.ref(model)  # keeps no trained model in memory
+        model, own = self._prepared(model, seed), models_folder(self.folder, self.name, seed)
+        if self.start_from is not None:
+            model.start_from(find_model(self.start_from, self.name, seed))
         if self.protocol.folds:
             folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
             return folds.run
-        model = fit_kept(model, data.training(model.training), own)
-        return model.transform(data.candidates)
+        return fit_kept(model, data.training(model.training), own).transform(data.candidates)
 
-    def _model(self, seed: int) -> Any:
-        """What is to be trained, or only to be used."""
-        if self.trained is not None:
-            return find_model(self.trained, self.name, seed)
-        assert self.factory is not None  # noqa: S101
-        model, protocol = self.factory(seed), self.protocol
-        if not hasattr(model, "fit"):
-            return model
-        check_new(model, [self._last()])
-        self._last = weakref.ref(model)  # keeps no trained model in memory
+    def _prepared(self, model: Any, seed: int) -> LongDocReranker:
+        """The model with the protocol's settings."""
+        protocol, name = self.protocol, self.name
         if not isinstance(model, LongDocReranker):
-            raise ValueError(f"{self.name!r} is a {type(model).__name__}; protocols train this package's models")
+            raise ValueError(f"{name!r} is a {type(model).__name__}; protocols train this package's models")
         if model.text_field != "text":
-            raise ValueError(f"{self.name!r} reads {model.text_field!r}; the protocol gives it {protocol.fields} as 'text'")
-        if model.max_query_len != protocol.max_query_len:
-            message = f"{self.name!r} reads {model.max_query_len} tokens of a query; in the paper {protocol.max_query_len}"
+            raise ValueError(f"{name!r} reads {model.text_field!r}; here {protocol.fields} are in the column 'text'")
+        length = protocol.max_query_len
+        if model.max_query_len != length:
+            message = f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {length}"
             warnings.warn(message, UserWarning, stacklevel=2)
         model.max_doc_len = model.max_doc_len or protocol.max_doc_len
         model.training = replace(model.training or protocol.training(seed), seed=int(seed))
-        return model if self.start_from is None else model.start_from(find_model(self.start_from, self.name, seed))
+        return model
 
 
 def models_folder(folder: str | Path, name: str, seed: int) -> Path:
@@ -260,13 +271,14 @@ def models_folder(folder: str | Path, name: str, seed: int) -> Path:
     return Path(folder) / "models" / quote(name, safe=" ()+,=@-_").replace(".", "%2E") / f"seed-{seed}"
 
 
-def find_model(source: Source, name: str, seed: int) -> Any:
+def find_model(source: Source, name: str, seed: int, **arguments: Any) -> Any:
     """The trained model of a name and seed.
 
     Args:
         source: see `Protocol.run`.
         name: of the model.
         seed: that it was trained with.
+        **arguments: constructor arguments to change.
 
     Raises:
         FileNotFoundError: if there is none.
@@ -275,125 +287,16 @@ def find_model(source: Source, name: str, seed: int) -> Any:
         found: Any = models_folder(source, name, seed) / MODEL
         if not found.is_dir():
             raise FileNotFoundError(f"{str(source)!r} has no finished model {name!r} with seed {seed}: no {found}")
-        return LongDocReranker.load(found)
+        return LongDocReranker.load(found, **arguments)
     if not callable(source):
         raise ValueError(f"{source!r} must be a folder, a model, or a function (name, seed) -> model or its folder")
     found = source if isinstance(source, pt.Transformer) else source(name, seed)
-    return LongDocReranker.load(found) if isinstance(found, str | Path) else found
+    if isinstance(found, str | Path):
+        return LongDocReranker.load(found, **arguments)
+    return found.apply_attributes(**arguments) if arguments else found
 
 
 def _partners(names: Mapping[str, Any]) -> dict[str, str]:
     """The FirstP of each preset, where it is among the models."""
     partners = {name: presets[name].partner for name in names if name in presets}
     return {name: partner for name, partner in partners.items() if partner is not None and partner in names}
-
-
-class Protocols(Mapping[str, Protocol]):
-    """The protocols by name; `table()` shows them all.
-
-    Example:
-        >>> protocols["robust04-title"].recipe, protocols["robust04-title"].start
-        ('robust04', 'msmarco-document')
-    """
-
-    def __init__(self, entries: Mapping[str, Protocol]) -> None:
-        self._entries = dict(entries)
-
-    def __getitem__(self, name: str) -> Protocol:
-        if name not in self._entries:
-            raise KeyError(f"no protocol is named {name!r}; known are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def table(self) -> pd.DataFrame:
-        """One row for each protocol, a column for each setting."""
-        rows = [
-            {
-                "name": name,
-                "train": protocol.train.dataset if protocol.train else f"{len(protocol.folds)} folds",
-                "test": ", ".join(part.dataset for part in protocol.test),
-                "depth": protocol.depth,
-                "recipe": protocol.recipe,
-                "start": protocol.start,
-                "metrics": ", ".join(protocol.metrics),
-                "alpha": protocol.alpha,
-                "note": protocol.note,
-            }
-            for name, protocol in self._entries.items()
-        ]
-        return pd.DataFrame(rows)
-
-
-_MSMARCO = TopicSet("irds:msmarco-document/train")
-_MSMARCO_FIELDS = ("url", "title", "body")
-_DL = {
-    2019: TopicSet("irds:msmarco-document/trec-dl-2019/judged"),
-    2020: TopicSet("irds:msmarco-document/trec-dl-2020/judged"),
-    2021: TopicSet("irds:msmarco-document-v2/trec-dl-2021/judged"),
-}
-_ROBUST04 = "irds:disks45/nocr/trec-robust-2004"
-_FAR = "far-relevant"
-
-
-def _deep_learning(*years: int) -> Protocol:
-    return Protocol(
-        test=tuple(_DL[year] for year in years),
-        fields=_MSMARCO_FIELDS,
-        metrics=("nDCG@10", "P@10", "AP"),
-        train=_MSMARCO,
-        published="DL nDCG@10" if len(years) == len(_DL) else None,
-        note="trained on MS MARCO v1, also for 2021; the paper's candidates are ANCE's, for 2021 mixed with BM25",
-    )
-
-
-def _robust04(part: str) -> Protocol:
-    return Protocol(
-        test=(TopicSet(_ROBUST04, part),),
-        fields=("title", "body"),
-        metrics=("nDCG@20", "P@20", "AP"),
-        folds=tuple(f"{_ROBUST04}/fold{number}" for number in range(1, 6)),
-        start="msmarco-document",
-        recipe="robust04",
-        depth=1000,
-        published=f"{part} nDCG@20",
-        note="negatives come from BM25's best 1000; the depth of reranking is not stated",
-    )
-
-
-protocols = Protocols(
-    {
-        "msmarco-document": Protocol(
-            test=(TopicSet("irds:msmarco-document/dev"),),
-            fields=_MSMARCO_FIELDS,
-            metrics=("RR@100",),
-            train=_MSMARCO,
-            alpha=0.01,
-            published="dev RR",
-            note="the paper's candidates are BM25's on documents expanded by doc2query",
-        ),
-        "trec-dl": _deep_learning(2019, 2020, 2021),
-        "trec-dl-2019": _deep_learning(2019),
-        "trec-dl-2020": _deep_learning(2020),
-        "trec-dl-2021": _deep_learning(2021),
-        "robust04-title": _robust04("title"),
-        "robust04-description": _robust04("description"),
-        "far-relevant": Protocol(
-            test=(TopicSet(_FAR, "dev_official_sample1K", "dev_official_sample1K"),),
-            fields=("text",),
-            metrics=("RR@100",),
-            train=TopicSet(_FAR, "bitext", "bitext"),
-            start="msmarco-document",
-            max_train_queries=50_000,
-            alpha=0.01,
-            published="far RR, fine-tuned",
-            note="give the data as datasets={'far-relevant': ld.read_far_relevant(folder)}; candidates are BM25's",
-        ),
-    }
-)
-"""MS MARCO documents v1 (dev set), TREC DL 2019 to 2021 each and pooled, Robust04 by title and by description with the
-five folds of Huston & Croft 2014 (from ir_datasets), and MS MARCO FarRelevant."""

@@ -19,8 +19,8 @@ from ..experiment.runs import read_run, replacing, write_run
 from .args import TrainingArgs
 from .state import check_same
 
-MODEL, RUN = "model", "run.res.gz"
-"""In the folder of a model: itself, and what it made of its candidates."""
+MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
+"""In the folder of a model: itself, what it made of its candidates, and what it is made with."""
 _FINISHED, _SCORED, _STATE = "finished.json", "scored.json", "state"
 
 _OF_THIS_MACHINE = (
@@ -61,7 +61,7 @@ def fit_kept(model: Any, data: TrainingData, folder: Path | None) -> Any:
         model.fit(*data)
         return model
     identity = _identity(model, data)
-    kept = _read(folder / _FINISHED)
+    kept = read_notes(folder / _FINISHED)
     if kept is not None:
         check_same(kept, identity, folder)
         return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in _OF_THIS_MACHINE})
@@ -94,7 +94,7 @@ def score_kept(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.
         ValueError: if the model does not return the rows that it was given.
     """
     identity = {"candidates": _digest_of_frame(candidates)}
-    if folder is not None and _read(folder / _SCORED) == identity:
+    if folder is not None and read_notes(folder / _SCORED) == identity:
         scores = read_run(folder / RUN)["score"].to_numpy()
     else:
         out = model.transform(candidates)
@@ -143,21 +143,37 @@ def off_device(model: Any) -> Any:
     return model
 
 
+def settings_of(model: Any) -> dict[str, Any]:
+    """Class, arguments and recipe of a model, for JSON, without what decides about neither weights nor scores."""
+    arguments = {name: repr(value) for name, value in model._parameters().items() if name not in _NOT_COMPARED}
+    found = {"class": type(model).__name__, "arguments": arguments, "recipe": recipe_of(model).as_dict()}
+    return json.loads(json.dumps(found, default=str))
+
+
+def keep_settings(settings: dict[str, Any], folder: Path) -> None:
+    """Notes in a folder what its models are made with.
+
+    Raises:
+        ValueError: if that is something else than was noted before.
+    """
+    kept = read_notes(folder / SETTINGS)
+    if kept is not None:
+        check_same(kept, settings, folder)
+    elif _writes():
+        _write(folder / SETTINGS, settings)
+
+
 def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
     """What must be the same for a kept model to be this one."""
     if not hasattr(model, "save") or not hasattr(model, "training"):
         raise TypeError(f"folder= keeps models by their save, which {model!r} has not: leave folder= out")
     if model.trust_remote_code:
         raise ValueError("a model whose backbone runs remote code cannot be saved: leave folder= out")
-    arguments = {name: repr(value) for name, value in model._parameters().items() if name not in _NOT_COMPARED}
-    found = {
-        "class": type(model).__name__,
-        "arguments": arguments,
-        "recipe": recipe_of(model).as_dict(),
+    return {
+        **settings_of(model),
         "starting weights": _digest_of_weights(model),
         "training data": [None if frame is None else _digest_of_frame(frame) for frame in data],
     }
-    return json.loads(json.dumps(found, default=str))
 
 
 def _digest_of_frame(frame: pd.DataFrame) -> str:
@@ -186,7 +202,8 @@ def _writes() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_notes(path: Path) -> dict[str, Any] | None:
+    """A JSON file; None if it is not there."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
