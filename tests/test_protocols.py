@@ -257,6 +257,7 @@ def test_again_is_read_from_the_folder(msmarco, models, monkeypatch):
     again = ld.protocols["msmarco-document"].run(models, retriever, folder, seeds=SEEDS, datasets=MSMARCO)
     pd.testing.assert_frame_equal(again.table, results.table)
     assert set(retriever.asked) == set(DEV.qids)
+    monkeypatch.undo()
     model = ld.LongDocReranker.load(models_folder(folder, "MaxP", 1) / "model")
     assert scores(model(candidates(DEV))) == scores(results.run("MaxP", 1))
 
@@ -411,11 +412,14 @@ def test_models_without_fit_and_figures_of_the_paper(tmp_path):
             assert inp["text"].str.startswith("http ").all()
             return inp.assign(score=-inp["score"])
 
-    protocol = ld.protocols["msmarco-document"]
+    protocol = replace(ld.protocols["msmarco-document"], depth=5)
     datasets = {"irds:msmarco-document/dev": DEV}
     systems = {"maxp": lambda seed: Reversed(), "firstp": lambda seed: Reversed()}
     results = protocol.run(systems, Retriever(*V1), tmp_path, seeds=[0], datasets=datasets)
     assert results.statistics.partner == {"maxp": "firstp"}
+    best = candidates(DEV).sort_values("score", ascending=False).groupby("qid").head(5)
+    assert scores(results.run("first stage")) == scores(best)
+    assert scores(results.run("maxp", 0)) == {key: -score for key, score in scores(best).items()}
     compared = protocol.compare(results)
     assert compared["published"].tolist() == [0.392, 0.394]
     assert compared["own"].tolist() == results.means.loc[["maxp", "firstp"], "RR@100"].tolist()
