@@ -355,7 +355,8 @@ def test_where_models_start(msmarco, models, cross_encoder, tmp_path):
         ["MaxP"], Retriever(ROBUST), tmp_path / "b", **given, trained=trained, arguments={"batch_size": 5}
     )
     run = candidates(ROBUST, "title", ("title", "body"))
-    assert scores(zero_shot.run("MaxP", 0)) == scores(trained(run[run["qid"] != "305"]))
+    expected = scores(trained(run[run["qid"] != "305"]))
+    assert scores(zero_shot.run("MaxP", 0)) == pytest.approx(expected, abs=1e-4)  # other batches, other rounding
     asked = []
 
     def of(name, seed):
