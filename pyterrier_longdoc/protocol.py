@@ -20,7 +20,7 @@ from .papers import presets
 from .protocol_data import ProtocolData, TopicSet
 from .training.args import TrainingArgs
 from .training.folds import k_fold_fit
-from .training.kept import MODEL, check_new, fit_kept, keep_settings, settings_of
+from .training.kept import MODEL, check_new, fit_kept, keep_settings, recipe_of, settings_of
 from .training.presets import recipes
 from .training.seeds import check_seeds
 
@@ -162,7 +162,7 @@ class Protocol:
         """
         figure, measure = published or self.published, self.metrics[0]
         rows = [
-            (name, measure, float(results.means.loc[name, measure]), presets[name].published.get(figure or ""))
+            (name, measure, results.means.at[name, measure], presets[name].published.get(figure or ""))
             for name in results.names
             if name in presets
         ]
@@ -248,7 +248,7 @@ class _System:
         if self.protocol.folds:
             folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
             return folds.run
-        return fit_kept(model, data.training(model.training), own).transform(data.candidates)
+        return fit_kept(model, data.training(recipe_of(model)), own).transform(data.candidates)
 
     def _prepared(self, model: Any, seed: int) -> LongDocReranker:
         """The model with the protocol's settings."""

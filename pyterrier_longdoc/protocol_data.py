@@ -161,7 +161,7 @@ class ProtocolData:
         return self._known[part]
 
     def _retrieved(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
-        run = (self._stage(part.corpus) % self.depth)(topics)
+        run = (self._stage(part.corpus) % self.depth).transform(topics)
         check_columns(run, ("qid", "docno", "score"), f"the candidates for {part.dataset}")
         # The topics' own words: retrievers rewrite them to what their query language takes.
         queries = dict(zip(topics["qid"], topics["query"], strict=True))

@@ -122,7 +122,9 @@ def k_fold_fit(
     empty = [str(fold.index) for fold in prepared if not len(fold.test_topics)]
     if empty:
         raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
-    make, models, runs = copies_of(model), [], []
+    make = copies_of(model)
+    models: list[Any] = []
+    runs: list[pd.DataFrame] = []
     for fold in pt.tqdm(prepared, desc="k_fold_fit", unit="fold", disable=not verbose):
         own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
         new = make()
