@@ -91,6 +91,7 @@ _PUBLIC = {
         "pseudo_qrels",
         "recipes",
     ],
+    "saving": ["save_adapter"],
     "training.folds": ["k_fold_fit"],
     "training.seeds": ["fit_seeds"],
     "protocol": ["Protocol"],

@@ -40,6 +40,7 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
+from .packaged import encoder_folder
 from .templates import template_layout
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     """Loads a checkpoint in fp32, whatever the precision it is stored in.
 
     Args:
-        name: a model on the Hugging Face hub, or a folder.
+        name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
         trust_remote_code: run modelling code that the checkpoint brings along.
         options: how it is used where it leaves a choice.
 
@@ -215,6 +216,7 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
             options that do not fit the checkpoint.
     """
     options = options or BackboneOptions()
+    name = encoder_folder(name)
     check_folder(name)
     published, _ = PretrainedConfig.get_config_dict(name)
     if is_published_layout(published) and not trust_remote_code:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import torch
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from .backbones import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .heads.base import Head, build_head
+from .packaged import model_folder
 from .scorer import LongDocScorer
 from .windows import windows_from_config, windows_to_config
 
 FORMAT_VERSION = 1
+
+ADAPTER_FILE = "adapter.safetensors"
 
 _CARD = """---
 library_name: pyterrier_longdoc
@@ -38,6 +43,19 @@ Parameters: `{parameters}`
 """
 
 
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A model as a difference from its backbone.
+
+    Attributes:
+        tensors: what `low_rank.compress` gave.
+        base: fingerprint of the weights to which they are added.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    base: str
+
+
 def save_pretrained(
     folder: str | Path,
     scorer: LongDocScorer,
@@ -47,6 +65,7 @@ def save_pretrained(
     parameters: dict[str, Any],
     head: dict[str, Any],
     training: dict[str, Any] | None = None,
+    adapter: Adapter | None = None,
 ) -> None:
     """Writes a model into a folder, which is made if need be.
 
@@ -58,6 +77,7 @@ def save_pretrained(
         parameters: JSON-able constructor arguments of the transformer.
         head: `name` and `options` of the head.
         training: recipe and history, if the model was trained.
+        adapter: the difference from the backbone, which is then stored instead of all weights.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,9 +91,13 @@ def save_pretrained(
         "encoder": backbone.describe(),
         "head": head,
     }
-    weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    scorer.tokenizer.save_pretrained(folder)
+    if adapter is None:
+        weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        scorer.tokenizer.save_pretrained(folder)
+    else:
+        save_file(adapter.tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+        config["adapter"] = {"base": adapter.base}
     _write_json(folder / "config.json", config)
     _write_json(
         folder / "pt_meta.json",
@@ -91,7 +115,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     """Finds a saved model and reads its description.
 
     Args:
-        name: a folder, or a model on the Hugging Face hub.
+        name: a folder, a model on the Hugging Face hub, or one in this package, `"longdoc:docstrings-maxp"`.
         revision: branch, tag or commit on the hub.
 
     Returns:
@@ -100,7 +124,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
     Raises:
         ValueError: if that is not a model saved by this package, or one saved by a newer version of it.
     """
-    folder = Path(name)
+    folder = model_folder(name)
     if not folder.is_dir():
         if folder.exists() or not could_be_hub_id(str(name)):
             raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")

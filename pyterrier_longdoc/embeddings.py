@@ -10,6 +10,7 @@ import numpy as np
 
 from .backbones import Backbone, load_backbone
 from .embedding_settings import EmbeddingSettings, embedding_settings
+from .packaged import encoder_folder
 
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
@@ -81,6 +82,7 @@ def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncod
         name: a model on the Hugging Face hub, or a folder.
         trust_remote_code: run modelling code that the checkpoint brings along.
     """
+    name = encoder_folder(name)
     key = (name, trust_remote_code)
     encoder = _LOADED.get(key)
     if encoder is None:

@@ -6,18 +6,25 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import load_pretrained, read_config, save_pretrained
+import torch
+from safetensors.torch import load_file
+
+from .backbones import Backbone
+from .checkpoint import ADAPTER_FILE, Adapter, load_pretrained, read_config, save_pretrained
+from .low_rank import compress, fingerprint, restore
+from .scorer import LongDocScorer
 from .weights import Weights
 from .windows import windows_from_config, windows_to_config
 
 
-def save_reranker(model: Any, weights: Weights, folder: str | Path) -> None:
+def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: Adapter | None = None) -> None:
     """Writes a reranker's checkpoint.
 
     Args:
         model: the transformer.
         weights: its weights, which fit its arguments.
         folder: made if need be.
+        adapter: the weights as a difference from the backbone's, which is then stored.
     """
     parameters = {k: v for k, v in model._parameters().items() if k not in model._runtime}
     parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
@@ -39,7 +46,33 @@ def save_reranker(model: Any, weights: Weights, folder: str | Path) -> None:
             "ready": weights.ready,
         },
         training=training,
+        adapter=adapter,
     )
+
+
+def save_adapter(model: Any, folder: str | Path, *, rank: int = 16) -> None:
+    """Writes a model that was trained with LoRA as a small difference from its backbone.
+
+    `load` restores it like any other model, if it finds the same backbone. Weights are stored in fp16, which changes
+    scores in the third or fourth digit.
+
+    Args:
+        model: a `LongDocReranker`.
+        folder: made if need be.
+        rank: the highest rank of a difference: the sum of the ranks of the trainings it went through.
+
+    Raises:
+        ValueError: if the difference has a higher rank, as after a training without LoRA.
+
+    Example:
+        `ld.save_adapter(maxp, "my-maxp")`, then `ld.MaxP.load("my-maxp")`.
+    """
+    weights = model._load_weights()
+    fresh = type(model)(**{**model._parameters(), "device": "cpu"})
+    base = _pretrained_state(fresh._load_weights().scorer)
+    state = {name: value.detach().cpu() for name, value in weights.scorer.state_dict().items()}
+    stored = compress(state, base, rank=rank)
+    save_reranker(model, weights, folder, adapter=Adapter(stored, fingerprint(base)))
 
 
 def load_reranker(
@@ -71,15 +104,41 @@ def load_reranker(
         if isinstance(arguments.get(argument), list):
             arguments[argument] = tuple(arguments[argument])
     model = saved(**{**arguments, **parameters})
-    scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
     # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
-    made_for = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})._made_for()
+    original = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})
+    made_for = original._made_for()
     head = (config["head"]["name"], config["head"]["options"])
+    if "adapter" in config:
+        scorer, backbone = _with_adapter(original, folder, config["adapter"]["base"])
+    else:
+        scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
     training = folder / "training.json"
     history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
     ready = config["head"]["ready"]
     model._loaded = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
     return model
+
+
+def _with_adapter(model: Any, folder: Path, base: str) -> tuple[LongDocScorer, Backbone]:
+    """The model on its backbone, changed by what `save_adapter` wrote."""
+    weights = model._load_weights()
+    before = _pretrained_state(weights.scorer)
+    if fingerprint(before) != base:
+        raise ValueError(
+            f"the adapter in {str(folder)!r} was made for other weights than those of the backbone {model.backbone!r}"
+        )
+    try:
+        weights.scorer.load_state_dict(restore(load_file(folder / ADAPTER_FILE), before), strict=True)
+    except Exception as error:
+        raise ValueError(f"the adapter in {str(folder)!r} does not fit config.json: {error}") from error
+    return weights.scorer, weights.backbone
+
+
+def _pretrained_state(scorer: LongDocScorer) -> dict[str, torch.Tensor]:
+    """The weights to which LoRA adds: the backbone's, and those of a pre-trained aggregator."""
+    head: Any = scorer.head
+    prefixes = ("encoder.backbone.", *(f"head.{name}." for name in head.pretrained()))
+    return {name: value.cpu() for name, value in scorer.state_dict().items() if name.startswith(prefixes)}
 
 
 def _accepted(cls: type, base: type) -> list[type]:

@@ -36,6 +36,15 @@ class PlainDoc(NamedTuple):
         (b"a\xffb", "charset=utf-8", "a�b"),
         (b"", None, ""),
         (b"x", "charset=idna", "x"),
+        # What browsers take these names for.
+        ("“é”".encode("windows-1252"), "charset=ISO-8859-1", "“é”"),
+        ("é".encode(), "charset=us-ascii", "é"),
+        (b'<meta charset="utf-16"><p>page', "", '<meta charset="utf-16"><p>page'),
+        ("①".encode("cp932"), "charset=shift_jis", "①"),
+        ("日本".encode("shift_jis"), "charset=x-sjis", "日本"),
+        ("㊣".encode("gbk"), "charset=gb2312", "㊣"),
+        (b"page \\u0041+AEE-", "charset=unicode_escape", "page \\u0041+AEE-"),
+        (b"page \\u0041+AEE-", "charset=utf-7", "page \\u0041+AEE-"),
     ],
 )
 def test_bodies_are_decoded(body, headers, expected):

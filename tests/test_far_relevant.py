@@ -278,6 +278,15 @@ def test_offsets_are_in_the_tokens_of_the_tokenizer():
     assert same.gold.equals(collection.gold)
 
 
+def test_early_passages_end_early_where_lengths_do_not_add_up():
+    # A token for each character: the separators count too.
+    source = [{"docno": f"p{i}", "text": "x" * (i % 9) + str(i)} for i in range(400)]
+    collection = build(passages=source, tokenizer=len, position="early", min_offset=30, max_length=60, copies=20)
+    assert not collection.documents.lengths_add_up
+    assert collection.gold["end"].between(1, 30).all()
+    assert (collection.gold["start"] > 0).any()
+
+
 def test_offsets_are_kept_where_lengths_do_not_add_up():
     # A token for three characters: what stands in front of the passage has fewer than its pieces together.
     source = [{"docno": f"p{i}", "text": "abc"[: 1 + i % 3] + str(i)} for i in range(400)]
@@ -351,6 +360,14 @@ def test_split_shares_are_met(count, seed):
     together = dict(zip(qids, by_split(qids, groups, {"a": 3, "b": 1}, seed), strict=True))
     assert len({together[qid] for qid in groups[0]}) == 1
     assert set(together.values()) == {"a", "b"}
+
+
+def test_splits_keep_topics_with_the_same_query_together():
+    same = topics().assign(query=["One query", "another", "a third", "one  QUERY", "a fourth"])
+    for seed in range(10):
+        collection = build(topics=same, splits={"train": 1, "test": 1}, seed=seed)
+        check_leaks(collection)
+        assert sum({"q0", "q3"} <= set(qids) for qids in collection.splits.values()) == 1
 
 
 def test_copies_and_distractors():
@@ -508,6 +525,25 @@ def released(folder, part="bitext", **changes):
     return folder
 
 
+def test_names_that_could_not_be_read_back_are_not_written(tmp_path):
+    odd = {"docno": 'é/猫"\\,'}
+    source, judged = [{**passages()[0], **odd}, *passages()[1:]], qrels(1, 1).assign(**odd)
+    collection = build(passages=source, qrels=judged, splits={"é, all": 1})
+    write_far_relevant(collection, tmp_path / "odd")
+    again = read_far_relevant(tmp_path / "odd")
+    assert again.gold.equals(collection.gold)
+    assert again.qrels.equals(collection.qrels)
+    assert again.splits == collection.splits
+    for blank in ("a b", "a\u00a0b", "a\u2028"):
+        source[0]["docno"] = blank
+        with pytest.raises(ValueError, match=r"docno 'q0_a.*' cannot be written: .* no white space"):
+            write_far_relevant(build(passages=source, qrels=qrels(1, 1).assign(docno=blank)), tmp_path / "blank")
+    for part in ("", "..", "a/b"):
+        with pytest.raises(ValueError, match=f"split {part!r} cannot be written"):
+            write_far_relevant(build(splits={part: 1}), tmp_path / "blank")
+    assert not (tmp_path / "blank").exists()
+
+
 def test_released_files_are_read(tmp_path):
     released(tmp_path, "bitext")
     released(tmp_path, "dev", **{"QuestionFields.jsonl": '{"DOCNO": "q2", "text_raw": "x"}', "qrels.txt": "q2 0 d2 1"})
@@ -620,6 +656,10 @@ def test_every_kind_of_leak_is_found():
         ({"within": 0}, "within=0 must be at least 1"),
         ({"length": "normal"}, "length='normal' is unknown"),
         ({"length": []}, r"length=\[\] holds no length"),
+        ({"length": 50.0}, "length=50.0 is unknown; choose 'uniform', whole numbers"),
+        ({"length": np.int64(500)}, r"length=np.int64\(500\) gives none from"),
+        ({"min_passage": 0}, "min_passage=0 must be at least 1"),
+        ({"qrels": qrels().astype({"label": str})}, "qrels: column label must hold numbers, not '1'"),
         ({"length": 500}, "length=500 gives none from"),
         ({"length": [1, 2]}, r"length=\[1, 2\] gives none from"),
         ({"length": lambda rng, smallest, largest: largest + 1}, "gives none from"),
@@ -655,6 +695,15 @@ def test_every_kind_of_leak_is_found():
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         list(build(**arguments).corpus)
+
+
+@pytest.mark.parametrize(("ids", "distractors"), [({"a_b": "c", "a": "b_c"}, 0), ({"distractor": "0"}, 1)])
+def test_documents_have_names_of_their_own(ids, distractors):
+    source = [{**row, "docno": docno} for row, docno in zip(passages(), ids.values(), strict=False)]
+    asked = pd.DataFrame({"qid": list(ids), "query": list(ids)})
+    judged = pd.DataFrame({"qid": list(ids), "docno": list(ids.values()), "label": 1})
+    with pytest.raises(ValueError, match=r"two documents are called '(a_b_c|distractor_0)'"):
+        build(passages=[*source, *passages()[len(ids) :]], topics=asked, qrels=judged, distractors=distractors)
 
 
 def test_unknown_datasets_are_named():

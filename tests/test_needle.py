@@ -163,6 +163,11 @@ def test_further_bad_input_is_named():
         needle(["", " \n"], lengths=(64,))
     with pytest.raises(ValueError, match="100 different needles are needed, but there are 1"):
         needle(PROSE, [("a", "b")] * 100, lengths=(64,))
+    one = {"lengths": (64,), "queries": 1, "documents": 1}
+    with pytest.raises(ValueError, match="needles hold one without text"):
+        needle(PROSE, [("a", " ")], **one)
+    with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
+        needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)
 
 
 # ---------------------------------------------------------------- published files

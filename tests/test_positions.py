@@ -326,6 +326,7 @@ def test_a_topic_that_is_there_twice():
         ({"passages": None}, "either passages"),
         ({"relevant_from": 2}, "no document in qrels has a label of at least 2"),
         ({"sample": 0}, "sample=0"),
+        ({"qrels": collection(2)[1].astype({"label": str})}, "column label must hold numbers, not '1'"),
         ({"passages": None, "judge": 7}, "judge=7 must be"),
         ({"passages": None, "judge": says_wet, "chunk_tokens": 0}, "chunk_tokens=0"),
         ({"passages": None, "judge": says_wet, "max_chunks": 0}, "max_chunks=0"),

@@ -103,6 +103,11 @@ def test_transformer_in_pipelines(capsys):
     assert "RotateDocuments" in capsys.readouterr().err
 
 
+def test_bytes_are_no_text():
+    with pytest.raises(ValueError, match="column 'text' holds bytes"):
+        RotateDocuments()(pd.DataFrame({"text": [b"some bytes"]}))
+
+
 def test_unknown_augmentations_are_named():
     with pytest.raises(ValueError, match="'shuffle' is unknown; choose one of rotate, windows, sentences, none"):
         RotateDocuments("shuffle")

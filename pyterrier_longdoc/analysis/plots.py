@@ -41,7 +41,7 @@ def plot_positions(positions: RelevantPositions, *, bin_tokens: int, max_tokens:
         )
     ax.set_xlabel("tokens")
     ax.set_ylabel("share")
-    return _finished(ax, above=True)
+    return _finished(ax)
 
 
 def plot_effectiveness(effectiveness: PositionEffectiveness, measure: str, *, ax: Any = None) -> Any:
@@ -100,9 +100,8 @@ def _p(value: float) -> str:
     return "undefined" if np.isnan(value) else "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
-def _finished(ax: Any, *, above: bool = False) -> Any:
-    """With a legend, perhaps above the axes where bars may be anywhere within."""
-    place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0)} if above else {}
-    ax.legend(frameon=False, **place)
+def _finished(ax: Any) -> Any:
+    """With a legend above the axes, within which bars and intervals may be anywhere."""
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
     return ax

@@ -33,10 +33,12 @@ def relevant_pairs(
         `qid, docno, label` and perhaps `query`, with strings as names.
 
     Raises:
-        ValueError: if a column is missing, a topic is there twice or nothing is relevant.
+        ValueError: if a column is missing, labels are no numbers, a topic is there twice or nothing is relevant.
     """
     check_columns(topics, ("qid", "query") if needs_query else ("qid",), "topics")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
+        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
     topics = topics.assign(qid=as_strings(topics["qid"]))
     if topics["qid"].duplicated().any():
         raise ValueError(f"topics hold the qid {topics['qid'][topics['qid'].duplicated()].iloc[0]!r} more than once")

@@ -14,6 +14,18 @@ from pyterrier_longdoc.presentation import HELP_URL
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _META = re.compile(rb"<meta[^>]*charset[^>]*>", re.IGNORECASE)
+_CHARSETS = {  # as browsers read them, who follow what pages contain, not what they claim
+    "iso8859-1": "windows-1252",
+    "shift-jis": "cp932",
+    "x-sjis": "cp932",
+    "windows-31j": "cp932",
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "x-gbk": "gb18030",
+    "euc-kr": "cp949",
+    "x-euc-jp": "euc-jp",
+}
+_NO_CHARSETS = {"ascii", "idna", "punycode", "raw-unicode-escape", "unicode-escape", "utf-7"}
 _HEAD = 4096  # bytes that are searched for a <meta>
 _BYTE_ORDER_MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 _HIDDEN = {"script", "style", "noscript", "template"}
@@ -27,8 +39,8 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
     """Decodes a web page.
 
     The encoding is that of the byte order mark, else of the HTTP header, else of a `<meta>` element; where there is
-    none, or none that Python knows, UTF-8 if the body is that, else Windows-1252. Bytes that make no sense become
-    replacement characters.
+    none, or none that Python knows, UTF-8 if the body is that, else Windows-1252. Names stand for what browsers take
+    them for: ISO-8859-1 for Windows-1252, ASCII for nothing. Bytes that make no sense become replacement characters.
 
     Example:
         >>> decode_body("naïve".encode("latin-1"), "Content-Type: text/html; charset=ISO-8859-1")
@@ -37,8 +49,11 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
     headers = http_headers.decode("latin-1") if isinstance(http_headers, bytes) else http_headers or ""
     marks = [name for mark, name in _BYTE_ORDER_MARKS.items() if body.startswith(mark)]
     metas = [meta.decode("latin-1") for meta in _META.findall(body[:_HEAD])]
-    named = [match.group(1) for place in (headers, *metas) for match in _CHARSET.finditer(place)]
-    for encoding in [*marks, *named]:
+    named = [_charset(match.group(1)) for match in _CHARSET.finditer(headers)]
+    in_page = [_charset(match.group(1)) for meta in metas for match in _CHARSET.finditer(meta)]
+    # An element that can be read byte by byte is not in UTF-16, whatever it says.
+    named += [name for name in in_page if not name.startswith(("utf-16", "utf-32"))]
+    for encoding in filter(None, [*marks, *named]):
         try:
             return body.decode(encoding, errors="replace")
         except (LookupError, UnicodeError):  # no such encoding, or one that knows no replacement
@@ -47,6 +62,16 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
         return body.decode("utf-8")
     except UnicodeDecodeError:
         return body.decode("windows-1252", errors="replace")
+
+
+def _charset(name: str) -> str:
+    """Python's name of a charset; empty for what is none."""
+    try:
+        known = codecs.lookup(name).name
+    except LookupError:
+        known = name.lower()
+    known = known.replace("_", "-")
+    return "" if known in _NO_CHARSETS else _CHARSETS.get(known, known)
 
 
 def html_to_text(html: str) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pyterrier_longdoc.data.passages import PassagePool
+from pyterrier_longdoc.data.passages import PassagePool, digest
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection
 from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
 from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
@@ -94,18 +94,19 @@ def far_relevant(
             lengths of passages do not add up to that of a document, as some pairs of passages show, documents are
             counted whole: offsets then hold too, at several times the time, and lengths but for a token or so for each
             passage.
-        relevant_per_query: at most so many documents for each topic, drawn at random among its relevant passages,
-            first among those that are relevant for this topic only; None takes all.
+        relevant_per_query: make at most so many documents for each topic, of relevant passages drawn at random, first
+            among those that are relevant for this topic only; None takes all. Documents made for other topics of the
+            same passage come on top.
         copies: documents made of each relevant passage, with other filler.
         distractors: further documents, without a relevant passage; of the same lengths.
         exclude: which passages are no filler: those relevant for "all" topics taken together, so that no document is
             relevant but unjudged, or only those of the document's "own" topic, as the paper may have it.
-        min_passage: tokens; passages with less are no filler.
+        min_passage: tokens, at least 1; passages with less are no filler.
         max_passage: tokens; passages with more are neither filler nor, with `unfit="skip"`, relevant.
         unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
             longer than `max_passage`, or too long for `max_length`: "raise" or "skip".
         min_label: the lowest relevant label.
-        splits: name -> share of the topics; topics with a relevant passage in common stay together.
+        splits: name -> share of the topics; topics with a relevant passage or the query in common stay together.
         text_field: one or several fields of the passages, joined by one space.
         separator: white space between passages.
         seed: the same seed gives the same bytes.
@@ -113,7 +114,7 @@ def far_relevant(
 
     Raises:
         ValueError: if an argument is out of range; columns are missing; nothing is relevant; a relevant passage is
-            unfit; no filler is left; or lengths or splits cannot be met.
+            unfit; no filler is left; lengths or splits cannot be met; or two documents would have the same docno.
 
     Example:
         >>> passages = [{"docno": str(i), "text": f"passage number {i} ."} for i in range(9)]
@@ -126,7 +127,7 @@ def far_relevant(
         True
     """
     recipe = Recipe(position, min_offset, within, max_length, length, extra_passage, separator, seed)
-    _check_settings(relevant_per_query, copies, distractors, exclude, unfit)
+    _check_settings(relevant_per_query, copies, distractors, exclude, min_passage, unfit)
     count = token_counter(tokenizer)
     source = read_source(passages, topics, qrels, variant=variant, min_label=min_label)
     judged = set(source.relevant["docno"])
@@ -148,6 +149,7 @@ def far_relevant(
     kept = source.topics[source.topics["qid"].isin(found["qid"])].reset_index(drop=True)
     if splits is not None:
         groups = found.groupby("docno", sort=False)["qid"].agg(list).tolist()
+        groups += kept.groupby(kept["query"].map(digest), sort=False)["qid"].agg(list).tolist()
         kept = kept.assign(split=by_split(kept["qid"].tolist(), groups, splits, seed))
     names = splits or (dict.fromkeys(kept["split"]) if "split" in kept else {})
     variants = {split: kept["qid"][kept["split"] == split].tolist() for split in names}
@@ -210,15 +212,15 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         # By columns, which share their strings; half a million tuples would take more than all else.
         qids: list[str] = []
         docnos: list[str] = []
+        taken = set(map(self._docno, range(len(self._relevant()), len(self))))
         for i in self._relevant():
-            found = self._qids(i)
+            found, docno = self._qids(i), self._docno(i)
+            if docno in taken:
+                raise ValueError(f"two documents are called {docno!r} (qid_passage); rename topics or passages")
+            taken.add(docno)
             qids.extend(found)
-            docnos.extend([self._docno(i)] * len(found))
-        frame = pd.DataFrame({"qid": pd.Series(qids, dtype=str), "docno": pd.Series(docnos, dtype=str), "label": 1})
-        if frame.duplicated(["qid", "docno"]).any():
-            twice = frame["docno"][frame.duplicated(["qid", "docno"])].iloc[0]
-            raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
-        return frame
+            docnos.extend([docno] * len(found))
+        return pd.DataFrame({"qid": pd.Series(qids, dtype=str), "docno": pd.Series(docnos, dtype=str), "label": 1})
 
     def gold(self) -> Iterator[tuple[Any, ...]]:
         """Where the relevant passages stand: the rows of `PositionedCollection.gold`."""
@@ -287,6 +289,9 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
             while self._length(before[:slot]) < self.recipe.min_offset:
                 before.insert(0, filler.draw())
                 slot += 1
+        if self.recipe.position == "early" and not self.lengths_add_up:
+            while slot and self._length([*before[:slot], passage]) > self.recipe.beginning:
+                slot -= 1
         return [*before[:slot], passage, *before[slot:]], slot
 
     def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
@@ -363,11 +368,14 @@ class _Values(ValuesView[Mapping[str, str]]):
         return self._documents.rows()
 
 
-def _check_settings(relevant_per_query: int | None, copies: int, distractors: int, exclude: str, unfit: str) -> None:
+def _check_settings(
+    relevant_per_query: int | None, copies: int, distractors: int, exclude: str, min_passage: int, unfit: str
+) -> None:
     for name, number, least in (
         ("relevant_per_query", relevant_per_query, 1),
         ("copies", copies, 1),
         ("distractors", distractors, 0),
+        ("min_passage", min_passage, 1),
     ):
         if number is not None and number < least:
             raise ValueError(f"{name}={number} must be at least {least}")

@@ -34,7 +34,12 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         collection: made by `far_relevant`, or any other of its kind.
         folder: is made; files in it are replaced when they are complete.
         verbose: show a progress bar.
+
+    Raises:
+        ValueError: before anything is written, if a name cannot be read back: white space in the names that qrels.txt
+            has, and splits whose names are no names of folders.
     """
+    _check_names(collection)
     data = Path(folder, "input_data")
     documents = collection.get_corpus_iter(verbose=verbose)
     rows = ({"DOCNO": row["docno"], "text_raw": row["text"]} for row in documents)
@@ -156,9 +161,10 @@ def checked_fields(where: str, row: Any, fields: Iterable[str]) -> dict[str, Any
 
 
 def _files(folder: str | Path, name: str, *, needed: bool = True) -> list[Path]:
-    found = sorted([*Path(folder).rglob(name), *Path(folder).rglob(f"{name}.gz")])
+    root = Path(folder).expanduser()
+    found = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
     if needed and not found:
-        raise FileNotFoundError(f"{Path(folder)} holds no {name} or {name}.gz, in no folder below it either")
+        raise FileNotFoundError(f"{root} holds no {name} or {name}.gz, in no folder below it either")
     return found
 
 
@@ -167,6 +173,17 @@ def _lines(file: Path) -> Iterator[tuple[str, str]]:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 yield f"{file}:{number}", line.rstrip("\n")
+
+
+def _check_names(collection: PositionedCollection) -> None:
+    for part in collection.splits:
+        if part in ("", ".", "..") or "/" in part or "\\" in part:
+            raise ValueError(f"split {part!r} cannot be written: it must be the name of a folder")
+    qrels = collection.qrels
+    for column in ("qid", "docno"):
+        for name in qrels[column].unique():
+            if name.split() != [name]:
+                raise ValueError(f"{column} {name!r} cannot be written: names in qrels.txt must have no white space")
 
 
 def _line(row: Mapping[Any, Any]) -> str:

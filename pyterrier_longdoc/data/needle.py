@@ -83,7 +83,8 @@ def needle(
         name: of the collection.
 
     Raises:
-        ValueError: if there are not enough needles or background, or a length has no room for a needle.
+        ValueError: if there are not enough needles or background, a needle is blank or stands in the background too,
+            or a length has no room for a needle.
     """
     count = token_counter(tokenizer)
     wanted = len(lengths) * documents
@@ -94,6 +95,8 @@ def needle(
     given = invented_needles(wanted, seed) if needles is None else list(needles)
     if len(set(given[:wanted])) < wanted:
         raise ValueError(f"{wanted} different needles are needed, but there are {len(set(given[:wanted]))}")
+    if not all(text.strip() for _, text in given):
+        raise ValueError("needles hold one without text")
     source = _Background(background, max(lengths), repeat, count)
     parts = _parts(source, given, lengths, queries, documents, seed)
     return PositionedCollection(name, parts, count=count, variants=list(parts.splits))
@@ -245,7 +248,7 @@ class _Background:
         """A document of at most `length` tokens with `text` in it, and the offset of that.
 
         Raises:
-            ValueError: if there is no room for the text, or not enough background.
+            ValueError: if there is no room for the text, not enough background, or the text in it.
         """
         room = length - self.count([text])[0]
         if room < 1:
@@ -262,6 +265,8 @@ class _Background:
             document = " ".join(filter(None, (before, text, after)))
             # Lengths of words need not add up to that of the text, for tokenizers that see the spaces.
             excess = self.count([document])[0] - length
+            if excess <= 0 and document.count(text) > 1:
+                raise ValueError(f"the background has {text!r} too; a needle must be in one place only")
             if excess <= 0:
                 return document, len(before) + bool(before)
             words = max(0, words - excess)
@@ -307,9 +312,10 @@ def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[A
 
 def _longembed_rows(source: Any, part: str, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
     if not isinstance(source, Mapping):
-        files = [file for file in (Path(source, f"{part}.jsonl"), Path(source, f"{part}.jsonl.gz")) if file.is_file()]
+        folder = Path(source).expanduser()
+        files = [file for file in (folder / f"{part}.jsonl", folder / f"{part}.jsonl.gz") if file.is_file()]
         if not files:
-            raise FileNotFoundError(f"{Path(source)} holds no {part}.jsonl or {part}.jsonl.gz")
+            raise FileNotFoundError(f"{folder} holds no {part}.jsonl or {part}.jsonl.gz")
         yield from read_jsonl(files[0], fields)
         return
     if part not in source:

@@ -36,12 +36,19 @@ class Recipe:
             raise ValueError(f"within={self.within} must be at least 1")
         if self.max_length <= self.min_offset:
             raise ValueError(f"max_length={self.max_length} must be greater than min_offset={self.min_offset}")
-        if isinstance(self.length, str) and self.length != "uniform":
-            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', numbers, or a function")
-        if not isinstance(self.length, str | int) and not callable(self.length) and not len(self.length):
+        several = hasattr(self.length, "__len__") and not isinstance(self.length, str)
+        one = isinstance(self.length, int | np.integer) or callable(self.length)
+        if not (several or one or self.length == "uniform"):
+            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', whole numbers, or a function")
+        if several and not len(self.length):  # type: ignore[arg-type]
             raise ValueError("length=[] holds no length to draw from")
         if self.separator.strip() or not self.separator:
             raise ValueError(f"separator={self.separator!r} must be white space, to keep passages and tokens apart")
+
+    @property
+    def beginning(self) -> int:
+        """Tokens of a document within which an early passage ends."""
+        return self.min_offset if self.within is None else self.within
 
     def target(self, rng: random.Random, smallest: int) -> int:
         """Draws the length of a document, D_max in the paper's words.
@@ -55,12 +62,12 @@ class Recipe:
         """
         if smallest > self.max_length:
             raise ValueError(f"{smallest} tokens are needed, but max_length={self.max_length}; raise it")
-        if self.length == "uniform":
+        if isinstance(self.length, str):
             return between(rng, smallest, self.max_length)
         if callable(self.length):
             drawn = self.length(rng, smallest, self.max_length)
-        elif isinstance(self.length, int):
-            drawn = self.length
+        elif isinstance(self.length, int | np.integer):
+            drawn = int(self.length)
         else:
             fitting = [size for size in map(int, self.length) if smallest <= size <= self.max_length] or [-1]
             drawn = fitting[between(rng, 0, len(fitting) - 1)]
@@ -82,8 +89,7 @@ class Recipe:
         if self.position == "far":
             return int(np.searchsorted(before, self.min_offset)), last
         if self.position == "early":
-            room = (self.min_offset if self.within is None else self.within) - passage
-            return 0, max(0, int(np.searchsorted(before, room, side="right")) - 1)
+            return 0, max(0, int(np.searchsorted(before, self.beginning - passage, side="right")) - 1)
         return 0, last
 
 

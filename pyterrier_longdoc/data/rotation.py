@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from pyterrier_longdoc.frames import strings
 from pyterrier_longdoc.presentation import HELP_URL
 
 Augmentation = Callable[[str, random.Random], str]
@@ -122,8 +123,7 @@ class RotateDocuments(pt.Transformer):
             A new frame with the same rows, index and columns.
         """
         pt.validate.columns(inp, includes=[self.text_field], context=self)
-        column = inp[self.text_field]
-        texts = ["" if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
+        texts = strings(inp[self.text_field], self.text_field)
         augment = position_augmentation(self.augmentation, words=self.words)
         rows = pt.tqdm(texts, desc="RotateDocuments", unit="doc", disable=not self.verbose)
         # Random numbers of the text itself: a document is changed alike in every run and batch.

@@ -40,7 +40,8 @@ def read_source(
     """Finds passages, topics and qrels; the arguments are those of `far_relevant`.
 
     Raises:
-        ValueError: if topics or qrels are missing, lack a column, repeat a qid, or hold nothing relevant.
+        ValueError: if topics or qrels are missing, lack a column, repeat a qid, hold nothing relevant, or labels
+            are no numbers.
         KeyError: if there is no dataset of that name.
     """
     dataset = _dataset(passages)
@@ -56,6 +57,8 @@ def read_source(
         passages = passages.to_dict("records")
     topics = _with_columns(topics, "topics", ["qid", "query"])
     qrels = _with_columns(qrels, "qrels", ["qid", "docno", "label"])
+    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
+        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
     if topics["qid"].duplicated().any():
         raise ValueError(f"topics: qid {topics['qid'][topics['qid'].duplicated()].iloc[0]!r} is there twice")
     relevant = qrels[(qrels["label"] >= min_label) & qrels["qid"].isin(topics["qid"])]

@@ -99,6 +99,10 @@ class Head(nn.Module):
             ValueError: if they are too many.
         """
 
+    def pretrained(self) -> dict[str, nn.Module]:
+        """The modules, by attribute, whose weights come from a checkpoint and not from chance."""
+        return {}
+
     def built_from(self) -> dict[str, Any]:
         """JSON-able options, in place of the given ones, that make the same modules without any other checkpoint."""
         return {}
@@ -128,14 +132,8 @@ def head_options(name: str) -> dict[str, Any]:
     """
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    options: dict[str, Any] = {}
-    for cls in reversed(_REGISTRY[name].__mro__):
-        if issubclass(cls, Head) and "__init__" in vars(cls):
-            parameters = list(inspect.signature(cls.__init__).parameters.values())
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                options = {}  # a constructor without **options takes none of its parent's
-            options |= {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
-    return options
+    parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:

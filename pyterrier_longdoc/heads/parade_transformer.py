@@ -112,6 +112,9 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         # The last layer of a cross-encoder knows nothing of what these layers put out.
         return False
 
+    def pretrained(self) -> dict[str, nn.Module]:
+        return {"aggregator": self.aggregator} if self._pretrained else {}
+
     def built_from(self) -> dict[str, Any]:
         return {"aggregator": dict(self.aggregator.config.to_dict())} if self._pretrained else {}
 
@@ -154,8 +157,31 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
 
     needs = "query"
 
-    def __init__(self, hidden_size: int, *, separate_projection: bool = False, **options: Any) -> None:
-        super().__init__(hidden_size, **options)
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        aggregator: str | dict[str, Any] | None = None,
+        layers: int = 2,
+        attention_heads: int | None = None,
+        separators: bool = True,
+        positions: bool = True,
+        special_vectors: str | None = None,
+        separate_projection: bool = False,
+        max_positions: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            aggregator=aggregator,
+            layers=layers,
+            attention_heads=attention_heads,
+            separators=separators,
+            positions=positions,
+            special_vectors=special_vectors,
+            max_positions=max_positions,
+            dropout=dropout,
+        )
         self.project_query: nn.Module | None = None
         if separate_projection:
             self.project_query = nn.Linear(hidden_size, self.cls_vector.shape[0])

@@ -1,4 +1,4 @@
-"""Low-rank adapters on the backbone while it is trained, by peft."""
+"""Low-rank adapters on the pre-trained parts while a model is trained, by peft."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from ..heads.base import Head
 from .args import Lora
 from .extras import required
 
@@ -37,36 +38,39 @@ def adapted(scorer: nn.Module, lora: Lora | None) -> Iterator[None]:
 
 
 def attach(scorer: nn.Module, lora: Lora) -> None:
-    """Puts fresh adapters on the backbone, and freezes it.
+    """Puts fresh adapters on the backbone and on a pre-trained aggregator, and freezes these.
 
     Adapters begin as no change. Their weights are the parameters of `scorer` named `...lora_A...` and `...lora_B...`.
     """
     peft = required("peft", "LoRA")
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
-    backbone = _backbone(scorer)
-    trainable = {name: p.requires_grad for name, p in backbone.named_parameters()}
+    trainable = {name: p.requires_grad for name, p in scorer.named_parameters()}
     try:
-        peft.inject_adapter_in_model(config, backbone)
+        for module in _adapted_modules(scorer):
+            peft.inject_adapter_in_model(config, module)
     except ValueError as error:
-        for name, parameter in backbone.named_parameters():
-            parameter.requires_grad_(trainable.get(name, True))
+        merge(scorer)
+        for name, parameter in scorer.named_parameters():
+            parameter.requires_grad_(trainable[name])
         raise ValueError(f"{lora!r} does not fit the backbone: {error}") from error
 
 
 def merge(scorer: nn.Module) -> None:
-    """Adds the adapters to the weights that they adapt, and removes them; the backbone is trainable again."""
+    """Adds the adapters to the weights that they adapt, and removes them; all of it is trainable again."""
     layers = required("peft.tuners.tuners_utils", "LoRA")
-    backbone = _backbone(scorer)
-    for name, module in list(backbone.named_modules()):
-        if isinstance(module, layers.BaseTunerLayer):
-            module.merge()
-            parent, _, child = name.rpartition(".")
-            setattr(backbone.get_submodule(parent), child, module.get_base_layer())
-    for attribute in ("peft_config", "active_adapter", "active_adapters"):
-        vars(backbone).pop(attribute, None)
-    backbone.requires_grad_(True)
+    for adapted_module in _adapted_modules(scorer):
+        for name, module in list(adapted_module.named_modules()):
+            if isinstance(module, layers.BaseTunerLayer):
+                module.merge()
+                parent, _, child = name.rpartition(".")
+                setattr(adapted_module.get_submodule(parent), child, module.get_base_layer())
+        for attribute in ("peft_config", "active_adapter", "active_adapters"):
+            vars(adapted_module).pop(attribute, None)
+        adapted_module.requires_grad_(True)
 
 
-def _backbone(scorer: nn.Module) -> nn.Module:
-    return scorer.get_submodule("encoder.backbone")
+def _adapted_modules(scorer: nn.Module) -> list[nn.Module]:
+    """The backbone and, if it is pre-trained, the aggregator."""
+    heads = [module for module in scorer.modules() if isinstance(module, Head)]
+    return [scorer.get_submodule("encoder.backbone"), *(part for head in heads for part in head.pretrained().values())]

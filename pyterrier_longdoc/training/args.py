@@ -31,10 +31,10 @@ _AT_LEAST_ONE_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "val
 
 @dataclass(frozen=True)
 class Lora:
-    """Low-rank adapters (Hu et al. 2022) on the backbone, which is itself frozen; needs `peft`.
+    """Low-rank adapters (Hu et al. 2022) on the backbone, and on a pre-trained aggregator, themselves frozen.
 
-    After training they are added to the weights, so that the model is saved and loaded like any other. They want
-    learning rates of 1e-4 to 1e-3.
+    Needs `peft`. After training they are added to the weights, so that the model is saved and loaded like any other;
+    `save_adapter` stores it as a small difference. They want learning rates of 1e-4 to 1e-3.
 
     Args:
         rank: of the update of each matrix.

@@ -24,7 +24,7 @@ def measure_named(name: str) -> Any:
 
 
 def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
-    """Mean of a measure over the judged queries.
+    """Mean of a measure over the judged queries among the results.
 
     Args:
         results: `qid, docno, score`.
@@ -34,5 +34,6 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     measure = measure_named(metric)
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
+    qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
     judged = qrels[["qid", "docno", "label"]].astype({"qid": str, "docno": str, "label": int}).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])

@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.demo import packaged_encoder
+from pyterrier_longdoc.packaged import ENCODER, encoder_folder
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
@@ -72,9 +72,9 @@ def collection(folder: Path, count: int) -> tuple[pd.DataFrame, pd.DataFrame, li
 
 def checkpoint(folder: str, layers: int) -> str:
     """The first layers of MiniLM."""
-    model = AutoModel.from_pretrained(packaged_encoder(), num_hidden_layers=layers)
+    model = AutoModel.from_pretrained(encoder_folder(ENCODER), num_hidden_layers=layers)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(packaged_encoder()).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(encoder_folder(ENCODER)).save_pretrained(folder)
     return folder
 
 

@@ -26,7 +26,8 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data.far_relevant import far_relevant
 from pyterrier_longdoc.data.jsonl import write_far_relevant
-from pyterrier_longdoc.demo import first_stage, packaged_encoder
+from pyterrier_longdoc.demo import first_stage
+from pyterrier_longdoc.packaged import ENCODER
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
 POSITIONS = ("early", "uniform", "far")
@@ -86,10 +87,7 @@ def effectiveness(positions: list[str], count: int, depth: int, maxp: bool) -> p
     """MRR of BM25, random order and bi-encoders, by position of the relevant passage."""
     rows = []
     aggregations = {"FirstP": "first", **({"MaxP": "max"} if maxp else {})}
-    models = {
-        name: ld.BiEncoder(packaged_encoder(), aggregation=kind, window_size=WINDOW)
-        for name, kind in aggregations.items()
-    }
+    models = {name: ld.BiEncoder(ENCODER, aggregation=kind, window_size=WINDOW) for name, kind in aggregations.items()}
     for position in positions:
         collection = pt.get_dataset(f"longdoc:docstrings-{position}")
         topics = collection.get_topics().sample(count, random_state=0).sort_values("qid").reset_index(drop=True)

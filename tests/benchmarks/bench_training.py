@@ -116,9 +116,9 @@ def measure(name: str, args: argparse.Namespace) -> None:
     """Trains in this process; prints documents per second twice and peak memory in MB."""
     import torch
 
-    from pyterrier_longdoc.demo import packaged_encoder
+    from pyterrier_longdoc.packaged import ENCODER, encoder_folder
 
-    folder, clock = packaged_encoder(), Clock()
+    folder, clock = encoder_folder(ENCODER), Clock()
     frame = pairs(args.steps * args.documents // 2, folder)
     {OURS: train_ours, THEIRS: train_theirs}[name](folder, frame, args, clock)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -26,9 +26,10 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.batching import Encoded, to_dense
 from pyterrier_longdoc.data.folder import FolderDataset
-from pyterrier_longdoc.demo import first_stage, packaged_encoder
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import Experiment
 from pyterrier_longdoc.heads import build_head
+from pyterrier_longdoc.packaged import ENCODER
 from pyterrier_longdoc.texts import tokenize
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "time"
@@ -51,7 +52,7 @@ class FrozenVectors:
         self.queries: dict[str, torch.Tensor] = {}
         self.windows: dict[str, dict[str, torch.Tensor]] = {}
         for kind, aggregation in (("first", "first"), ("all", "max")):
-            scorer = ld.BiEncoder(packaged_encoder(), aggregation=aggregation).load_scorer()
+            scorer = ld.BiEncoder(ENCODER, aggregation=aggregation).load_scorer()
             vectors = scorer._embed(
                 scorer._query_ids(topics["query"].tolist()), scorer.query_layout, torch.float32, None
             )
