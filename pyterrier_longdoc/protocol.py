@@ -124,11 +124,7 @@ class Protocol:
                 f"start_from=, or start_from=False to train from the backbones, or trained models as trained="
             )
         factories = self._factories(models, dict(arguments or {}), trained)
-        self._check_datasets(datasets or {})
-        data = ProtocolData(
-            None if trained is not None else self.train, self.test, self.folds, self.fields, self.depth,
-            self.max_train_queries, first_stage, datasets or {},
-        )  # fmt: skip
+        data = self._data(first_stage, datasets or {}, self.train if trained is None else None)
         start = None if start_from is False else start_from
         systems = {
             name: _System(self, name, factory, data, start, trained is not None, Path(folder), verbose)
@@ -168,6 +164,14 @@ class Protocol:
         ]
         return pd.DataFrame(rows, columns=["name", "measure", "own", "published"])
 
+    def fold_qids(self, datasets: Mapping[str, Any] | None = None) -> list[list[str]]:
+        """The qids of each fold, as `ld.k_fold_fit` and `ld.Experiment` take them; empty where there are no folds.
+
+        Args:
+            datasets: see `run`.
+        """
+        return self._data(None, datasets or {}, None).fold_qids
+
     def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
         """The recipe with a seed.
 
@@ -178,11 +182,14 @@ class Protocol:
         (args,) = recipes(self.recipe, seed=int(seed))
         return args if epochs is None else replace(args, epochs=epochs)
 
-    def _check_datasets(self, datasets: Mapping[str, Any]) -> None:
+    def _data(self, first_stage: Any, datasets: Mapping[str, Any], train: TopicSet | None) -> ProtocolData:
         known = [part.dataset for part in (*self.test, *([self.train] if self.train else []))] + list(self.folds)
         unknown = [name for name in datasets if name not in known]
         if unknown:
             raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
+        return ProtocolData(
+            train, self.test, self.folds, self.fields, self.depth, self.max_train_queries, first_stage, datasets
+        )
 
     def _factories(self, models: Any, arguments: dict[str, Any], trained: Source | None) -> dict[str, Factory]:
         """By name, what makes a model for a seed: new ones, or the trained ones."""

@@ -101,9 +101,7 @@ class ProtocolData:
     @cached_property
     def fold_qids(self) -> list[list[str]]:
         """The qids of each fold."""
-        topics = set(self.topics["qid"])
-        of_folds = [self._topics(TopicSet(name, self.test[0].topics))["qid"] for name in self.folds]
-        return [[qid for qid in qids if qid in topics] for qids in of_folds]
+        return [self._topics(TopicSet(name, self.test[0].topics))["qid"].tolist() for name in self.folds]
 
     # Training.
 

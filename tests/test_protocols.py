@@ -332,7 +332,8 @@ def test_robust04(variant, msmarco, models, tmp_path):
     run = run[run["qid"] != "305"]
     start = ld.LongDocReranker.load(models_folder(msmarco[0], "MaxP", 1) / "model")
     start.training = TrainingArgs(queries_per_step=2, learning_rates={"": 1e-3}, seed=1)
-    folds = [ROBUST.qids[i::5] for i in range(5)]
+    folds = protocol.fold_qids(ROBUST04)
+    assert folds == [ROBUST.qids[i::5] for i in range(5)]
     by_hand = ld.k_fold_fit(start, run, ROBUST.get_qrels(), folds)
     assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
     again = protocol.run(models, Retriever(ROBUST), tmp_path, **given)

@@ -89,7 +89,7 @@ def k_fold_fit(
     """Trains one model for each fold on the candidates and judgements of the other folds.
 
     Every model starts from the same weights, and scores the candidates of its own fold, whose judgements it has not
-    seen. Robust04's folds (Huston & Croft 2014) are those of `ld.protocols["robust04-title"]`.
+    seen. Robust04's folds (Huston & Croft 2014, from ir_datasets): `ld.protocols["robust04-title"].fold_qids()`.
 
     Args:
         model: a model that is copied for each fold with its weights, e.g. one that has been trained on a larger
