@@ -37,6 +37,10 @@ class InputRules:
         """What an input of `length` tokens counts towards the most tokens in a pass."""
         return self.padded(length)
 
+    def longest(self, positions: int) -> int:
+        """The longest input for which a table of so many positions suffices, padding included."""
+        return positions
+
     def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         """Inputs besides ids, mask, segments and positions.
 
@@ -130,6 +134,10 @@ class BigBirdRules(InputRules):
         """See the base class; transformers 5 writes down all T x T attention weights, block-sparse or not."""
         return self.padded(length) * max(1, length // 1024)
 
+    def longest(self, positions: int) -> int:
+        """See the base class."""
+        return positions // self.block * self.block if self.is_sparse(positions) else positions
+
     def is_sparse(self, length: int) -> bool:
         """Whether an input of that length is attended to block by block."""
         return self.sparse and length > self.longest_full
@@ -139,8 +147,8 @@ class BigBirdRules(InputRules):
         """See the base class."""
         sparse = self.is_sparse(length)
         model.set_attention_type("block_sparse" if sparse else "original_full")
-        # In training the model seeds numpy's global generator.
-        state = np.random.get_state() if model.training else None  # noqa: NPY002
+        # The model seeds numpy's global generator, in transformers 4 also when it is not in training.
+        state = np.random.get_state() if sparse else None  # noqa: NPY002
         # The block-sparse code of transformers 5 fails in mixed precision.
         precise = torch.autocast(model.device.type, enabled=False) if sparse else nullcontext()
         try:
@@ -151,13 +159,20 @@ class BigBirdRules(InputRules):
                 np.random.set_state(state)  # noqa: NPY002
 
 
-def rules_for(config: Any, *, global_attention: str = "query", attention_type: str | None = None) -> InputRules:
+def rules_for(
+    config: Any,
+    *,
+    global_attention: str = "query",
+    attention_type: str | None = None,
+    answers: tuple[str, str] | None = None,
+) -> InputRules:
     """The rules of an architecture.
 
     Args:
         config: the backbone's configuration.
         global_attention: for Longformer, see `LongformerRules`.
         attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        answers: for language models: the words whose logits are compared; None for other backbones.
 
     Raises:
         ValueError: for an option that the architecture does not have.
@@ -169,6 +184,9 @@ def rules_for(config: Any, *, global_attention: str = "query", attention_type: s
         )
     if attention_type is not None and family != "big_bird":
         raise ValueError(f"attention_type={attention_type!r} would have no effect: it is BigBird's, not {family}'s")
+    # Of remote code it is not known here whether it answers.
+    if answers is not None and not is_decoder(config) and not getattr(config, "auto_map", None):
+        raise ValueError(f"answers={answers!r} would have no effect: it is for language models, not {family}")
     if family == "longformer":
         window = config.attention_window
         return LongformerRules(window if isinstance(window, int) else max(window), global_attention)
@@ -205,9 +223,10 @@ def use_attention(model: Any, implementation: str | None) -> None:
             model.set_attn_implementation(implementation)
         present = model.config._attn_implementation
     if present != implementation:
+        its_own = repr(present) if present else "code of its own"
         raise ValueError(
             f"attn_implementation={implementation!r} is not available for {model.config.model_type}, which computes "
-            f"attention by {present or 'its own code'!r}: leave attn_implementation=None"
+            f"attention by {its_own}: leave attn_implementation=None"
         )
 
 

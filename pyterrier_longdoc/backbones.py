@@ -122,13 +122,13 @@ class Backbone:
             return None
         if config.model_type in _POSITIONS_FROM_IDS:
             # RoBERTa numbers its positions from pad_token_id + 1.
-            return int(positions - config.pad_token_id - 1)
-        return int(positions)
+            positions = positions - config.pad_token_id - 1
+        return self.rules.longest(int(positions))
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
         return {
-            "config": self.model.config.to_dict(),
+            "config": described(self.model.config),
             "cross_encoder": self.representation is not None,
             "options": {**asdict(self.options), "pooling": self.pooling, "template": self.template},
         }
@@ -202,6 +202,11 @@ class Backbone:
         return ids(prefix), ""
 
 
+def described(config: Any) -> dict[str, Any]:
+    """A Hugging Face configuration as JSON-able values, without the place on this machine that it came from."""
+    return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
+
+
 def load_backbone(name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None) -> Backbone:
     """Loads a checkpoint in fp32, whatever the precision it is stored in.
 
@@ -224,10 +229,10 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
-    rules_for(config, global_attention=options.global_attention, attention_type=options.attention_type)
+    _rules(config, options)
     classifier = has_known_head(config)
     if is_classifier(config):
-        _check_labels(name, config, supported=classifier)
+        _check_labels(name, config.model_type, config.num_labels, supported=classifier)
     auto: Any = (
         AutoModelForCausalLM if options.answers else AutoModelForSequenceClassification if classifier else AutoModel
     )
@@ -259,6 +264,8 @@ def _load_alibi(name: str, published: dict[str, Any]) -> tuple[Parts, Any]:
             f"safetensors.torch.save_file, or pass trust_remote_code=True to run the checkpoint's own code"
         )
     state = load_file(path)
+    if "classifier.weight" in state:
+        _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
     # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
     parts = alibi_parts(state, published, "mean" if published.get("emb_pooler") == "mean" else "cls")
     if "alibi_starting_size" in published and not _has_tokenizer(name):
@@ -296,7 +303,8 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """The modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
     values = dict(description["config"])
-    options = BackboneOptions(**description.get("options", {}))
+    # How attention is computed is a matter of the machine, not of the weights.
+    options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
     if values["model_type"] == AlibiConfig.model_type:
         values.pop("model_type")
         return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
@@ -308,7 +316,7 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
 
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
     config = parts.encoder.config
-    rules = rules_for(config, global_attention=options.global_attention, attention_type=options.attention_type)
+    rules = _rules(config, options)
     use_attention(parts.encoder, options.attn_implementation)
     if options.pooling not in (None, parts.pooling):
         # The head was not trained for that vector.
@@ -328,6 +336,15 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
     return backbone
 
 
+def _rules(config: Any, options: BackboneOptions) -> InputRules:
+    return rules_for(
+        config,
+        global_attention=options.global_attention,
+        attention_type=options.attention_type,
+        answers=options.answers,
+    )
+
+
 def _decoder_template(backbone: Backbone) -> str | None:
     """None where the tokenizer puts something between two texts, as Llama's does."""
     if backbone.options.answers is None:
@@ -337,10 +354,10 @@ def _decoder_template(backbone: Backbone) -> str | None:
     raise ValueError("answers needs the template that the backbone was trained with: give template=")
 
 
-def _check_labels(name: str, config: Any, *, supported: bool) -> None:
-    if config.num_labels > 2:
+def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> None:
+    if labels > 2:
         raise ValueError(
-            f"checkpoint {name!r} is a classifier with {config.num_labels} labels; a cross-encoder for ranking has "
+            f"checkpoint {name!r} is a classifier with {labels} labels; a cross-encoder for ranking has "
             f"one (a score) or two (not relevant, relevant)"
         )
     if not supported:
@@ -348,10 +365,10 @@ def _check_labels(name: str, config: Any, *, supported: bool) -> None:
             "%r: the classification head of %s is not among those that can be taken over (%s): it is left out, and the "
             "model must be trained",
             name,
-            config.model_type,
+            family,
             ", ".join(CLASSIFIERS),
         )
-    elif config.num_labels == 2:
+    elif labels == 2:
         logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
 
 

@@ -140,7 +140,7 @@ class PairLayout:
         middle: special tokens between query and window, `[SEP]` (RoBERTa's own pair layout has two).
         suffix: special tokens after the window, `[SEP]`.
         types: segment of the prefix, query, middle, window and suffix; None where the backbone has no segments.
-        pad_id: token id of padding; it is always masked.
+        pad_id: token id of padding; it is masked, but for one in an input that would otherwise have no token.
         query_size: pad every query to this many tokens (the papers' fixed layout); None leaves queries unpadded.
         window_size: pad every window to this many tokens, so that the suffix stands at a fixed position (the
             papers' fixed layout); None puts the suffix right after the last real token.
@@ -241,7 +241,7 @@ class PairLayout:
         return {name: torch.from_numpy(values).to(device) for name, values in places.items()}
 
     def _length(self, query: int, window: int) -> int:
-        return self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0)
+        return max(1, self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0))
 
     def _fill(
         self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray, query: np.ndarray, window: np.ndarray
@@ -256,3 +256,5 @@ class PairLayout:
             end = max(end, start + size)
             types[start:end] = segment
             start = end
+        if not mask.any():
+            mask[0] = True  # a model cannot read nothing: where there are no special tokens, padding stands in

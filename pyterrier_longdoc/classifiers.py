@@ -121,6 +121,9 @@ def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any],
     if parts.representation is None:
         return replace(parts, pooling=pooling)
     bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
+    lacking = {"pooler.dense.weight", "pooler.dense.bias", "classifier.bias"} - set(bare)
+    if lacking:
+        raise ValueError(f"the checkpoint has a classifier but lacks {', '.join(sorted(lacking))}")
     final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
     with torch.no_grad():
         for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):

@@ -14,6 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .architectures import use_attention
+from .embeddings import forget_embeddings
 
 _WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
 _QUERIES = {"1": "garden music", "2": "paper market by the river"}
@@ -39,7 +40,8 @@ def check_invariance(
     - `dtype`: in other precisions, where a larger difference is natural.
 
     A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
-    The model is left as it was.
+    Nothing that was scored or encoded before is used, be it remembered in memory or in a `score_cache`; what models
+    remember in memory is forgotten. Apart from that the model is left as it was.
 
     Args:
         model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
@@ -54,12 +56,17 @@ def check_invariance(
         One row per check: `check`, `difference` (largest, relative as above), `same_order` (whether every query's
         documents keep their order), `tolerance`, `passed` (None without a verdict) and `note`.
 
+    Raises:
+        ValueError: if there are no rows, or the model does not return them all.
+
     Example:
         >>> def length(row): return float(len(row["text"]))
         >>> check_invariance(pt.apply.doc_score(length), verbose=False)["passed"].tolist()[:4]
         [True, True, True, True]
     """
     frame = (_sample() if results is None else results).reset_index(drop=True)
+    if frame.empty:
+        raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
     with _undisturbed(model):
         expected = _scores(model, frame)
         rows = [
@@ -110,6 +117,7 @@ def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attemp
 
 def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
     """Scores of the rows; a transformer may return them in another order."""
+    forget_embeddings()  # remembered ones would be compared with themselves
     numbered = frame.assign(_row=range(len(frame)))
     out = model.transform(numbered)
     if len(out) != len(frame) or "_row" not in out.columns:
@@ -176,9 +184,11 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
 
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Leaves no trace in the model of having been run: what it has warned of and how much it read."""
-    names = [name for name in ("coverage", "_warned_cut", "_warned_untrained") if hasattr(model, name)]
-    before = {name: getattr(model, name) for name in names}
+    """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk."""
+    names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache")
+    before = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    if "score_cache" in before:
+        model.score_cache = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
@@ -186,6 +196,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(model, name, value)
+        forget_embeddings()  # those of other implementations of attention
 
 
 def _sample() -> pd.DataFrame:

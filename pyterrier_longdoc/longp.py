@@ -90,11 +90,17 @@ class LongP(LongDocReranker):
         check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)
         if self.attention_type is not None:
             check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
-        if self.answers is not None and (isinstance(self.answers, str) or len(self.answers) != 2):
+        if self.answers is not None and not _are_two_words(self.answers):
             raise ValueError(
                 f'answers={self.answers!r} must be two words, for a relevant and another document: ("yes", "no")'
             )
+        if self.answers is not None and self.pooling not in (None, "last"):
+            raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
         if self.template is not None:
             resolve_template(self.template)
             if self.pad_query:
                 raise ValueError("pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; it has no template")
+
+
+def _are_two_words(answers: object) -> bool:
+    return isinstance(answers, tuple | list) and len(answers) == 2 and all(isinstance(word, str) for word in answers)

@@ -1,7 +1,7 @@
 """The papers' models by name: backbone, windows, pooling and lengths as in Boytsov et al. 2025, with published figures.
 
 Backbones are those of the authors' configurations, e.g. an MS MARCO cross-encoder for ELECTRA. All read queries of 32
-tokens; FirstP reads 477 document tokens, all others 1,431 = 3 x 477.
+tokens (E5-4K: special tokens included); FirstP reads 477 document tokens, all others 1,431 = 3 x 477.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ _PARADE = {"window_size": 150, "stride": 75}
 _ATTN = {**_PARADE, "aggregation": "attn", "attention": "elementwise"}
 _RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
 _PRETRAINED = {**_PARADE, "aggregation": "transformer", "aggregator": MINILM}
-_E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8}
+_E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
+       "max_query_len": 30}  # fmt: skip
 _GPT = {"llm": "gpt-4o-mini", "window_size": 20, "stride": 10}
 
 _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (

@@ -66,6 +66,7 @@ class LongDocScorer(nn.Module):
         self.encoder = WindowEncoder(backbone, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
         self.head = head
         self._pair_layout = backbone.pair_layout()
+        self._template = backbone.template
         self._max_length = backbone.max_length
         self.coverage = Coverage()
         self.read_with(windows, max_doc_len=max_doc_len, max_query_len=max_query_len, pad_query=pad_query)
@@ -83,6 +84,11 @@ class LongDocScorer(nn.Module):
             raise ValueError(f"max_query_len={max_query_len} must be at least 1")
         if max_doc_len is not None and max_doc_len < 1:
             raise ValueError(f"max_doc_len={max_doc_len} must be at least 1, or None to read whole documents")
+        if pad_query and self._template is not None:
+            raise ValueError(
+                f"pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; this backbone reads the template "
+                f"{self._template!r}: leave pad_query=False"
+            )
         layout = self._pair_layout.fixed(max_query_len, None) if pad_query else self._pair_layout
         capacity = self._capacity(max_query_len, layout)
         if capacity is not None:

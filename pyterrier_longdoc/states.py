@@ -80,6 +80,9 @@ class StateEncoder:
     def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module) -> None:
         """States are worth nothing after the weights that made them have been trained or loaded."""
         parameters = [*encoder.parameters(), *project.parameters()]
+        if any(p.is_inference() for p in parameters):
+            self.cache.clear()  # made within torch.inference_mode(): whether they changed is not recorded
+            return
         weights = (encoder.training, tuple((id(p), p._version) for p in parameters))
         if weights != self._weights:
             self.cache.clear()

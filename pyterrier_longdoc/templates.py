@@ -28,6 +28,8 @@ def resolve_template(template: str) -> str:
     Raises:
         ValueError: unless `{query}` and then `{document}` occur once each.
     """
+    if not isinstance(template, str):
+        raise ValueError(f"template={template!r} must be a text or one of {', '.join(TEMPLATES)}")
     text = TEMPLATES.get(template, template)
     if text.count("{query}") != 1 or text.count("{document}") != 1 or text.index("{query}") > text.index("{document}"):
         raise ValueError(
@@ -42,7 +44,8 @@ def template_layout(tokenizer: Any, template: str) -> PairLayout:
 
     White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
     and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
-    template as a whole, which is tried with a probe.
+    template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
+    may be cut.
 
     Args:
         tokenizer: a fast Hugging Face tokenizer; special tokens that it adds to a text are kept.

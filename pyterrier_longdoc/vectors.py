@@ -14,7 +14,9 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from .backbones import Backbone, build_backbone, load_backbone
+from .alibi import AlibiBert
+from .architectures import InputRules
+from .backbones import Backbone, build_backbone, described, load_backbone
 
 # With these, positions and segments are added in `embeddings` and nowhere else.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -43,7 +45,7 @@ class VectorTransformer:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able configuration from which `vector_transformer` makes the same modules."""
-        return dict(self.model.config.to_dict())
+        return described(self.model.config)
 
 
 def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
@@ -52,6 +54,9 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
     Args:
         source: a model on the Hugging Face hub, a folder, or what `VectorTransformer.describe` gave. Of a
             cross-encoder the layers are used, not its head.
+
+    Raises:
+        ValueError: for a model in which the first vector would not see all others, or would see padding.
     """
     if isinstance(source, dict):
         return of_backbone(build_backbone({"config": source, "cross_encoder": False}, None))
@@ -61,6 +66,11 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
 def of_backbone(backbone: Backbone) -> VectorTransformer:
     """Takes the words out of a loaded encoder."""
     model, tokenizer = backbone.model, backbone.tokenizer
+    if type(backbone.rules) is not InputRules or isinstance(model, AlibiBert):
+        raise ValueError(
+            f"a checkpoint of type {model.config.model_type!r} cannot aggregate vectors: choose an encoder that "
+            f"attends to its whole input, such as BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT"
+        )
     words = model.get_input_embeddings().weight.detach()
     special = None
     if tokenizer is not None and None not in (tokenizer.cls_token_id, tokenizer.sep_token_id):

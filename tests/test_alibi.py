@@ -191,6 +191,37 @@ def test_classification_head(tmp_path, results):
     assert score == pytest.approx((weights["classifier.weight"] @ pooled + weights["classifier.bias"]).item(), abs=1e-4)
 
 
+def test_two_labels_score_their_difference(tmp_path, results, caplog):
+    folder = tiny_long.published(tmp_path, "jina", labels=2)
+    score = ld.LongP(folder, device="cpu")(results.iloc[[1]])["score"].item()
+    weights = load_file(tmp_path / "model.safetensors")
+    for kind in ("weight", "bias"):
+        both = weights[f"classifier.{kind}"]
+        weights[f"classifier.{kind}"] = (both[1] - both[0])[None].contiguous()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    assert score == pytest.approx(ld.LongP(folder, device="cpu")(results.iloc[[1]])["score"].item(), abs=1e-5)
+    assert "has two labels: its score is logit[1] - logit[0]" in caplog.text
+
+
+def test_classifier_of_three_classes_is_no_ranker(tmp_path):
+    with pytest.raises(ValueError, match="is a classifier with 3 labels"):
+        load_backbone(tiny_long.published(tmp_path, "mosaic", labels=3))
+
+
+def test_classifier_without_its_pooler(tmp_path):
+    folder = tiny_long.published(tmp_path, "jina", labels=1)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "pooler" not in name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"has a classifier but lacks pooler\.dense\.bias, pooler\.dense\.weight"):
+        load_backbone(folder)
+
+
+def test_attention_is_its_own(tmp_path):
+    with pytest.raises(ValueError, match="not available for alibi-bert, which computes attention by code of its own:"):
+        ld.LongP(tiny_long.published(tmp_path, "jina"), attn_implementation="sdpa").load_scorer()
+
+
 def test_other_feed_forward_layers(tmp_path):
     folder = tiny_long.published(tmp_path, "jina")
     (tmp_path / "config.json").write_text(

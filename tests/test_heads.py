@@ -18,7 +18,7 @@ from pyterrier_longdoc.batching import Encoded, Matches, QueryStates
 from pyterrier_longdoc.heads import build_head, registered_heads
 from pyterrier_longdoc.heads.base import Head, WarmStart, head_options
 
-from . import tiny
+from . import tiny, tiny_long
 
 H = 24
 CHANNELS = 3
@@ -581,6 +581,22 @@ def test_aggregators_of_all_families(family, positions, tmp_path):
     assert torch.isclose(turned, head(encoded((5, 3))), rtol=1e-4, atol=1e-4).all() == (not positions)
 
 
+AGGREGATE_NOTHING = {
+    "qwen3": lambda folder: tiny_long.decoder(folder, "qwen3"),
+    "longformer": lambda folder: tiny_long.encoder(folder, "longformer"),
+    "big_bird": lambda folder: tiny_long.encoder(folder, "big_bird"),
+    "alibi-bert": lambda folder: tiny_long.published(folder, "jina"),
+    "nystromformer": lambda folder: tiny.checkpoint(folder, "nystromformer", labels=None),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATE_NOTHING)
+def test_checkpoints_that_cannot_aggregate(kind, tmp_path):
+    """The first state of a language model has seen nothing; the others need words, or let padding in."""
+    with pytest.raises(ValueError, match=f"a checkpoint of type '{kind}' cannot aggregate vectors"):
+        build_head("parade-transformer", H, aggregator=AGGREGATE_NOTHING[kind](tmp_path))
+
+
 def test_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
     folder = tiny.checkpoint(tmp_path, hidden_size=16)
     head, reference = build_head("parade-transformer", H, aggregator=folder), AutoModel.from_pretrained(folder)
@@ -678,7 +694,10 @@ def test_heads_take_keyword_options_with_json_values(name):
     given = ["channels"] if registered_heads()[name].needs == "all" else []  # by the backbone, not by the user
     kinds = {name: p.kind for name, p in parameters.items()}
     assert kinds.pop("hidden_size") == inspect.Parameter.POSITIONAL_OR_KEYWORD
-    assert kinds == dict.fromkeys([*given, *options], inspect.Parameter.KEYWORD_ONLY)
+    # The rest goes to the parent's constructor, which is tested as well.
+    passed_on = kinds.pop("options", None) == inspect.Parameter.VAR_KEYWORD
+    named = [*given, *options] if not passed_on else [option for option in options if option in kinds]
+    assert kinds == dict.fromkeys(named, inspect.Parameter.KEYWORD_ONLY)
 
 
 def test_heads_are_described(name):

@@ -11,6 +11,7 @@ import torch
 import pyterrier_longdoc as ld
 
 from . import tiny, tiny_long
+from .systems import BI_ENCODERS, make
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.base.UntrainedWarning")
 
@@ -104,6 +105,35 @@ def test_a_backbone_that_looks_at_its_padding_is_found(cross_encoder, results, m
     assert not table.loc["batch size 1", "passed"]
 
 
+@pytest.mark.parametrize("name", ["BiEncoder-max", "LateIR", "MORESPlus"])
+def test_what_is_remembered_hides_nothing(name, cross_encoder, plain_encoder, results, monkeypatch):
+    """Without an attention mask states depend on the batch, although each text is encoded once and remembered."""
+    model = make(name, plain_encoder if name in BI_ENCODERS else cross_encoder, device="cpu")
+    backbone = model.load_scorer().encoder.backbone
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    table = check(model, results)
+    assert not table.loc["alone", "passed"]
+    assert not table.loc["batch size 1", "passed"]
+
+
+def test_scores_on_disk_hide_nothing(cross_encoder, results, monkeypatch, tmp_path):
+    file = tmp_path / "scores.sqlite"
+    model = ld.FirstP(cross_encoder, window_size=60, max_query_len=8, device="cpu", score_cache=file)
+    backbone = model.load_scorer().encoder.backbone
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    assert not check(model, results).loc["alone", "passed"]
+    assert model.score_cache == file
+    assert not file.exists()
+
+
+def test_states_of_another_attention_are_not_kept(plain_encoder, results):
+    model = ld.BiEncoder(plain_encoder, window_size=20, stride=10, device="cpu")
+    check(model, results)
+    assert not len(model.load_scorer().cache)
+
+
 def test_the_model_is_left_as_it_was(cross_encoder, results):
     model = ld.LongP(cross_encoder, max_query_len=2, max_doc_len=10, device="cpu")
     before = results.copy()
@@ -127,6 +157,11 @@ def test_tolerance_is_relative_to_large_scores(results):
 
     assert check(Large(), results, tolerance=1e-4)["passed"].dropna().all()
     assert not check(Large(), results, tolerance=1e-7)["passed"].dropna().any()
+
+
+def test_nothing_cannot_be_compared(results):
+    with pytest.raises(ValueError, match="results has no rows"):
+        check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
 
 
 def test_rows_that_are_dropped_cannot_be_compared(results):

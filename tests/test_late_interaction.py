@@ -197,6 +197,18 @@ def test_loaded_weights_forget(scorer, cross_encoder):
     np.testing.assert_allclose(scorer.score(*pair), other.score(*pair), **CLOSE)
 
 
+def test_weights_whose_changes_leave_no_trace(cross_encoder):
+    pair = ["old dog"], [LONG]
+    with torch.inference_mode():
+        scorer = make("LateIR", cross_encoder).load_scorer()
+        before = scorer.score(*pair)
+        for parameter in scorer.encoder.parameters():
+            parameter.mul_(1.1)
+        after, fresh = scorer.score(*pair), copy.deepcopy(scorer).score(*pair)
+    assert not np.isclose(before, after, **CLOSE).any()
+    np.testing.assert_allclose(after, fresh, **CLOSE)
+
+
 def test_precisions_are_remembered_apart(scorer):
     pair = ["old dog"], [LONG]
     exact = scorer.score(*pair)

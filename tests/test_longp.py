@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc import architectures
 from pyterrier_longdoc.backbones import build_backbone, load_backbone
 from pyterrier_longdoc.frames import TruncationWarning
+from pyterrier_longdoc.saving import save_reranker
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 from . import tiny, tiny_long
@@ -258,6 +260,25 @@ def test_bigbird_comes_back_to_block_sparse_attention(bigbird):
     assert model.load_scorer().encoder.backbone.attention_type == "block_sparse"
 
 
+@pytest.mark.parametrize("positions", [252, 250])
+def test_bigbird_whose_positions_are_no_whole_number_of_blocks(positions, tmp_path):
+    model = ld.LongP(
+        tiny_long.encoder(tmp_path, "big_bird", max_position_embeddings=positions), max_query_len=8, device="cpu"
+    )
+    texts = frame().assign(query="dog " * 8, text="dog " * 400)
+    assert np.isfinite(model(texts)["score"]).all()
+    scorer = model.load_scorer()
+    assert scorer.windows.largest == positions // 4 * 4 - 8 - scorer.layout.specials
+    full = ld.LongP(model.backbone, attention_type="original_full", max_query_len=8, device="cpu").load_scorer()
+    assert full.windows.largest == positions - 8 - scorer.layout.specials
+
+
+def test_bigbird_leaves_the_global_generator_alone(bigbird):
+    generator = np.random.get_state()[1].copy()  # noqa: NPY002
+    ld.LongP(bigbird, device="cpu")(frame().tail(1))
+    np.testing.assert_array_equal(np.random.get_state()[1], generator)  # noqa: NPY002
+
+
 def test_bigbird_passes_hold_inputs_of_one_number_of_blocks(bigbird):
     model = ld.LongP(bigbird, device="cpu")
     scorer = model.load_scorer()
@@ -268,6 +289,25 @@ def test_bigbird_passes_hold_inputs_of_one_number_of_blocks(bigbird):
     # With [CLS] cat [SEP] ... [SEP] 4 more; up to 28 tokens attention is full.
     scorer.score(["cat"] * 6, ["dog " * n for n in (3, 5, 39, 40, 45, 60)])
     assert sorted(shapes) == [(1, 52), (1, 64), (2, 9), (2, 44)]
+
+
+# Full attention.
+
+
+@pytest.mark.skipif("nomicbert" not in KINDS, reason="needs transformers 5")
+@pytest.mark.parametrize(
+    ("family", "pooling"), [("nomic_bert", None), ("eurobert", "bos"), ("eurobert", "mean"), ("eurobert", "late")]
+)
+def test_cross_encoders_are_the_published_classifiers(family, pooling, tmp_path):
+    folder = tiny_long.encoder(
+        tmp_path, family, labels=1, **({} if pooling is None else {"classifier_pooling": pooling})
+    )
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    texts = frame()[lambda f: f["text"] != ""]
+    with torch.no_grad():
+        expected = [model(**tokenizer(q, t, return_tensors="pt")).logits.item() for q, t in pairs(texts)]
+    np.testing.assert_allclose(ld.LongP(folder, device="cpu")(texts)["score"], expected, atol=1e-5)
 
 
 # Language models.
@@ -319,6 +359,33 @@ def test_answers_of_another_family_need_a_template(tmp_path):
         ld.LongP(folder, answers=("yes", "no")).load_scorer()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name, **own: ld.BiEncoder(name, window_size=20, stride=10, **own),
+        lambda name, **own: ld.LateIR(
+            name, interaction=tiny.aggregator(), aggregator=None, window_size=20, stride=10, **own
+        ),
+        lambda name, **own: ld.LongP(name, template="{query}{document}", pooling="last", **own),
+        lambda name, **own: ld.LongP(name, template="{query}{document}", pooling="mean", **own),
+    ],
+    ids=["BiEncoder", "LateIR", "last", "mean"],
+)
+def test_empty_texts_where_there_are_no_special_tokens(make, tmp_path):
+    model = make(tiny_long.decoder(tmp_path, "qwen3"), device="cpu")
+    texts = pd.concat([frame().assign(query=""), frame()], ignore_index=True)
+    assert np.isfinite(model(texts)["score"]).all()
+    table = ld.check_invariance(model, texts, tolerance=5e-5, dtypes=(), verbose=False)
+    assert table["passed"].dropna().all(), table
+
+
+@pytest.mark.parametrize("kind", ["jina", "mosaic", "bert"])
+def test_answers_are_for_language_models(kind, cross_encoder, tmp_path):
+    folder = cross_encoder if kind == "bert" else KINDS[kind](tmp_path)
+    with pytest.raises(ValueError, match=r"answers=\('dog', 'cat'\) would have no effect: it is for language models"):
+        ld.LongP(folder, answers=("dog", "cat")).load_scorer()
+
+
 # Templates.
 
 
@@ -356,6 +423,18 @@ def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     assert scorer.coverage.queries_cut == 1
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda name: ld.LongP(name, pad_query=True),
+        lambda name: ld.MaxP(name, window_size=20, stride=10, pad_query=True),
+    ],
+)
+def test_the_papers_layout_has_no_template(make, tmp_path):
+    with pytest.raises(ValueError, match="this backbone reads the template 'plain': leave pad_query=False"):
+        make(tiny_long.decoder(tmp_path, "qwen3")).load_scorer()
+
+
 @pytest.mark.parametrize("template", ["{query}", "{document} {query}", "{query} {query} {document}", "none"])
 def test_templates_that_lack_something(template):
     with pytest.raises(ValueError, match=r"must hold \{query\} and then \{document\}, once each"):
@@ -372,6 +451,9 @@ def test_templates_that_lack_something(template):
         ({"global_attention": "all"}, "global_attention='all'"),
         ({"attention_type": "sparse"}, "attention_type='sparse'"),
         ({"answers": "yes"}, "answers='yes' must be two words"),
+        ({"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
+        ({"template": 3}, "template=3 must be a text"),
+        ({"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
         ({"template": "{query} {document}", "pad_query": True}, "pad_query"),
     ],
 )
@@ -398,6 +480,20 @@ def test_attention_that_an_architecture_lacks(longformer):
     backbone = load_backbone(longformer)
     with pytest.raises(ValueError, match="'sdpa' is not available for longformer"):
         architectures.use_attention(backbone.model, "sdpa")
+
+
+def test_a_model_of_another_machine_s_attention(tmp_path):
+    """Saved where flash attention is installed, loaded where it is not."""
+    model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
+    expected = model(frame())["score"]
+    model.load_scorer()
+    model._loaded.backbone.options = replace(model._loaded.backbone.options, attn_implementation="flash_attention_2")
+    model.attn_implementation = "flash_attention_2"
+    save_reranker(model, model._loaded, tmp_path / "saved")
+    again = ld.LongP.load(tmp_path / "saved", attn_implementation=None, device="cpu")
+    np.testing.assert_allclose(again(frame())["score"], expected, atol=1e-5)
+    eager = ld.LongP.load(tmp_path / "saved", attn_implementation="eager", device="cpu")
+    assert eager.load_scorer().encoder.backbone.config._attn_implementation == "eager"
 
 
 def test_another_pooling_than_the_head_was_trained_for_starts_untrained(cross_encoder, results):

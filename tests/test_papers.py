@@ -29,7 +29,9 @@ def test_preset_builds_its_transformer(name):
         assert preset(training=ld.TrainingArgs(epochs=5)).training.epochs == 5
     other = preset(**arguments, text_field=("title", "body"))
     assert tuple(other.text_field) == ("title", "body")
-    if preset.transformer not in ("RankGPT", "BiEncoder"):
+    if preset.transformer == "BiEncoder":
+        assert model.max_query_len == 32 - 2  # with [CLS] and [SEP], as the documents' lengths
+    elif preset.transformer != "RankGPT":
         assert model.max_query_len == 32
 
 

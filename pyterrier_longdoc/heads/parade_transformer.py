@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..backbones import described
 from ..batching import Encoded
 from ..vectors import (
     Part,
@@ -116,7 +117,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         return {"aggregator": self.aggregator} if self._pretrained else {}
 
     def built_from(self) -> dict[str, Any]:
-        return {"aggregator": dict(self.aggregator.config.to_dict())} if self._pretrained else {}
+        return {"aggregator": described(self.aggregator.config)} if self._pretrained else {}
 
     def _parts(self, encoded: Encoded) -> list[Part]:
         """The parts of the sequence, each with its segment."""

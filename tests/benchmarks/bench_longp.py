@@ -2,10 +2,11 @@
 
     python tests/benchmarks/bench_longp.py [--models longformer jina] [--tokens 4096] [--documents 1] [--threads 2]
 
-Base-sized models with random weights, each in a process of its own. An input has 32 query tokens and as many document
-tokens as make up `--tokens` (default: the longest that the model takes). Seconds are those of one document, the least
-over `--rounds`; the first round, which also allocates, is left out where there are more. Memory is the peak of the
-whole process, Python and weights included. Linux only.
+Models with random weights, base-sized unless `--layers` says otherwise, each in a process of its own. An input has 32
+query tokens and as many document tokens as make up `--tokens` (default: the longest that the model was trained for;
+JINA and MosaicBERT, which have no table of positions and are built alike, take more). Seconds are those of one
+document, the least over `--rounds`; the first round, which also allocates, is left out where there are more. Memory is
+the peak of the whole process, Python and weights included. Linux only.
 """
 
 from __future__ import annotations
@@ -37,12 +38,21 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
          "sep_token_id": 3},
     ),
     "jina": (8192, {"model_type": "alibi-bert"}),
-    "mosaic": (2048, {"model_type": "alibi-bert", "max_position_embeddings": 2048}),
+    "mosaic": (2048, {"model_type": "alibi-bert"}),
 }  # fmt: skip
 BERT = {**BASE, "model_type": "bert", "vocab_size": 30522, "max_position_embeddings": 512}
 
 
-def measure(name: str, tokens: int, documents: int, rounds: int) -> dict[str, float]:
+def configuration(name: str, layers: int | None) -> dict[str, Any]:
+    """The configuration of a model, or of BERT for `maxp`, with another number of layers if one is given."""
+    config = BERT if name == "maxp" else MODELS[name][1]
+    if layers is None:
+        return config
+    window = {"attention_window": [512] * layers} if name == "longformer" else {}
+    return {**config, "num_hidden_layers": layers, **window}
+
+
+def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | None) -> dict[str, float]:
     """Seconds per document, peak MB of this process and weights in millions; `name` is a model, or `maxp`."""
     import numpy as np
     import torch
@@ -54,7 +64,9 @@ def measure(name: str, tokens: int, documents: int, rounds: int) -> dict[str, fl
     from pyterrier_longdoc.windows import SlidingWindows, WholeText
     from tests import tiny
 
-    config = BERT if name == "maxp" else MODELS[name][1]
+    config = configuration(name, layers)
+    if config["model_type"] == "alibi-bert":
+        config = {**config, "max_position_embeddings": tokens}
     tokenizer = tiny.tokenizer(segments=config["model_type"] in ("bert", "alibi-bert"))
     torch.manual_seed(0)
     backbone = build_backbone({"config": config, "cross_encoder": False}, tokenizer)
@@ -86,6 +98,7 @@ def in_a_process(name: str, tokens: int, args: argparse.Namespace) -> dict[str, 
     """`measure` in a new process, with a limited number of threads."""
     command = [sys.executable, __file__, "--measure", name, "--tokens", str(tokens)]
     command += ["--documents", str(args.documents), "--rounds", str(args.rounds)]
+    command += [] if args.layers is None else ["--layers", str(args.layers)]
     environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
@@ -98,10 +111,11 @@ def main() -> None:
     for name, default in {"documents": 1, "rounds": 1, "threads": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--tokens", type=int, help="default: the longest input of each model")
+    parser.add_argument("--layers", type=int, help="of all models, MaxP's BERT included; default: what each has")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.measure:
-        print(json.dumps(measure(args.measure, args.tokens, args.documents, args.rounds)))
+        print(json.dumps(measure(args.measure, args.tokens, args.documents, args.rounds, args.layers)))
         return
     print(f"{args.threads} thread(s), {args.documents} document(s), fp32; MaxP: BERT-base, windows of 150, stride 100")
     print(f"{'model':12}{'tokens':>8}{'weights':>9}{'s/doc':>8}{'peak MB':>9}{'MaxP s/doc':>12}{'ratio':>7}")
