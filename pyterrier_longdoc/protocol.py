@@ -239,7 +239,8 @@ class _System:
         """Notes what a model is trained with; raises ValueError if the folder has one that was trained otherwise."""
         model = self.factory(seed)
         if hasattr(model, "fit"):
-            shown = str(self.start_from) if isinstance(self.start_from, str | Path) else type(self.start_from).__name__
+            start = self.start_from
+            shown = str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__
             settings = {**settings_of(self._prepared(model, seed)), "protocol": repr(self.protocol), "start": shown}
             keep_settings(settings, models_folder(self.folder, self.name, seed))
 

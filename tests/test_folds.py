@@ -235,6 +235,7 @@ NO_FIT = pt.Transformer.identity()
         ({"folds": [*FOLDS, ["x"]]}, ValueError, r"folds 3 \(counted from 0\) have none of the queries"),
         ({"validation": 1.0}, ValueError, "validation=1.0 must be 'next fold', a share"),
         ({"validation": True}, ValueError, "validation=True must be"),
+        ({"validation": "next fold", "folds": [QIDS[:3], QIDS[3:]]}, ValueError, "needs at least three folds"),
         ({"validation": 0.9}, ValueError, "leaves none of the 4 judged queries"),
         ({"qrels": QRELS.drop(columns="label")}, ValueError, "label"),
         ({"run": RUN.drop(columns="query")}, ValueError, "candidates lack the column.* query"),

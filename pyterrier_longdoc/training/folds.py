@@ -139,6 +139,8 @@ def _training_data(fold: Fold, run: pd.DataFrame, validation: str | float | None
     """Candidates and judgements of the other folds, divided if some are for validation."""
     held_out = _held_out(fold, validation, seed)
     train = [qid for qid in fold.train_topics["qid"] if qid not in held_out]
+    if not train:
+        raise ValueError(f"validation={validation!r} needs at least three folds: with two, none is left for training")
     if not held_out:
         return TrainingData(_of(run, train), _of(fold.train_qrels, train))
     return TrainingData(
