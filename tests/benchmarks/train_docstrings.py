@@ -94,12 +94,15 @@ def model_named(name: str, folder: Path) -> Any:
     settings: dict[str, Any] = {"training": args, "verbose": True}
     if name == "firstp":
         return ld.FirstP(ENCODER, max_doc_len=256, **settings)
-    windows = {"window_size": 100, "stride": 80, "max_windows": 4}
-    if name == "parade-transformer":
-        return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **windows, **settings)
+    windows = {"window_size": 100, "max_windows": 4}
+    if name == "avgp":
+        return ld.AvgP(ENCODER, **windows, **settings)
+    windows["stride"] = 80
+    if name == "maxp":
+        return ld.MaxP(ENCODER, **windows, **settings)
     if name == "parade-attn":
         return ld.PARADE(ENCODER, aggregation="attn", **windows, **settings)
-    return {"maxp": ld.MaxP, "avgp": ld.AvgP}[name](ENCODER, **windows, **settings)
+    return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **windows, **settings)
 
 
 def trained(name: str, folder: Path, fit: Any, start: Any = None) -> Any:
