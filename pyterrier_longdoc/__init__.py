@@ -92,6 +92,10 @@ _PUBLIC = {
         "recipes",
     ],
     "saving": ["save_adapter"],
+    "training.folds": ["k_fold_fit"],
+    "training.seeds": ["fit_seeds"],
+    "protocol": ["Protocol"],
+    "named_protocols": ["protocols"],
     "artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

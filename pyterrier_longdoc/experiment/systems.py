@@ -136,7 +136,8 @@ def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.D
         ("more than one fold", [qid for qid, n in times.items() if n > 1]),
     ):
         if wrong:
-            raise ValueError(f"every topic must be in one fold, but {len(wrong)} are in {what}, e.g. {wrong[0]!r}")
+            some = ", ".join(map(repr, wrong[:5]))
+            raise ValueError(f"every topic must be in one fold, but {len(wrong)} are in {what}, e.g. {some}")
     tests = [topics[topics["qid"].isin(part)] for part in parts]
     prepared = []
     for index, test in enumerate(tests):

@@ -1,0 +1,212 @@
+"""Trained models in folders: a finished one is read again, an unfinished one goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pyterrier as pt
+import torch
+
+from ..experiment.runs import read_run, replacing, write_run
+from .args import TrainingArgs
+from .state import check_same
+
+MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
+"""In the folder of a model: itself, what it made of its candidates, and what it is made with."""
+_FINISHED, _SCORED, _STATE = "finished.json", "scored.json", "state"
+
+_OF_THIS_MACHINE = (
+    "text_loader", "device", "training", "verbose", "score_cache", "batch_size", "max_batch_tokens", "explain",
+)  # fmt: skip
+"""Constructor arguments that a model is read again with; neither its weights nor its scores depend on them."""
+_NOT_COMPARED = {*_OF_THIS_MACHINE, "trust_remote_code"}
+
+
+class TrainingData(NamedTuple):
+    """What `fit` takes, in its order."""
+
+    run: pd.DataFrame
+    qrels: pd.DataFrame
+    validation_run: pd.DataFrame | None = None
+    validation_qrels: pd.DataFrame | None = None
+
+
+def fit_kept(model: Any, data: TrainingData, folder: Path | None) -> Any:
+    """Fits a model, or reads it if it is finished already.
+
+    Args:
+        model: new; trained in place unless it is read.
+        data: what it is fitted on.
+        folder: for the state of the training, which goes on from there if it was killed, and for the model; None keeps
+            nothing.
+
+    Returns:
+        The trained model.
+
+    Raises:
+        TypeError: if it cannot be fitted, or has to be kept and cannot be saved.
+        ValueError: if the folder holds another model: other arguments, recipe, data or starting weights.
+    """
+    if not hasattr(model, "fit"):
+        raise TypeError(f"{model!r} has no fit: give an Estimator such as ld.MaxP(...)")
+    if folder is None:
+        model.fit(*data)
+        return model
+    identity = _identity(model, data)
+    kept = read_notes(folder / _FINISHED)
+    if kept is not None:
+        check_same(kept, identity, folder)
+        return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in _OF_THIS_MACHINE})
+    (folder / _SCORED).unlink(missing_ok=True)
+    before = model.training
+    model.training = replace(recipe_of(model), checkpoint=folder / _STATE)
+    try:
+        model.fit(*data)
+    finally:
+        model.training = before
+    if _writes():
+        model.save(folder / MODEL)
+        _write(folder / _FINISHED, identity)  # last, so that it vouches for the model
+        shutil.rmtree(folder / _STATE, ignore_errors=True)
+    return model
+
+
+def score_kept(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
+    """What a model makes of its candidates, or has made of them.
+
+    Args:
+        model: the model that `fit_kept` kept in the folder.
+        candidates: R rows of `qid, query, docno` and what else it needs.
+        folder: None keeps nothing.
+
+    Returns:
+        `qid, query, docno, score, rank`, R rows in the order and with the index of the candidates.
+
+    Raises:
+        ValueError: if the model does not return the rows that it was given.
+    """
+    identity = {"candidates": _digest_of_frame(candidates)}
+    if folder is not None and read_notes(folder / _SCORED) == identity:
+        scores = read_run(folder / RUN)["score"].to_numpy()
+    else:
+        out = model.transform(candidates)
+        if not out[["qid", "docno"]].astype(str).equals(candidates[["qid", "docno"]].astype(str)):
+            raise ValueError(f"{model!r} does not return the rows that it is given, in their order")
+        scores = out["score"].to_numpy(dtype="float64")
+        if folder is not None and _writes():
+            write_run(candidates.assign(score=scores), folder / RUN, type(model).__name__)
+            _write(folder / _SCORED, identity)
+    return pt.model.add_ranks(candidates[["qid", "query", "docno"]].assign(score=scores))
+
+
+def copies_of(model: Any) -> Callable[[], Any]:
+    """A function that makes a new model at each call.
+
+    Args:
+        model: such a function, or a model to be copied with its weights.
+
+    Raises:
+        TypeError: if it is neither.
+    """
+    if not isinstance(model, pt.Transformer):
+        if not callable(model):
+            raise TypeError(f"{model!r} is neither a model nor a function that makes one")
+        return model
+    if not hasattr(model, "apply_attributes"):
+        raise TypeError(f"{model!r} cannot be copied: give a function that makes a new one at each call")
+    return model.apply_attributes
+
+
+def check_new(model: Any, others: Iterable[Any]) -> None:
+    """Raises ValueError if a function has returned a model that it has returned before."""
+    if any(model is other for other in others):
+        raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
+
+
+def recipe_of(model: Any) -> TrainingArgs:
+    """The recipe that a model's `fit` follows."""
+    return model.training or model._default_training()
+
+
+def off_device(model: Any) -> Any:
+    """The model, its weights in main memory: the next `transform` moves them back."""
+    if hasattr(model, "load_scorer"):
+        model.load_scorer().cpu()
+    return model
+
+
+def settings_of(model: Any) -> dict[str, Any]:
+    """Class, arguments and recipe of a model, for JSON, without what decides about neither weights nor scores."""
+    arguments = {name: repr(value) for name, value in model._parameters().items() if name not in _NOT_COMPARED}
+    found = {"class": type(model).__name__, "arguments": arguments, "recipe": recipe_of(model).as_dict()}
+    return json.loads(json.dumps(found, default=str))
+
+
+def keep_settings(settings: dict[str, Any], folder: Path) -> None:
+    """Notes in a folder what its models are made with.
+
+    Raises:
+        ValueError: if that is something else than was noted before.
+    """
+    kept = read_notes(folder / SETTINGS)
+    if kept is not None:
+        check_same(kept, settings, folder)
+    elif _writes():
+        _write(folder / SETTINGS, settings)
+
+
+def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
+    """What must be the same for a kept model to be this one."""
+    if not hasattr(model, "save") or not hasattr(model, "training"):
+        raise TypeError(f"folder= keeps models by their save, which {model!r} has not: leave folder= out")
+    if model.trust_remote_code:
+        raise ValueError("a model whose backbone runs remote code cannot be saved: leave folder= out")
+    return {
+        **settings_of(model),
+        "starting weights": _digest_of_weights(model),
+        "training data": [None if frame is None else _digest_of_frame(frame) for frame in data],
+    }
+
+
+def _digest_of_frame(frame: pd.DataFrame) -> str:
+    """Of the rows and columns that a training or a score may depend on."""
+    digest = blake2b(digest_size=16)
+    for name in sorted(set(map(str, frame.columns)) - {"rank"}):
+        digest.update(f"{name}\0".encode())
+        for value in frame[name].tolist():
+            digest.update(f"{value}\0".encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def _digest_of_weights(model: Any) -> str | None:
+    """Of a model that has been trained; None if it starts from its backbone."""
+    if model._loaded is None or not model._loaded.trained:
+        return None
+    digest = blake2b(digest_size=16)
+    for name, value in sorted(model._loaded.scorer.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _writes() -> bool:
+    """Whether this is the only process, or the first of several that train together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def read_notes(path: Path) -> dict[str, Any] | None:
+    """A JSON file; None if it is not there."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(values, indent=1), encoding="utf-8")
