@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -14,6 +16,8 @@ from .backbones import Backbone
 from .batching import Encoded, QueryStates, WindowBatch, to_dense
 from .matching import MatchCollector, MatchFunction, QueryCollector
 
+logger = logging.getLogger(__name__)
+
 
 class WindowEncoder(nn.Module):
     """Encodes windows into one vector each.
@@ -22,6 +26,9 @@ class WindowEncoder(nn.Module):
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone.
+
+    Attributes:
+        affordable_tokens: a lower limit that was learned when memory ran out.
     """
 
     def __init__(self, backbone: Backbone, *, batch_size: int = 64, max_batch_tokens: int = 16384) -> None:
@@ -33,6 +40,7 @@ class WindowEncoder(nn.Module):
         self.hidden_size = backbone.hidden_size
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
+        self.affordable_tokens = sys.maxsize
 
     def forward(
         self,
@@ -60,8 +68,7 @@ class WindowEncoder(nn.Module):
         queries = QueryCollector(batch) if query_states else None
         order = self._order(batch, collector)
         vectors = []
-        for rows in self.passes(batch.lengths[order].tolist(), order):
-            states, mask = self._encode(batch, rows, all_layers)
+        for rows, states, mask in self._states(batch, order, all_layers):
             vectors.append(self._vectors(states[-1], mask))
             if collector is not None:
                 collector.add(rows, states)
@@ -81,8 +88,7 @@ class WindowEncoder(nn.Module):
         """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
         order = self._order(batch, None)
         states: dict[int, torch.Tensor] = {}
-        for rows in self.passes(batch.lengths[order].tolist(), order):
-            encoded, mask = self._encode(batch, rows, False)
+        for rows, encoded, mask in self._states(batch, order, False):
             for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
                 states[row] = state[real]
         return [states[row] for row in range(len(order))]
@@ -107,14 +113,52 @@ class WindowEncoder(nn.Module):
             order: `(V,)` the rows that they belong to.
         """
         start = longest = 0
+        most = min(self.max_batch_tokens, self.affordable_tokens)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
-            full = row - start == self.batch_size or (row + 1 - start) * longest > self.max_batch_tokens
+            full = row - start == self.batch_size or (row + 1 - start) * longest > most
             other = self.rules.group(lengths[row]) != self.rules.group(lengths[start])
             if (full or other) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
+
+    def _states(
+        self, batch: WindowBatch, order: torch.Tensor, all_layers: bool
+    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
+        """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
+        lengths, done = batch.lengths[order].tolist(), 0
+        while done < len(order):
+            for rows in self.passes(lengths[done:], order[done:]):
+                encoded = self._encode_if_it_fits(batch, rows, all_layers)
+                if encoded is None:
+                    break
+                done += len(rows)
+                yield rows, *encoded
+
+    def _encode_if_it_fits(
+        self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor] | None:
+        """None where memory ran out, after lowering the limit on tokens.
+
+        In training it is an error: the graph of earlier passes fills the memory, which smaller passes do not change.
+        """
+        try:
+            return self._encode(batch, rows, all_layers)
+        except RuntimeError as error:
+            if len(rows) == 1 or torch.is_grad_enabled() or not _is_out_of_memory(error):
+                raise
+        # Not within "except": there the error would keep the failed pass's memory.
+        longest = int(batch.lengths[rows].max())
+        self.affordable_tokens = max(1, len(rows) // 2) * self.rules.cost(longest)
+        logger.warning(
+            "memory ran out in a pass of %d windows of up to %d tokens: from now on a pass has at most %d tokens; "
+            "max_batch_tokens=%d spares the attempt",
+            *(len(rows), longest, self.affordable_tokens, self.affordable_tokens),
+        )
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return None
 
     def _encode(
         self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
@@ -176,3 +220,8 @@ class WindowEncoder(nn.Module):
         # In fp32: bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Of a GPU, or of the allocator of a CPU, which has no error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

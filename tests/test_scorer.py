@@ -110,6 +110,60 @@ def test_passes_stay_within_their_limits(backbone, batch_size, tokens):
     assert all(rows == 1 or rows * length <= tokens for rows, length in passes.shapes)
 
 
+def out_of_memory_beyond(limit, model, monkeypatch, error) -> list[tuple[int, int]]:
+    """Lets the backbone run out of memory in passes of more than so many tokens; returns the passes that succeed."""
+    passes, forward = [], model.encoder.backbone.forward
+
+    def spy(*args, **kwargs):
+        windows, length = kwargs["input_ids"].shape
+        if windows * length > limit:
+            raise error
+        passes.append((windows, length))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model.encoder.backbone, "forward", spy)
+    return passes
+
+
+MEMORY_ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory."),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory: you tried to"),
+]
+
+
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["gpu", "cpu"])
+@pytest.mark.parametrize("head", ["maxp", "cedr-knrm"])
+def test_smaller_passes_where_memory_runs_out(backbone, head, error, monkeypatch, caplog):
+    queries, texts = ["cat tree", "snow"] * 10, [text_of(5 + 7 * i, i) for i in range(20)]
+    expected = make(backbone, head).score(queries, texts)
+    model = make(backbone, head)
+    passes = out_of_memory_beyond(200, model, monkeypatch, error)
+    np.testing.assert_allclose(model.score(queries, texts), expected, atol=1e-5)
+    assert max(windows * length for windows, length in passes) <= 200
+    limit = model.encoder.affordable_tokens
+    assert f"from now on a pass has at most {limit} tokens; max_batch_tokens={limit}" in caplog.text
+    caplog.clear()
+    model.score(queries, texts)
+    assert "memory ran out" not in caplog.text
+
+
+def test_a_window_that_does_not_fit_alone_is_an_error(backbone, monkeypatch):
+    model = make(backbone)
+    out_of_memory_beyond(5, model, monkeypatch, MEMORY_ERRORS[0])
+    with pytest.raises(torch.OutOfMemoryError):
+        model.score(["cat"], [text_of(40)])
+
+
+def test_other_errors_and_training_are_not_tried_again(backbone, monkeypatch):
+    model = make(backbone)
+    out_of_memory_beyond(5, model, monkeypatch, RuntimeError("something else"))
+    with pytest.raises(RuntimeError, match="something else"):
+        model.score(["cat"] * 3, [text_of(40, i) for i in range(3)])
+    out_of_memory_beyond(5, model, monkeypatch, MEMORY_ERRORS[0])
+    with pytest.raises(torch.OutOfMemoryError):
+        model(["cat"] * 3, [text_of(40, i) for i in range(3)])
+
+
 @pytest.mark.parametrize("head", ["avgp", "sump", "parade-attn", "parade-transformer"])
 def test_a_document_budget_beyond_the_document_changes_nothing(backbone, head):
     scores = make(backbone, head).score(QUERIES, TEXTS)
