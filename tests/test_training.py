@@ -314,6 +314,9 @@ def test_evaluate():
     judged = qrels(("1", "a", 1), ("2", "b", 2))
     assert evaluate(run, judged, "RR") == pytest.approx((1 + 1 / 2) / 2)
     assert evaluate(run, judged, "P@1") == pytest.approx(1 / 2)
+    # Judgements of a larger collection do not lower the figure of a sample of its queries.
+    elsewhere = pd.DataFrame({"qid": ["other"], "docno": ["d"], "label": [1]})
+    assert evaluate(run, pd.concat([judged, elsewhere]), "RR") == evaluate(run, judged, "RR")
 
 
 # Real models.
