@@ -271,7 +271,9 @@ def model(messages):
     # Atomic in a file opened to append; the reply comes later, as that of a server does.
     with open(sys.argv[1], "a") as calls:
         calls.write(f"{hash(str(messages))}\\n")
-    time.sleep(0.02)
+    # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
+    with open(sys.argv[1]) as calls:
+        time.sleep(0.02 if len(calls.readlines()) < int(sys.argv[5]) else 1.0)
     return oracle(messages)
 
 client = LLMClient(CallableBackend(model, name="m"), cache=sys.argv[2])
@@ -280,10 +282,10 @@ out.to_csv(sys.argv[3])
 """
 
 
-def start(folder: Path, concurrency: int) -> subprocess.Popen:
+def start(folder: Path, concurrency: int, slow_after: int = 10**6) -> subprocess.Popen:
     files = [str(folder / name) for name in ("calls", "replies.sqlite", "run.csv")]
     environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CHILD, *files, str(concurrency)]
+    command = [sys.executable, "-c", CHILD, *files, str(concurrency), str(slow_after)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
 
 
@@ -297,7 +299,7 @@ def wait_for_calls(child: subprocess.Popen, folder: Path, number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_run_goes_on_where_it_was(tmp_path, kill):
-    child = start(tmp_path, concurrency=4)
+    child = start(tmp_path, concurrency=4, slow_after=40)
     wait_for_calls(child, tmp_path, 37)
     child.send_signal(kill)
     stderr = child.communicate(timeout=60)[1].decode()

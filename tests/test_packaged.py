@@ -134,6 +134,14 @@ def test_a_damaged_difference_is_refused(cross_encoder, tmp_path):
         ld.MaxP.load(tmp_path)
 
 
+def test_checkpoints_do_not_say_where_weights_lay(cross_encoder, tmp_path):
+    settings = {"aggregation": "transformer", "aggregator": tiny.aggregator(), "window_size": 8, "stride": 6}
+    ld.PARADE(cross_encoder, **settings).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "_name_or_path" not in config["encoder"]["config"]
+    assert "_name_or_path" not in config["head"]["built_from"]["aggregator"]
+
+
 def test_full_training_is_no_small_difference(cross_encoder, tmp_path):
     with pytest.raises(ValueError, match="raise rank, or save the whole model"):
         ld.save_adapter(fitted(cross_encoder, lora=None), tmp_path, rank=2)
