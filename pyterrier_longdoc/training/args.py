@@ -99,6 +99,8 @@ class TrainingArgs:
         epoch_decay: the learning rates are multiplied by it after each epoch.
         restart_each_epoch: begin each epoch with a new optimiser and its schedule anew, as FlexNeuART does.
         max_grad_norm: longer gradients are cut to this length; None leaves them.
+        dropout: of all layers while training, attention included; None leaves it as the checkpoint has it (mostly
+            0.1). At 0 each step is faster, on a CPU by about a third; worth it where no document is seen twice.
         dtype: precision of the backbone's computation; weights stay in `"float32"`.
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
         lora: train low-rank adapters instead of the backbone.
@@ -144,6 +146,7 @@ class TrainingArgs:
     epoch_decay: float = 1.0
     restart_each_epoch: bool = False
     max_grad_norm: float | None = None
+    dropout: float | None = None
     dtype: str = "float32"
     gradient_checkpointing: bool = False
     lora: Lora | None = None
@@ -183,6 +186,8 @@ class TrainingArgs:
             raise ValueError(f"alpha={self.alpha} is a weight, between 0 and 1")
         if not 0.0 < self.epoch_decay <= 1.0:
             raise ValueError(f"epoch_decay={self.epoch_decay} must be above 0 and at most 1")
+        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1, or None for the checkpoint's own")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0, or None to leave gradients alone")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from numbers import Real
 from typing import Any
 
 import pyterrier as pt
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from .adapters import adapted
 from .args import TrainingArgs
@@ -60,7 +62,11 @@ def train(
     _check(groups, args, validate)
     history = [] if history is None else history
     steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
-    with _own_randomness(args.seed), adapted(scorer, args.lora), _recomputed(scorer, args.gradient_checkpointing):
+    with ExitStack() as within:
+        within.enter_context(_own_randomness(args.seed))
+        within.enter_context(_dropping(scorer, args.dropout))
+        within.enter_context(adapted(scorer, args.lora))
+        within.enter_context(_recomputed(scorer, args.gradient_checkpointing))
         run = Run(scorer, args, objective or ranking_objective(args), steps, history)
         progress = run.progress
         try:
@@ -104,6 +110,23 @@ def _own_randomness(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _dropping(scorer: nn.Module, share: float | None) -> Iterator[None]:
+    """Within, every layer drops this share; None changes nothing."""
+    before: list[tuple[nn.Module, str, float]] = []
+    for module in scorer.modules() if share is not None else ():
+        # Attention keeps its share in a number of its own where it is not a dropout layer that applies it.
+        names = ["p"] if isinstance(module, _DropoutNd) else [name for name in vars(module) if "dropout" in name]
+        before += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
+    for module, name, _ in before:
+        setattr(module, name, share)
+    try:
+        yield
+    finally:
+        for module, name, own in before:
+            setattr(module, name, own)
 
 
 @contextmanager
