@@ -97,16 +97,17 @@ def check_settings(transformer: Any) -> None:
         ValueError: for one that can never work.
     """
     # Here, because devices imports torch, which listwise rerankers do without.
-    from .devices import check_device, resolve_dtype
+    from .devices import check_device, check_dtype
 
     if not isinstance(transformer.backbone, str | Path) or not str(transformer.backbone):
         raise ValueError(f"backbone={transformer.backbone!r} must be a folder, or a model on the Hugging Face hub")
     field_names(transformer.text_field)
-    resolve_dtype(transformer.dtype)
+    check_dtype(transformer.dtype)
     check_device(transformer.device)
-    for name in ("batch_size", "max_batch_tokens", "max_query_len"):
+    for name in ("batch_size", "max_query_len"):
         check_given(**{name: getattr(transformer, name)})
-    check_positive(max_windows=transformer.max_windows, max_doc_len=transformer.max_doc_len)
+    for name in ("max_batch_tokens", "max_windows", "max_doc_len"):
+        check_positive(**{name: getattr(transformer, name)})
     if isinstance(transformer.seed, bool) or not isinstance(transformer.seed, Integral):
         raise ValueError(f"seed={transformer.seed!r} must be a whole number")
     if not isinstance(transformer.windows, Windows | None):
