@@ -24,7 +24,8 @@ GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 with large ones alone (`tests/benchmarks/README.md`)."""
 
 EXACT_RUN = 4
-"""So many windows of one length make passes of their own on a CPU, where attention without a mask is much faster."""
+"""So many windows of one length make passes of their own on a CPU, where attention without a mask is faster. In half
+precision a single one does: there a mask makes a pass slower than in fp32."""
 
 
 class WindowEncoder(nn.Module):
@@ -132,16 +133,18 @@ class WindowEncoder(nn.Module):
         first = collector.is_first()[order]
         return torch.cat([order[first], order[~first]])
 
-    def passes(self, lengths: list[int], order: torch.Tensor, *, exact: bool = False) -> Iterator[torch.Tensor]:
+    def passes(
+        self, lengths: list[int], order: torch.Tensor, *, exact_run: int | None = None
+    ) -> Iterator[torch.Tensor]:
         """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
 
         Args:
             lengths: V lengths in tokens, ascending.
             order: `(V,)` the rows that they belong to.
-            exact: `EXACT_RUN` or more rows of one length are not padded together with others.
+            exact_run: so many or more rows of one length are not padded together with others; None pads all.
         """
         start = longest = 0
-        groups, most = self._groups(lengths, exact), self.batch_tokens
+        groups, most = self._groups(lengths, exact_run), self.batch_tokens
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
             full = row - start == self.batch_size or (row + 1 - start) * longest > most
@@ -150,13 +153,13 @@ class WindowEncoder(nn.Module):
                 start, longest = row, length
         yield order[start:]
 
-    def _groups(self, lengths: list[int], exact: bool) -> list[tuple[int, int | None]]:
+    def _groups(self, lengths: list[int], exact_run: int | None) -> list[tuple[int, int | None]]:
         """What the rows of a pass have in common: the architecture's group and, in a long run of one length, that."""
         groups: list[tuple[int, int | None]] = []
         for length, run in itertools.groupby(lengths):
             rows = len(list(run))
             # What the architecture pads anyway needs its mask anyway.
-            alone = exact and rows >= EXACT_RUN and self.rules.padded(length) == length
+            alone = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
             groups += [(self.rules.group(length), length if alone else None)] * rows
         return groups
 
@@ -165,8 +168,11 @@ class WindowEncoder(nn.Module):
     ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
         """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
         lengths, done = batch.lengths[order].tolist(), 0
+        exact_run = None
+        if self.on_cpu:
+            exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
-            for rows in self.passes(lengths[done:], order[done:], exact=self.on_cpu):
+            for rows in self.passes(lengths[done:], order[done:], exact_run=exact_run):
                 encoded = self._encode_if_it_fits(batch, rows, all_layers)
                 if encoded is None:
                     break

@@ -84,7 +84,9 @@ def table_of_peak(args: argparse.Namespace, device: torch.device) -> None:
         peak = gemm_peak(dtype, device, args.size, args.rounds)
         for length in args.lengths:
             size = length - layout.specials
-            windows = list(rng.integers(1000, vocabulary, (args.passes * encoder.batch_tokens // length, size), np.int32))
+            windows = list(
+                rng.integers(1000, vocabulary, (args.passes * encoder.batch_tokens // length, size), np.int32)
+            )
             with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
                 seconds = least_seconds(
                     lambda windows=windows: encode_distinct(encoder, layout, [empty] * len(windows), windows),
