@@ -39,8 +39,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
     new `score` (float64 logits) and `rank`. Weights are loaded at the first `transform` of a non-empty frame.
-    Changing an attribute takes effect at the next `transform`; the weights stay. Tokens of texts are remembered from one
-    `transform` to the next, in up to 64 MB.
+    Changing an attribute takes effect at the next `transform`; the weights stay. Tokens of texts are remembered from
+    one `transform` to the next, in up to 64 MB.
 
     Args:
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,

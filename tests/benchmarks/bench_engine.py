@@ -6,11 +6,11 @@
 peak: GFLOP/s of one large matrix product, and the share of it that the encoder reaches, by window length. Counted are
 the multiplications and additions of real tokens: two for each weight of a linear layer, and four for each pair of
 tokens and feature in attention. The encoder is measured as it is used, in passes of the default size.
-overhead: the share of a transform's time that is not spent in the backbone, in a first transform and in a second, whose
-texts' tokens are remembered. MaxP over the first `--depth` documents of the collection for each topic, or over made-up
-texts.
-memory: how much the process grows at most while it scores 1,000 to 100,000 rows, a hundred documents for each query, with
-a tiny random backbone; each size in a process of its own. Linux only.
+overhead: the share of a transform's time that is not spent in the backbone, in a first transform and in a second,
+whose texts' tokens are remembered. MaxP over the first `--depth` documents of the collection for each topic, or over
+made-up texts.
+memory: how much the process grows at most while it scores 1,000 to 100,000 rows, a hundred documents for each query,
+with a tiny random backbone; each size in a process of its own. Linux only.
 linear: seconds against the number of windows, the best line through them, and how far each point is from it.
 
 Tables but memory need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is the one
