@@ -24,8 +24,8 @@ GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
 with large ones alone (`tests/benchmarks/README.md`)."""
 
 EXACT_RUN = 4
-"""So many windows of one length make passes of their own on a CPU, where attention without a mask is faster. In half
-precision a single one does: there a mask makes a pass slower than in fp32."""
+"""So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
+is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
 
 
 class WindowEncoder(nn.Module):
@@ -169,7 +169,7 @@ class WindowEncoder(nn.Module):
         """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
         lengths, done = batch.lengths[order].tolist(), 0
         exact_run = None
-        if self.on_cpu:
+        if self.on_cpu and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
             for rows in self.passes(lengths[done:], order[done:], exact_run=exact_run):
