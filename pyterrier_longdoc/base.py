@@ -39,7 +39,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
     new `score` (float64 logits) and `rank`. Weights are loaded at the first `transform` of a non-empty frame.
-    Changing an attribute takes effect at the next `transform`; the weights stay.
+    Changing an attribute takes effect at the next `transform`; the weights stay. Tokens of texts are remembered from
+    one `transform` to the next, in up to 64 MB.
 
     Args:
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
@@ -55,9 +56,13 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens in one pass; lower it when memory runs out.
+        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
+            passes are made smaller by themselves.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for the one in
+            which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
+            else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
+            the third digit; `dtype="float32"` gives the same ones everywhere.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
@@ -70,7 +75,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         seed: of weights that start at random and of the choice of windows.
 
     Attributes:
-        coverage: how much of the text the last `transform` read; None before.
+        coverage: how much of the text the last `transform` read, with which precision, and how much of what was
+            computed was padding; None before.
     """
 
     backbone: str | Path = DEFAULT_BACKBONE
@@ -84,7 +90,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     text_field: TextField = "text"
     text_loader: Any = None
     batch_size: int = 64
-    max_batch_tokens: int = 16384
+    max_batch_tokens: int | None = None
     device: str | None = None
     dtype: str | None = None
     explain: bool = False
@@ -154,6 +160,22 @@ class LongDocReranker(WithBackbone, pt.Estimator):
             FloatingPointError: if a score is not finite.
         """
         return rerank(self, inp, self._score)
+
+    def fuse_feature_union(self, other: pt.Transformer, is_left: bool) -> pt.Transformer | None:
+        """Lets `(self ** other).compile()` encode each distinct (query, window) once for both.
+
+        Args:
+            other: another reranker, or fused ones, with the same encoder: untrained from the same backbone, or with
+                equal weights. Windows and heads may differ; what else is read, precision and device may not.
+            is_left: whether this transformer's feature comes first.
+
+        Returns:
+            The fused transformer; None where `other` does not fit, and for models that look at tokens or do more than
+            score windows (`CEDR`, `NeuralModel1`, `LateIR`, `MORESPlus`, `Birch`, `LongP`, `explain`, `score_cache`).
+        """
+        from .fused import fuse  # which imports this module
+
+        return fuse(self, other) if is_left else fuse(other, self)
 
     def fit(
         self,
@@ -364,9 +386,10 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None
     ) -> tuple[np.ndarray, list[Explanation], Coverage]:
         self._check()
-        weights, dtype = self._load_weights(), resolve_dtype(self.dtype)
+        weights = self._load_weights()
         self._warn_untrained(weights)
         scorer = weights.scorer
+        dtype = resolve_dtype(self.dtype, scorer.device)
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
             return scores, explanations, scorer.coverage

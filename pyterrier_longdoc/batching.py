@@ -200,7 +200,7 @@ class PairLayout:
         """
         rows = [(query, window) for query, group in zip(queries, windows, strict=True) for window in group]
         doc = np.repeat(np.arange(len(queries)), [len(group) for group in windows])
-        lengths = np.array([self._length(len(query), len(window)) for query, window in rows])
+        lengths = np.array([self.length(len(query), len(window)) for query, window in rows])
         shape = (len(rows), int(lengths.max()))
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=bool)
@@ -240,7 +240,8 @@ class PairLayout:
         }
         return {name: torch.from_numpy(values).to(device) for name, values in places.items()}
 
-    def _length(self, query: int, window: int) -> int:
+    def length(self, query: int, window: int) -> int:
+        """Tokens of an input with so many tokens of a query and of a window, padding inside it included."""
         return max(1, self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0))
 
     def _fill(

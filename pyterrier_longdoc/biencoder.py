@@ -16,14 +16,15 @@ from torch import nn
 
 from .batching import PairLayout
 from .checks import check_positive
-from .devices import resolve_device, resolve_dtype
+from .devices import dtype_name, resolve_device, resolve_dtype
 from .embeddings import SharedEncoder, shared_encoder
 from .encoder import WindowEncoder
 from .frames import TextField, check_choice, check_only_windows, check_settings, rerank
+from .microbatches import encode_distinct
 from .positions import spread_positions
 from .presentation import WithBackbone
 from .reports import Coverage, Explanation, check_finite
-from .texts import Span, TokenizedText, rows_by_pair, share_out, tokenize
+from .texts import Span, TokenizedText, rows_by_pair, share_out
 from .windows import SlidingWindows, Truncate, Windows
 
 BLOCK_CHARACTERS = 1_000_000
@@ -78,7 +79,7 @@ class BiEncoderScorer(nn.Module):
         backbone = replace(encoder.backbone, pooling=pooling, representation=settings.projection)
         self.tokenizer = backbone.tokenizer
         self.encoder = WindowEncoder(backbone)
-        self.cache = encoder.cache
+        self.cache, self.tokens = encoder.cache, encoder.tokens
         self.query_layout, self._query_lead = backbone.text_layout(query_prefix)
         self.passage_layout, self._passage_lead = backbone.text_layout(passage_prefix)
         if backbone.max_length is not None:
@@ -173,9 +174,10 @@ class BiEncoderScorer(nn.Module):
     ) -> np.ndarray:
         self.eval()
         empty = np.zeros(0, dtype=np.int32)
-        batch = layout.collate([empty] * len(sequences), [[s] for s in sequences], self.device)
         with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            vectors = self.encoder(batch, on_share).cls[:, 0]
+            queries = [empty] * len(sequences)
+            vectors = encode_distinct(self.encoder, layout, queries, sequences, on_share=on_share)
+        self.coverage.add_encoded(*self.encoder.take_counts())
         if self.similarity == "cosine":
             vectors = nn.functional.normalize(vectors, dim=-1)
         return vectors.cpu().numpy()
@@ -190,13 +192,13 @@ class BiEncoderScorer(nn.Module):
         offsets: bool,
     ) -> Iterator[tuple[list[int], TokenizedText, list[Span], np.ndarray]]:
         """For each distinct pair: its rows, the document, its windows and their `(N,)` similarities."""
-        self.coverage = Coverage()
+        self.coverage = Coverage(dtype=dtype_name(dtype))
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_vectors = self._embed(self._query_ids(list(distinct)), self.query_layout, dtype, None)
         wanted = rows_by_pair([distinct[query] for query in queries], texts)
         for block in _text_blocks(sorted(wanted, key=len, reverse=True)):
             offsets = offsets or self.windows.needs_text
-            documents = tokenize(self.tokenizer, block, offsets=offsets, lead=self._passage_lead)
+            documents = self.tokens(self.tokenizer, block, offsets=offsets, lead=self._passage_lead)
             spans = [self.windows(d if self.max_doc_len is None else d.head(self.max_doc_len)) for d in documents]
             rows = sum(len(group) for text in block for group in wanted[text].values())
             vectors = self._window_vectors(documents, spans, dtype, share_out(on_rows, rows))
@@ -215,7 +217,7 @@ class BiEncoderScorer(nn.Module):
         return np.split(vectors, np.cumsum([len(cut) for cut in spans])[:-1])
 
     def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
-        tokenized = tokenize(self.tokenizer, queries, lead=self._query_lead)
+        tokenized = self.tokens(self.tokenizer, queries, lead=self._query_lead)
         self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         return [query.ids[: self.max_query_len] for query in tokenized]
 
@@ -245,16 +247,21 @@ class BiEncoder(WithBackbone, pt.Transformer):
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens in one pass; lower it when memory runs out.
+        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
+            passes are made smaller by themselves.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for the one in
+            which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
+            else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
+            the third digit; `dtype="float32"` gives the same ones everywhere.
         explain: add the columns described in `LongDocReranker`.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show a progress bar.
         seed: of the choice of windows.
 
     Attributes:
-        coverage: how much of the text the last `transform` read; None before.
+        coverage: how much of the text the last `transform` read, with which precision, and how much of what was
+            computed was padding; None before.
     """
 
     backbone: str | Path = DEFAULT_BIENCODER
@@ -275,7 +282,7 @@ class BiEncoder(WithBackbone, pt.Transformer):
     text_field: TextField = "text"
     text_loader: Any = None
     batch_size: int = 64
-    max_batch_tokens: int = 16384
+    max_batch_tokens: int | None = None
     device: str | None = None
     dtype: str | None = None
     explain: bool = False
@@ -340,7 +347,8 @@ class BiEncoder(WithBackbone, pt.Transformer):
     def _score(
         self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None
     ) -> tuple[np.ndarray, list[Explanation], Coverage]:
-        scorer, dtype = self.load_scorer(), resolve_dtype(self.dtype)
+        scorer = self.load_scorer()
+        dtype = resolve_dtype(self.dtype, scorer.device)
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
         else:

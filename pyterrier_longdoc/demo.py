@@ -106,16 +106,14 @@ def pipelines(first_stage: Any, backbone: str | None = None) -> dict[str, Any]:
         backbone: a cross-encoder; None for the models that come with this package.
     """
     from .base import LongDocReranker
-    from .devices import fastest_dtype, resolve_device
     from .rerankers import PARADE, AvgP, FirstP, MaxP
 
-    settings: dict[str, Any] = {"dtype": fastest_dtype(resolve_device(None)), "verbose": True}
     if backbone is None:
         packaged = zip(MODELS, ("firstp", "maxp", "avgp", "parade-attn"), strict=True)
-        models = {name: LongDocReranker.load(f"longdoc:docstrings-{model}", **settings) for name, model in packaged}
+        models = {name: LongDocReranker.load(f"longdoc:docstrings-{model}", verbose=True) for name, model in packaged}
     else:
         classes = zip(MODELS, (FirstP, MaxP, AvgP, PARADE), strict=True)
-        models = {name: cls(backbone, **settings) for name, cls in classes}
+        models = {name: cls(backbone, verbose=True) for name, cls in classes}
     return {name: first_stage >> model for name, model in models.items()}
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from typing import Any
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_CPU_SIZE, _GPU_SIZE = 512, 4096
+"""Rows of the matrices that are multiplied to compare precisions: a GPU takes as long to start as for small ones."""
+
+_WORTHWHILE = 1.5
+"""So many times faster must bfloat16 be to be worth its rounding."""
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -32,17 +41,25 @@ def check_device(device: Any) -> None:
         raise ValueError(f"device={device!r} is unknown to torch; use 'cpu', 'cuda', 'cuda:1', 'mps', ...") from error
 
 
-def resolve_dtype(dtype: str | None) -> torch.dtype:
-    """The named precision; None for float32.
+def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
+    """The named precision; None for the one in which the device is fastest.
 
     Raises:
         ValueError: for an unknown name.
     """
-    if dtype is None:
-        return torch.float32
-    if dtype not in _DTYPES:
+    check_dtype(dtype)
+    return _DTYPES[fastest_dtype(device) if dtype is None else dtype]
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raises ValueError for the name of an unknown precision."""
+    if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a precision, as it is given to a model."""
+    return str(dtype).removeprefix("torch.")
 
 
 @functools.cache
@@ -51,15 +68,27 @@ def fastest_dtype(device: torch.device) -> str:
 
     CPUs with AMX and recent GPUs are several times faster in bfloat16; other CPUs are slower in it.
     """
-    seconds = {}
-    for name in ("float32", "bfloat16"):
-        matrix = torch.randn(512, 512, device=device).to(_DTYPES[name])
-        seconds[name] = min(_multiply_seconds(matrix) for _ in range(3))
-    return "bfloat16" if seconds["bfloat16"] * 1.5 < seconds["float32"] else "float32"
+    size = _CPU_SIZE if device.type == "cpu" else _GPU_SIZE
+    try:
+        seconds = {name: _multiply_seconds(size, _DTYPES[name], device) for name in ("float32", "bfloat16")}
+    except (RuntimeError, TypeError):
+        return "float32"  # some devices have no bfloat16 at all
+    chosen = "bfloat16" if seconds["bfloat16"] * _WORTHWHILE < seconds["float32"] else "float32"
+    logger.info(
+        "%s: models compute in %s, unless dtype= says otherwise (a matrix product takes %.2g ms in float32, %.2g ms in "
+        "bfloat16)",
+        *(device, chosen, 1e3 * seconds["float32"], 1e3 * seconds["bfloat16"]),
+    )
+    return chosen
 
 
-def _multiply_seconds(matrix: torch.Tensor) -> float:
-    start = time.perf_counter()
-    # Reading a value waits for a GPU to finish.
-    (matrix @ matrix)[0, 0].item()
-    return time.perf_counter() - start
+def _multiply_seconds(size: int, dtype: torch.dtype, device: torch.device) -> float:
+    """The least of a few attempts, of which the first also sets things up."""
+    matrix = torch.randn(size, size, device=device).to(dtype)
+    seconds = []
+    for _ in range(4):
+        start = time.perf_counter()
+        # Reading a value waits for a GPU to finish.
+        (matrix @ matrix)[0, 0].item()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,14 @@ from .matching import MatchCollector, MatchFunction, QueryCollector
 
 logger = logging.getLogger(__name__)
 
+GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
+"""Most tokens in a pass where no limit is given. A CPU keeps the states of a small pass in its caches; a GPU is busy
+with large ones alone (`tests/benchmarks/README.md`)."""
+
+EXACT_RUN = 4
+"""So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
+is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
+
 
 class WindowEncoder(nn.Module):
     """Encodes windows into one vector each.
@@ -25,13 +34,14 @@ class WindowEncoder(nn.Module):
     Args:
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone.
+        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for 16,384 on
+            a GPU and 2,048 on a CPU.
 
     Attributes:
         affordable_tokens: a lower limit that was learned when memory ran out.
     """
 
-    def __init__(self, backbone: Backbone, *, batch_size: int = 64, max_batch_tokens: int = 16384) -> None:
+    def __init__(self, backbone: Backbone, *, batch_size: int = 64, max_batch_tokens: int | None = None) -> None:
         super().__init__()
         self.backbone = backbone.model
         self.representation = backbone.representation or nn.Identity()
@@ -41,6 +51,24 @@ class WindowEncoder(nn.Module):
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
         self.affordable_tokens = sys.maxsize
+        self._real = self._computed = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the weights are in main memory."""
+        return next(self.parameters()).device.type == "cpu"
+
+    @property
+    def batch_tokens(self) -> int:
+        """The limit on the tokens of a pass that is in force."""
+        given = self.max_batch_tokens or (CPU_BATCH_TOKENS if self.on_cpu else GPU_BATCH_TOKENS)
+        return min(given, self.affordable_tokens)
+
+    def take_counts(self) -> tuple[int, int]:
+        """Tokens that went through the backbone since the last call: real ones, and with padding."""
+        counts = self._real, self._computed
+        self._real = self._computed = 0
+        return counts
 
     def forward(
         self,
@@ -105,36 +133,53 @@ class WindowEncoder(nn.Module):
         first = collector.is_first()[order]
         return torch.cat([order[first], order[~first]])
 
-    def passes(self, lengths: list[int], order: torch.Tensor) -> Iterator[torch.Tensor]:
+    def passes(
+        self, lengths: list[int], order: torch.Tensor, *, exact_run: int | None = None
+    ) -> Iterator[torch.Tensor]:
         """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
 
         Args:
             lengths: V lengths in tokens, ascending.
             order: `(V,)` the rows that they belong to.
+            exact_run: so many or more rows of one length are not padded together with others; None pads all.
         """
         start = longest = 0
-        most = min(self.max_batch_tokens, self.affordable_tokens)
+        groups, most = self._groups(lengths, exact_run), self.batch_tokens
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
             full = row - start == self.batch_size or (row + 1 - start) * longest > most
-            other = self.rules.group(lengths[row]) != self.rules.group(lengths[start])
-            if (full or other) and row > start:
+            if (full or groups[row] != groups[start]) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
+
+    def _groups(self, lengths: list[int], exact_run: int | None) -> list[tuple[int, int | None]]:
+        """What the rows of a pass have in common: the architecture's group and, in a long run of one length, that."""
+        groups: list[tuple[int, int | None]] = []
+        for length, run in itertools.groupby(lengths):
+            rows = len(list(run))
+            # What the architecture pads anyway needs its mask anyway.
+            alone = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
+            groups += [(self.rules.group(length), length if alone else None)] * rows
+        return groups
 
     def _states(
         self, batch: WindowBatch, order: torch.Tensor, all_layers: bool
     ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
         """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
         lengths, done = batch.lengths[order].tolist(), 0
+        exact_run = None
+        if self.on_cpu and not torch.is_grad_enabled():
+            exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
-            for rows in self.passes(lengths[done:], order[done:]):
+            for rows in self.passes(lengths[done:], order[done:], exact_run=exact_run):
                 encoded = self._encode_if_it_fits(batch, rows, all_layers)
                 if encoded is None:
                     break
                 done += len(rows)
+                self._computed += encoded[1].numel()
                 yield rows, *encoded
+        self._real += int(batch.attention_mask.sum())
 
     def _encode_if_it_fits(
         self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool

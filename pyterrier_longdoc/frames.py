@@ -97,16 +97,17 @@ def check_settings(transformer: Any) -> None:
         ValueError: for one that can never work.
     """
     # Here, because devices imports torch, which listwise rerankers do without.
-    from .devices import check_device, resolve_dtype
+    from .devices import check_device, check_dtype
 
     if not isinstance(transformer.backbone, str | Path) or not str(transformer.backbone):
         raise ValueError(f"backbone={transformer.backbone!r} must be a folder, or a model on the Hugging Face hub")
     field_names(transformer.text_field)
-    resolve_dtype(transformer.dtype)
+    check_dtype(transformer.dtype)
     check_device(transformer.device)
-    for name in ("batch_size", "max_batch_tokens", "max_query_len"):
+    for name in ("batch_size", "max_query_len"):
         check_given(**{name: getattr(transformer, name)})
-    check_positive(max_windows=transformer.max_windows, max_doc_len=transformer.max_doc_len)
+    for name in ("max_batch_tokens", "max_windows", "max_doc_len"):
+        check_positive(**{name: getattr(transformer, name)})
     if isinstance(transformer.seed, bool) or not isinstance(transformer.seed, Integral):
         raise ValueError(f"seed={transformer.seed!r} must be a whole number")
     if not isinstance(transformer.windows, Windows | None):
@@ -199,14 +200,23 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 def strings(column: pd.Series, name: str) -> list[str]:
     """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
 
+    Equal values become one string, so that a text that stands in many rows is held once.
+
     Raises:
         ValueError: if it holds bytes.
     """
-    values = ["" if missing else value for value, missing in zip(column.tolist(), column.isna(), strict=True)]
-    if any(isinstance(value, bytes) for value in values):
-        raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
-    # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
-    return [str(value).encode("utf-8", "replace").decode("utf-8") for value in values]
+    known: dict[str, str] = {}
+    found = []
+    # One value at a time: a list of an Arrow column would be a copy of all of its text.
+    for value, missing in zip(column, column.isna(), strict=True):
+        if isinstance(value, bytes):
+            raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
+        text = "" if missing else str(value)
+        if text not in known:
+            # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
+            known[text] = text.encode("utf-8", "replace").decode("utf-8")
+        found.append(known[text])
+    return found
 
 
 def with_scores(inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .architectures import use_attention
-from .embeddings import forget_embeddings
+from .caches import forget_embeddings
 
 _WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
 _QUERIES = {"1": "garden music", "2": "paper market by the river"}
@@ -184,9 +184,14 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
 
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk."""
-    names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache")
+    """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk.
+
+    Where the machine chooses the precision, float32 is what all else is compared with.
+    """
+    names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache", "dtype")
     before = {name: getattr(model, name) for name in names if hasattr(model, name)}
+    if hasattr(model, "load_scorer") and before.get("dtype", "") is None:
+        model.dtype = "float32"
     if "score_cache" in before:
         model.score_cache = None
     try:

@@ -78,13 +78,15 @@ class MatchCollector:
     def collect(self) -> Matches:
         """The matching tensor of every document, its windows in order along the token axis."""
         row, position, values = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
+        self._parts.clear()  # each further copy of the matches of a long document would take hundreds of MB
         place = (self._batch.doc[row], position)
         dense = values.new_zeros(self._batch.documents, self._longest, *values.shape[1:])
-        dense = dense.index_put(place, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
+        dense = dense.index_put_(place, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
+        del values
         window = torch.full((self._batch.documents, self._longest), -1, device=row.device)
         window[place] = self._number[row]
         return Matches(
-            values=dense.masked_fill(~self._query_mask[:, None, :, None], 0.0),
+            values=dense.masked_fill_(~self._query_mask[:, None, :, None], 0.0),
             query_mask=self._query_mask,
             document_mask=window >= 0,
             window=window,

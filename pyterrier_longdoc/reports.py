@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,9 @@ class Reading:
 
 @dataclass
 class Coverage:
-    """What was read of the distinct texts of a run.
+    """What was read of the distinct texts of a run, and what the backbone computed for it.
+
+    Two coverages are equal if the same was read; how it was computed may differ.
 
     Attributes:
         documents: distinct texts.
@@ -43,6 +46,10 @@ class Coverage:
         windows: windows of all texts.
         queries: distinct queries.
         queries_cut: queries longer than `max_query_len`.
+        tokens_encoded: tokens that went through the backbone, with queries and special tokens; less for what was
+            remembered, more where windows overlap or a text was read for several queries.
+        tokens_computed: the same with the padding of batches and layouts.
+        dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
     """
 
     documents: int = 0
@@ -52,6 +59,9 @@ class Coverage:
     windows: int = 0
     queries: int = 0
     queries_cut: int = 0
+    tokens_encoded: int = field(default=0, compare=False)
+    tokens_computed: int = field(default=0, compare=False)
+    dtype: str | None = field(default=None, compare=False)
 
     @property
     def share_read(self) -> float:
@@ -67,6 +77,11 @@ class Coverage:
     def windows_per_document(self) -> float:
         """Mean number of windows of a text; 0.0 without texts."""
         return self.windows / self.documents if self.documents else 0.0
+
+    @property
+    def padding(self) -> float:
+        """Share of padding in the tokens that were computed; 0.0 where nothing was."""
+        return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
     def add_document(self, tokens: int, windows: list[tuple[int, int]]) -> None:
         """Counts one text of `tokens` tokens that was read through `windows`."""
@@ -85,10 +100,15 @@ class Coverage:
         self.queries += len(lengths)
         self.queries_cut += sum(length > limit for length in lengths)
 
-    def as_dict(self) -> dict[str, float]:
-        """All counts, and the two shares, by name: one row of a table."""
-        counts = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**counts, "share_read": self.share_read, "windows_per_document": self.windows_per_document}
+    def add_encoded(self, tokens: int, computed: int) -> None:
+        """Counts tokens that went through the backbone, without and with padding."""
+        self.tokens_encoded += tokens
+        self.tokens_computed += computed
+
+    def as_dict(self) -> dict[str, Any]:
+        """All counts, the precision, and the three ratios, by name: one row of a table."""
+        row = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**row, **{name: getattr(self, name) for name in ("share_read", "windows_per_document", "padding")}}
 
     def losses(self) -> str:
         """What was not read, in words."""
@@ -106,8 +126,13 @@ class Coverage:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
             f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document; "
-            f"{self.queries} queries, {self.queries_cut} of them cut"
+            f"{self.queries} queries, {self.queries_cut} of them cut{self._computed()}"
         )
+
+    def _computed(self) -> str:
+        if not self.tokens_computed:
+            return ""
+        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {self.padding:.1%} of them padding"
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,8 @@ import pandas as pd
 
 from .backbones import DEFAULT_BACKBONE, Backbone
 from .base import LongDocReranker
+from .caches import CACHED_BYTES
 from .checks import check_positive
-from .embeddings import CACHED_BYTES
 from .frames import check_choice, validated, with_scores
 from .late_interaction import DEFAULT_INTERACTION, LateInteractionScorer, load_late_backbone
 from .mores import DEFAULT_BART, ExperimentalWarning, MoresScorer, load_encoder_decoder

@@ -159,7 +159,8 @@ def score_with_cache(
         check_finite(checked)
         cache.put(block)
         known.update(block)
-    coverage = Coverage()
+    coverage = Coverage(dtype=scorer.coverage.dtype)
+    coverage.add_encoded(scorer.coverage.tokens_encoded, scorer.coverage.tokens_computed)
     coverage.add_queries(scorer.query_lengths(list(dict.fromkeys(queries))), scorer.max_query_len)
     for key in dict(zip(texts, keys, strict=True)).values():
         coverage.add(known[key].reading)

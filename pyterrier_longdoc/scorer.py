@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,16 @@ import torch
 from torch import nn
 
 from .backbones import Backbone, build_backbone
-from .batching import Encoded, PairLayout
+from .batching import Encoded, PairLayout, to_dense
+from .devices import dtype_name
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
+from .microbatches import encode_distinct
 from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
 from .templates import with_trail
-from .texts import Block, Span, TokenizedText, blocks, share_out, tokenize
+from .texts import Block, Span, TokenizedText, blocks, share_out
+from .token_cache import TokenCache
 from .windows import Windows
 
 BLOCK_CHARACTERS = 1_000_000
@@ -40,7 +44,11 @@ class LongDocScorer(nn.Module):
         max_query_len: read only this many tokens of a query; 32 in Boytsov et al. 2025.
         pad_query: the papers' fixed layout: the query padded to `max_query_len`, the window to its full size.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens in one pass.
+        max_batch_tokens: most tokens in one pass; None for what suits the device, see `WindowEncoder`.
+
+    Attributes:
+        coverage: what the last run has read and encoded.
+        tokens: remembers the tokens of queries and texts, for later runs and epochs.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -59,10 +67,11 @@ class LongDocScorer(nn.Module):
         max_query_len: int = 32,
         pad_query: bool = False,
         batch_size: int = 64,
-        max_batch_tokens: int = 16384,
+        max_batch_tokens: int | None = None,
     ) -> None:
         super().__init__()
         self.tokenizer = backbone.tokenizer
+        self.tokens = TokenCache()
         self.encoder = WindowEncoder(backbone, batch_size=batch_size, max_batch_tokens=max_batch_tokens)
         self.head = head
         self._pair_layout = backbone.pair_layout()
@@ -244,7 +253,8 @@ class LongDocScorer(nn.Module):
         offsets: bool = False,
     ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[list[Span]]]]:
         """Encodes a run block by block, in evaluation mode; queries are numbered in order of appearance."""
-        self.coverage = Coverage()
+        self.coverage = Coverage(dtype=dtype_name(dtype))
+        self.encoder.take_counts()
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
         query_ids = self._query_ids(list(distinct), count=True)
         of_row = [distinct[query] for query in queries]
@@ -258,6 +268,7 @@ class LongDocScorer(nn.Module):
                 torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
             ):
                 encoded, spans = self._encode(pair_queries, pair_documents, report)
+            self.coverage.add_encoded(*self.encoder.take_counts())
             yield block, encoded, documents, spans
 
     def _block_characters(self) -> int:
@@ -294,6 +305,17 @@ class LongDocScorer(nn.Module):
         documents: Sequence[TokenizedText],
         on_share: Callable[[float], None] | None = None,
     ) -> tuple[Encoded, list[list[Span]]]:
+        windows, spans = self.cut(query_ids, documents)
+        return self._encode_windows(query_ids, windows, on_share), spans
+
+    def cut(
+        self, query_ids: Sequence[np.ndarray], documents: Sequence[TokenizedText]
+    ) -> tuple[list[list[np.ndarray]], list[list[Span]]]:
+        """The windows of the document of each of B pairs, as token ids and as spans.
+
+        Raises:
+            ValueError: if they are too many for the head.
+        """
         spans: dict[int, list[Span]] = {}
         for document in documents:
             if id(document) not in spans:
@@ -301,8 +323,7 @@ class LongDocScorer(nn.Module):
         of_pair = [spans[id(document)] for document in documents]
         for query, cut in zip(query_ids, of_pair, strict=True):
             self.head.check_windows(len(cut), len(query))
-        windows = [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)]
-        return self._encode_windows(query_ids, windows, on_share), of_pair
+        return [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)], of_pair
 
     def _encode_windows(
         self,
@@ -311,6 +332,11 @@ class LongDocScorer(nn.Module):
         on_share: Callable[[float], None] | None,
     ) -> Encoded:
         """What the head sees of B queries, each with the windows of one document."""
+        if self.head.needs == "cls":
+            queries = [query for query, group in zip(query_ids, windows, strict=True) for _ in group]
+            flat = [window for group in windows for window in group]
+            vectors = encode_distinct(self.encoder, self.layout, queries, flat, on_share=on_share)
+            return of_documents(vectors, windows)
         batch = self.layout.collate(query_ids, windows, self.device)
         if isinstance(self.head, TokenHead):
             return self.encoder(batch, on_share, match=self.head.match, all_layers=self.head.needs == "all")
@@ -321,18 +347,20 @@ class LongDocScorer(nn.Module):
 
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
         needed = offsets or self.windows.needs_text
-        return tokenize(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
+        return self.tokens(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
     def query_lengths(self, queries: Sequence[str]) -> list[int]:
         """Tokens of each query, also of what is not read."""
-        return [len(query) for query in tokenize(self.tokenizer, queries, lead=self.layout.query_lead)]
+        return [len(query) for query in self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)]
 
     def _query_ids(self, queries: Sequence[str], *, count: bool = False) -> list[np.ndarray]:
-        tokenized = tokenize(self.tokenizer, queries, lead=self.layout.query_lead)
+        tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
         if count:
             self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
         cut = [query.ids[: self.max_query_len] for query in tokenized]
-        return with_trail(self.tokenizer, self.layout, queries, cut) if self.layout.query_trail else cut
+        if not self.layout.query_trail:
+            return cut
+        return with_trail(partial(self.tokens, self.tokenizer), self.layout, queries, cut)
 
     def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> dict[int, Reading]:
         """What was read of each text of a block; those that no earlier block had enter the coverage."""
@@ -343,3 +371,10 @@ class LongDocScorer(nn.Module):
                 if not block.seen[text]:
                     self.coverage.add(readings[text])
         return readings
+
+
+def of_documents(vectors: torch.Tensor, windows: Sequence[Sequence[np.ndarray]]) -> Encoded:
+    """`(V, H)` vectors of the windows of B documents, as a head sees them."""
+    counts = torch.tensor([len(group) for group in windows], device=vectors.device)
+    doc = torch.repeat_interleave(torch.arange(len(windows), device=vectors.device), counts)
+    return to_dense(vectors, doc, len(windows))

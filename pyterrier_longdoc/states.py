@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from .batching import PairLayout
-from .embeddings import EmbeddingCache
+from .caches import EmbeddingCache
 from .encoder import WindowEncoder
+from .microbatches import micro_batches
 
 
 class StateEncoder:
@@ -74,8 +75,11 @@ class StateEncoder:
     ) -> list[torch.Tensor]:
         empty = np.zeros(0, dtype=np.int32)
         device = next(encoder.parameters()).device
-        batch = layout.collate([empty] * len(sequences), [[sequence] for sequence in sequences], device)
-        return [project(states).float() for states in encoder.token_states(batch)]
+        made: dict[int, torch.Tensor] = {}
+        for part in micro_batches([layout.length(0, len(sequence)) for sequence in sequences]):
+            batch = layout.collate([empty] * len(part), [[sequences[i]] for i in part], device)
+            made |= zip(part, (project(states).float() for states in encoder.token_states(batch)), strict=True)
+        return [made[i] for i in range(len(sequences))]
 
     def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module) -> None:
         """States are worth nothing after the weights that made them have been trained or loaded."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from .batching import PairLayout
-from .texts import tokenize
+from .texts import TokenizedText
 
 TEMPLATES = {
     "plain": "query: {query}\ndocument: {document}",
@@ -76,19 +76,21 @@ def template_layout(tokenizer: Any, template: str) -> PairLayout:
 
 
 def with_trail(
-    tokenizer: Any, layout: PairLayout, queries: Sequence[str], cut: Sequence[np.ndarray]
+    tokenize: Callable[[Sequence[str]], list[TokenizedText]],
+    layout: PairLayout,
+    queries: Sequence[str],
+    cut: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
     """Token ids of queries and of what follows each in the template.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer.
+        tokenize: a fast Hugging Face tokenizer as a function, see `texts.tokenize`.
         layout: of the template.
         queries: Q queries.
         cut: token ids of each query alone, cut to the longest that is allowed.
     """
     filled = [(layout.query_lead + query if query else "") + layout.query_trail for query in queries]
-    trail = np.asarray(_ids(tokenizer, layout.query_trail), dtype=np.int32)
-    whole = [document.ids for document in tokenize(tokenizer, filled)]
+    *whole, trail = (document.ids for document in tokenize([*filled, layout.query_trail]))
     fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, cut, strict=True)]
     return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, cut, fits, strict=True)]
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.embeddings import EmbeddingCache, shared_encoder
+from pyterrier_longdoc.caches import EmbeddingCache
+from pyterrier_longdoc.embeddings import shared_encoder
 
 from . import tiny
 

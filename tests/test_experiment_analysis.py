@@ -11,6 +11,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.experiment import (
     Experiment,
     ExperimentWarning,
@@ -23,7 +24,7 @@ from pyterrier_longdoc.experiment import (
     sweep_truncation,
     sweep_windows,
 )
-from pyterrier_longdoc.experiment.efficiency import Cost, efficiency_table, forget_embeddings, measured
+from pyterrier_longdoc.experiment.efficiency import Cost, efficiency_table, measured
 
 from . import synthetic
 

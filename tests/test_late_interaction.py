@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.embeddings import forget_embeddings
+from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.encoder import WindowEncoder
 from pyterrier_longdoc.late_interaction import load_late_backbone
 from pyterrier_longdoc.training import TrainingArgs

@@ -98,13 +98,6 @@ def add_coverage(cost: Cost, stage: Any) -> None:
         cost.windows += coverage.windows
 
 
-def forget_embeddings() -> None:
-    """Empties what bi-encoders remember of earlier runs, which would make the next one look free."""
-    embeddings = sys.modules.get("pyterrier_longdoc.embeddings")
-    if embeddings is not None:
-        embeddings.forget_embeddings()
-
-
 def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]) -> pd.DataFrame:
     """One row for each system that was run: its costs, averaged over seeds.
 

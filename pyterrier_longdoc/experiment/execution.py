@@ -11,7 +11,8 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from .efficiency import Cost, add_coverage, forget_embeddings, measured
+from ..caches import forget_embeddings
+from .efficiency import Cost, add_coverage, measured
 from .extras import required
 
 WARM_UP_TOPICS = 2

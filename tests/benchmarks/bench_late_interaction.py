@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.embeddings import forget_embeddings
+from pyterrier_longdoc.caches import forget_embeddings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests import tiny

@@ -88,7 +88,8 @@ class HuggingFaceBackend:
             tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
             if tokenizer.chat_template is None:
                 raise ValueError(f"{self!r} has no chat template: use a chat (instruct) model")
-            dtype = "auto" if self.dtype is None else resolve_dtype(self.dtype)
+            device = resolve_device(self.device)
+            dtype = "auto" if self.dtype is None else resolve_dtype(self.dtype, device)
             model = AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype, **options)
-            self._loaded = model.eval().to(resolve_device(self.device)), tokenizer
+            self._loaded = model.eval().to(device), tokenizer
         return self._loaded

@@ -1,0 +1,64 @@
+"""What models remember of texts, within bounds on its memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Hashable
+
+import numpy as np
+
+CACHED_BYTES = 256 * 2**20
+"""Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
+
+_CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
+
+
+class EmbeddingCache:
+    """Remembers embeddings, or the states or ids of all tokens of a text, within a bound on their memory.
+
+    Args:
+        max_bytes: of the arrays together.
+        entry_bytes: what an entry counts besides its array; matters where arrays are small.
+    """
+
+    def __init__(self, max_bytes: int = CACHED_BYTES, *, entry_bytes: int = 0) -> None:
+        _CACHES.add(self)
+        self.max_bytes = max_bytes
+        self.entry_bytes = entry_bytes
+        self._vectors: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._vectors)
+
+    def get(self, key: Hashable) -> np.ndarray | None:
+        """The `(H,)` embedding or `(T, H)` states that were put under this key, if they are still there."""
+        vector = self._vectors.get(key)
+        if vector is not None:
+            self._vectors.move_to_end(key)
+        return vector
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._vectors.clear()
+        self._bytes = 0
+
+    def put(self, key: Hashable, vector: np.ndarray) -> None:
+        """Remembers an `(H,)` embedding or `(T, H)` states; not what alone exceeds the bound."""
+        if key not in self._vectors and self._size(vector) <= self.max_bytes:
+            # A row of a batch would keep the whole batch alive.
+            self._vectors[key] = vector.copy()
+            self._bytes += self._size(vector)
+        while self._bytes > self.max_bytes:
+            _, oldest = self._vectors.popitem(last=False)
+            self._bytes -= self._size(oldest)
+
+    def _size(self, vector: np.ndarray) -> int:
+        return vector.nbytes + self.entry_bytes
+
+
+def forget_embeddings() -> None:
+    """Empties what all loaded models remember, tokens included, so that a measurement starts from nothing."""
+    for cache in list(_CACHES):
+        cache.clear()

@@ -1,0 +1,108 @@
+"""Tokens of texts that were tokenised before: in the next run, for the next query, in the next epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .caches import EmbeddingCache
+from .texts import TokenizedText, tokenize
+
+CACHED_TOKEN_BYTES = 64 * 2**20
+"""Most memory for remembered tokens of one model: 16 million tokens, a third of that with character offsets."""
+
+ENTRY_BYTES = 400
+"""About what an entry takes besides its tokens: key, hash and the two objects around the array."""
+
+_CONTENTS: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...], bytes]] = weakref.WeakKeyDictionary()
+
+
+class TokenCache:
+    """Tokenises texts, each distinct one once as long as its tokens are remembered.
+
+    Texts are known by their hashes, so that they need not be kept. Everything is forgotten when the tokenizer is
+    another one or has other settings, and nothing is remembered of one with BPE dropout. A copy starts empty.
+
+    Args:
+        max_bytes: most memory for tokens; the least recently used go first.
+    """
+
+    def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
+        self.cache = EmbeddingCache(max_bytes, entry_bytes=ENTRY_BYTES)
+        self._tokenizer: Any = None
+        self._settings: tuple[Any, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenCache:
+        return TokenCache(self.cache.max_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenCache, (self.cache.max_bytes,)
+
+    def __call__(
+        self, tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = ""
+    ) -> list[TokenizedText]:
+        """As `texts.tokenize`; equal texts share one result."""
+        remembers = self._forget_if_changed(tokenizer)
+        hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
+        found = {text: self._recall(text, (lead, content), offsets) for text, content in hashes.items()}
+        new = [text for text, tokens in found.items() if tokens is None]
+        for text, tokens in zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True):
+            found[text] = tokens
+            if remembers:
+                self.cache.put((lead, hashes[text], offsets), _as_array(tokens))
+        return [tokens for text in texts if (tokens := found[text]) is not None]
+
+    def _recall(self, text: str, key: tuple[str, bytes], offsets: bool) -> TokenizedText | None:
+        kept = self.cache.get((*key, True))
+        if kept is not None:
+            return TokenizedText(kept[0], text, kept[1], kept[2])
+        kept = None if offsets else self.cache.get((*key, False))
+        return None if kept is None else TokenizedText(kept[0], text)
+
+    def _forget_if_changed(self, tokenizer: Any) -> bool:
+        """Forgets what another tokenizer has made; returns whether this one makes the same of a text every time."""
+        settings = tokenizer_settings(tokenizer)
+        if tokenizer is not self._tokenizer or settings != self._settings:
+            self.cache.clear()
+            self._tokenizer, self._settings = tokenizer, settings
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return not getattr(getattr(backend, "model", None), "dropout", None)
+
+
+def tokenizer_settings(tokenizer: Any) -> tuple[Any, ...]:
+    """What of a tokenizer can be changed in place: added tokens, and the steps around its model."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return ()
+    steps = (backend.normalizer, backend.pre_tokenizer)
+    return (backend.get_vocab_size(), *(None if step is None else step.__getstate__() for step in steps))
+
+
+def same_tokens(tokenizer: Any, other: Any) -> bool:
+    """Whether two fast tokenizers make the same of every text."""
+    return tokenizer is other or _content(tokenizer) == _content(other)
+
+
+def _content(tokenizer: Any) -> bytes:
+    """A hash of all of a fast tokenizer; writing it down takes long, so that it is remembered."""
+    settings = tokenizer_settings(tokenizer)
+    known, content = _CONTENTS.get(tokenizer, (None, b""))
+    if known != settings:
+        content = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode()).digest()
+        _CONTENTS[tokenizer] = settings, content
+    return content
+
+
+def _as_array(tokens: TokenizedText) -> np.ndarray:
+    """`(1, L)` ids, or `(3, L)` ids, starts and ends."""
+    if tokens.starts is None or tokens.ends is None:
+        return tokens.ids[None]
+    return np.stack([tokens.ids, tokens.starts, tokens.ends])
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
