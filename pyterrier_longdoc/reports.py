@@ -35,6 +35,8 @@ class Reading:
 class Coverage:
     """What was read of the distinct texts of a run.
 
+    With `preselect` a text counts once for each of its queries, as for each of them other windows are read.
+
     Attributes:
         documents: distinct texts.
         documents_cut: texts of which at least one token was not read.
