@@ -71,18 +71,18 @@ class BM25Windows(WindowSelector):
             raise ValueError(
                 "document_frequencies needs documents, the number that were counted, and the other way round"
             )
-        if self.document_frequencies is not None:
+        if self.documents is not None:
             check_given(documents=self.documents)
-            self._check_frequencies(self.document_frequencies)
+            self._check_frequencies(self.document_frequencies, self.documents)
 
-    def _check_frequencies(self, frequencies: object) -> None:
+    def _check_frequencies(self, frequencies: object, documents: int) -> None:
         if not isinstance(frequencies, Mapping):
             raise ValueError("document_frequencies must be a dictionary from words to numbers of documents")
         for word, count in frequencies.items():
-            if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= count <= self.documents:
+            if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= count <= documents:
                 raise ValueError(
                     f"document_frequencies[{word!r}]={count!r} must be a number of documents, at most "
-                    f"documents={self.documents}, of a word"
+                    f"documents={documents}, of a word"
                 )
 
     @classmethod
@@ -113,8 +113,8 @@ class BM25Windows(WindowSelector):
     def _scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
-        places = {id(document): document for document in documents}
-        found = {key: _Words(document.text) for key, document in places.items()}
+        distinct = {id(document): document for document in documents}
+        found = {key: _Words(document.text) for key, document in distinct.items()}
         return [
             self._bm25(words(query), found[id(document)], [document.characters(span) for span in own])
             for query, document, own in zip(queries, documents, spans, strict=True)
