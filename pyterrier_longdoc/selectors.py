@@ -38,7 +38,7 @@ class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
     Words are runs of letters and digits, lower-cased; in scripts without spaces each character is one. There is no
-    stemming. The mean length is that of the document's windows.
+    stemming. The whole query counts, beyond `max_query_len` too. The mean length is that of the document's windows.
 
     By default a word's rarity is counted in the document's own windows: one that stands in all of them tells nothing
     about which to keep. It must not be counted in the other candidates, or a score would change with them. Li et al.
@@ -68,9 +68,7 @@ class BM25Windows(WindowSelector):
         if not _is_number(self.b) or not 0 <= self.b <= 1:
             raise ValueError(f"b={self.b!r} must be a number between 0 and 1")
         if (self.document_frequencies is None) != (self.documents is None):
-            raise ValueError(
-                "document_frequencies needs documents, the number that were counted, and the other way round"
-            )
+            raise ValueError("document_frequencies and documents, the number of them that were counted, go together")
         if self.documents is not None:
             check_given(documents=self.documents)
             self._check_frequencies(self.document_frequencies, self.documents)
@@ -225,7 +223,7 @@ class CrossEncoderWindows(ModelWindows):
     """Keeps the `k` windows that a smaller cross-encoder scores best (IDCM, and KeyB with BERT as selector).
 
     Differs from IDCM, whose selector is a kernel model over convolutions: here it is any reranker of this package,
-    which `fit` distils from the large one (`teachers`), as IDCM does, or from labels.
+    which `fit` trains on labels or, as in IDCM, on the large one's scores (`TeacherScores`).
 
     Args:
         k: how many windows. 4 in Hofstätter et al. 2021.
