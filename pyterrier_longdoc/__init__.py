@@ -81,6 +81,8 @@ _PUBLIC = {
         "SlidingWords",
         "SentenceWindows",
     ],
+    "preselection": ["FirstK", "KeyBlocks"],
+    "selectors": ["BM25Windows", "EmbeddingWindows", "CrossEncoderWindows"],
     "training": [
         "Lora",
         "TeacherScores",

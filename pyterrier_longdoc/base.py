@@ -19,6 +19,7 @@ import pyterrier as pt
 from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .devices import resolve_device, resolve_dtype
 from .frames import TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
+from .preselection import Preselection, check_preselection
 from .presentation import WithBackbone
 from .reports import Coverage, Explanation
 from .saving import load_reranker, save_reranker
@@ -49,6 +50,9 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
         max_windows: keep at most this many windows of a document; None keeps all.
         selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
+        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. After `max_windows`, in
+            `fit` too. None reads all.
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
         max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025.
         pad_query: the papers' fixed input layout, query padded to `max_query_len` and window to its full size;
@@ -84,6 +88,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     windows: Windows | None = None
     max_windows: int | None = None
     selection: str = "first"
+    preselect: Preselection | None = None
     max_doc_len: int | None = None
     max_query_len: int = 32
     pad_query: bool = False
@@ -103,7 +108,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
+        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "preselect", "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -128,7 +133,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         check_settings(self)
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
-        self._make_windows()
+        check_preselection(self.preselect, self._make_windows())
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
@@ -269,6 +274,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
             raise self._would_lose_training("the aggregation")
         scorer = weights.scorer
         scorer.read_with(windows, **reading)
+        scorer.select_with(self.preselect)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
         scorer.to(resolve_device(self.device))
         self._loaded = weights

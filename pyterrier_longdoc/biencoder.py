@@ -25,7 +25,7 @@ from .positions import spread_positions
 from .presentation import WithBackbone
 from .reports import Coverage, Explanation, check_finite
 from .texts import Span, TokenizedText, rows_by_pair, share_out
-from .windows import SlidingWindows, Truncate, Windows
+from .windows import SlidingWindows, Truncate, Windows, windows_to_config
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and whose window embeddings are held at a time."""
@@ -99,6 +99,19 @@ class BiEncoderScorer(nn.Module):
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
+
+    def describe(self) -> dict[str, Any]:
+        """All that a score depends on besides weights, tokenizer and precision, for hashing."""
+        return {
+            "windows": windows_to_config(self.windows),
+            "layouts": [repr(self.query_layout), repr(self.passage_layout)],
+            "leads": [self._query_lead, self._passage_lead],
+            "pooling": self.encoder.pooling,
+            "aggregation": self.aggregation,
+            "similarity": self.similarity,
+            "max_query_len": self.max_query_len,
+            "max_doc_len": self.max_doc_len,
+        }
 
     def score(
         self,

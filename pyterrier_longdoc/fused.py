@@ -240,19 +240,20 @@ def score_together(
     for scorer in scorers:
         scorer.coverage = Coverage(dtype=dtype_name(dtype))
         query_ids = scorer._query_ids(list(distinct), count=True)
-    of_row = [distinct[query] for query in queries]
+    asked, of_row = list(distinct), [distinct[query] for query in queries]
     offsets = any(scorer.windows.needs_text for scorer in scorers)
     for block in blocks(of_row, texts, characters=BLOCK_CHARACTERS, pairs=BLOCK_PAIRS):
         documents = first._tokenize(block.texts, offsets=offsets)
         of_pairs = [query_ids[query] for query, _ in block.pairs]
-        cuts = [scorer.cut(of_pairs, [documents[text] for _, text in block.pairs]) for scorer in scorers]
+        read = [documents[text] for _, text in block.pairs]
+        cuts = [scorer.cut(of_pairs, read, [asked[query] for query, _ in block.pairs]) for scorer in scorers]
         report = share_out(on_rows, sum(map(len, block.rows)))
         vectors = _vectors(first, of_pairs, [windows for windows, _ in cuts], dtype, report)
         counts = first.encoder.take_counts()
-        for number, (scorer, own, (windows, spans)) in enumerate(zip(scorers, vectors, cuts, strict=True)):
+        for number, (scorer, own, (windows, read_of)) in enumerate(zip(scorers, vectors, cuts, strict=True)):
             with scorer._evaluation():
                 values = scorer.head(of_documents(own, windows)).double().cpu().numpy()
-            scorer._count(block, documents, spans)
+            scorer._count(block, documents, read_of)
             scorer.coverage.add_encoded(*counts)
             for rows, value in zip(block.rows, values, strict=True):
                 scores[number, rows] = value

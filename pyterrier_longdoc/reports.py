@@ -38,6 +38,8 @@ class Coverage:
 
     Two coverages are equal if the same was read; how it was computed may differ.
 
+    With `preselect` a text counts once for each of its queries, as for each of them other windows are read.
+
     Attributes:
         documents: distinct texts.
         documents_cut: texts of which at least one token was not read.

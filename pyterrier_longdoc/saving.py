@@ -13,6 +13,7 @@ from .backbones import Backbone
 from .checkpoint import ADAPTER_FILE, Adapter, load_pretrained, read_config, save_pretrained
 from .low_rank import compress, fingerprint, restore
 from .scorer import LongDocScorer
+from .selectors import preselection_from_config
 from .weights import Weights
 from .windows import windows_from_config, windows_to_config
 
@@ -30,6 +31,8 @@ def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: 
     parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
     if model.windows is not None:
         parameters["windows"] = windows_to_config(model.windows)
+    if model.preselect is not None:
+        parameters["preselect"] = model.preselect.to_config(Path(folder))
     training = None
     if weights.history:
         training = {"args": (model.training or model._default_training()).as_dict(), "history": weights.history}
@@ -100,6 +103,9 @@ def load_reranker(
     arguments = dict(config["parameters"])
     if "windows" in arguments:
         arguments["windows"] = windows_from_config(arguments["windows"])
+    preselect = arguments.pop("preselect", None)
+    if preselect is not None and "preselect" not in parameters:
+        arguments["preselect"] = preselection_from_config(preselect, folder)
     for argument in ("text_field", "answers"):
         if isinstance(arguments.get(argument), list):
             arguments[argument] = tuple(arguments[argument])

@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from .biencoder import BiEncoder, BiEncoderScorer
+from .devices import resolve_dtype
 from .reports import Coverage, Reading, check_finite
+from .scorer import LongDocScorer
 from .weights import Weights
 from .windows import windows_to_config
 
@@ -106,6 +109,21 @@ def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
         "dtype": str(dtype),
         "device": scorer.device.type,
     }
+    if scorer.preselect is not None:
+        settings["preselect"] = scorer.preselect.identity()
+    return _digest(settings, scorer)
+
+
+def model_fingerprint(model: Any) -> bytes:
+    """The same for a transformer: a reranker, or a bi-encoder."""
+    dtype = resolve_dtype(model.dtype)
+    if isinstance(model, BiEncoder):
+        scorer = model.load_scorer()
+        return _digest({**scorer.describe(), "dtype": str(dtype), "device": scorer.device.type}, scorer)
+    return fingerprint(model._load_weights(), dtype)
+
+
+def _digest(settings: dict[str, Any], scorer: LongDocScorer | BiEncoderScorer) -> bytes:
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=32)
     digest.update(scorer.tokenizer.backend_tokenizer.to_str().encode())
     for name, value in sorted(scorer.state_dict().items()):
@@ -162,7 +180,8 @@ def score_with_cache(
     coverage = Coverage(dtype=scorer.coverage.dtype)
     coverage.add_encoded(scorer.coverage.tokens_encoded, scorer.coverage.tokens_computed)
     coverage.add_queries(scorer.query_lengths(list(dict.fromkeys(queries))), scorer.max_query_len)
-    for key in dict(zip(texts, keys, strict=True)).values():
+    per_text = dict(zip(texts, keys, strict=True)).values() if scorer.preselect is None else dict.fromkeys(keys)
+    for key in per_text:
         coverage.add(known[key].reading)
     return np.array([known[key].score for key in keys]), coverage
 

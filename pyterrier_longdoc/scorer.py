@@ -18,9 +18,10 @@ from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
 from .heads.tokens import TokenHead
 from .microbatches import encode_distinct
+from .preselection import Cut, Preselection, check_preselection
 from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
 from .templates import with_trail
-from .texts import Block, Span, TokenizedText, blocks, share_out
+from .texts import Block, TokenizedText, blocks, share_out
 from .token_cache import TokenCache
 from .windows import Windows
 
@@ -78,6 +79,7 @@ class LongDocScorer(nn.Module):
         self._template = backbone.template
         self._max_length = backbone.max_length
         self.coverage = Coverage()
+        self.preselect: Preselection | None = None
         self.read_with(windows, max_doc_len=max_doc_len, max_query_len=max_query_len, pad_query=pad_query)
 
     def read_with(
@@ -113,6 +115,15 @@ class LongDocScorer(nn.Module):
         self.max_doc_len = max_doc_len
         self.max_query_len = max_query_len
         self.pad_query = pad_query
+
+    def select_with(self, preselect: Preselection | None) -> None:
+        """Changes which windows are read for a query; None reads all. Its models are no part of this one.
+
+        Raises:
+            ValueError: if it cannot choose from the windows.
+        """
+        check_preselection(preselect, self.windows)
+        self.preselect = preselect
 
     def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
         """Most document tokens in a window; None where nothing limits it."""
@@ -157,7 +168,7 @@ class LongDocScorer(nn.Module):
         if not len(queries):
             return torch.zeros(0, device=self.device)
         documents = self._tokenize(texts)
-        encoded, _ = self._encode(self._query_ids(queries), documents)
+        encoded, _ = self._encode(self._query_ids(queries), documents, queries)
         # Heads work in fp32, in training as in inference.
         with torch.autocast(self.device.type, enabled=False):
             return self.head(encoded)
@@ -206,11 +217,10 @@ class LongDocScorer(nn.Module):
         Yields:
             Of P distinct pairs: the rows that ask for each, `(P,)` scores, and what was read of each text.
         """
-        for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows):
+        for block, encoded, documents, cuts in self._run(queries, texts, dtype, on_rows):
             with self._evaluation():
                 values = self.head(encoded).double().cpu().numpy()
-            readings = self._count(block, documents, spans)
-            yield block.rows, values, [readings[text] for _, text in block.pairs]
+            yield block.rows, values, self._count(block, documents, cuts)
 
     @torch.inference_mode()
     def explain(
@@ -230,13 +240,14 @@ class LongDocScorer(nn.Module):
         explanations: list[Any] = [None] * len(texts)
         query_ids = self._query_ids(list(dict.fromkeys(queries)))
         shown = [self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in query_ids]
-        for block, encoded, documents, spans in self._run(queries, texts, dtype, on_rows, offsets=True):
-            self._count(block, documents, spans)
+        for block, encoded, documents, cuts in self._run(queries, texts, dtype, on_rows, offsets=True):
+            self._count(block, documents, cuts)
             with self._evaluation():
                 values = self.head(encoded).double().cpu().numpy()
                 explained = self._explain(encoded)
-            for i, (rows, (query, text)) in enumerate(zip(block.rows, block.pairs, strict=True)):
-                characters = [documents[text].characters(span) for span in spans[i]]
+            for i, (rows, (query, _)) in enumerate(zip(block.rows, block.pairs, strict=True)):
+                document, spans = cuts[i]
+                characters = [document.characters(span) for span in spans]
                 explanation = explained[i].of(characters, shown[query])
                 for row in rows:
                     scores[row] = values[i]
@@ -251,12 +262,13 @@ class LongDocScorer(nn.Module):
         dtype: torch.dtype,
         on_rows: Callable[[int], None] | None,
         offsets: bool = False,
-    ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[list[Span]]]]:
+    ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[Cut]]]:
         """Encodes a run block by block, in evaluation mode; queries are numbered in order of appearance."""
         self.coverage = Coverage(dtype=dtype_name(dtype))
         self.encoder.take_counts()
         distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-        query_ids = self._query_ids(list(distinct), count=True)
+        asked = list(distinct)
+        query_ids = self._query_ids(asked, count=True)
         of_row = [distinct[query] for query in queries]
         for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
             documents = self._tokenize(block.texts, offsets=offsets)
@@ -267,9 +279,11 @@ class LongDocScorer(nn.Module):
                 self._evaluation(),
                 torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
             ):
-                encoded, spans = self._encode(pair_queries, pair_documents, report)
+                encoded, cuts = self._encode(
+                    pair_queries, pair_documents, [asked[query] for query, _ in block.pairs], report
+                )
             self.coverage.add_encoded(*self.encoder.take_counts())
-            yield block, encoded, documents, spans
+            yield block, encoded, documents, cuts
 
     def _block_characters(self) -> int:
         return TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else BLOCK_CHARACTERS
@@ -303,27 +317,34 @@ class LongDocScorer(nn.Module):
         self,
         query_ids: Sequence[np.ndarray],
         documents: Sequence[TokenizedText],
+        queries: Sequence[str],
         on_share: Callable[[float], None] | None = None,
-    ) -> tuple[Encoded, list[list[Span]]]:
-        windows, spans = self.cut(query_ids, documents)
-        return self._encode_windows(query_ids, windows, on_share), spans
+    ) -> tuple[Encoded, list[Cut]]:
+        windows, cuts = self.cut(query_ids, documents, queries)
+        return self._encode_windows(query_ids, windows, on_share), cuts
 
     def cut(
-        self, query_ids: Sequence[np.ndarray], documents: Sequence[TokenizedText]
-    ) -> tuple[list[list[np.ndarray]], list[list[Span]]]:
-        """The windows of the document of each of B pairs, as token ids and as spans.
+        self, query_ids: Sequence[np.ndarray], documents: Sequence[TokenizedText], queries: Sequence[str]
+    ) -> tuple[list[list[np.ndarray]], list[Cut]]:
+        """The windows of the document of each of B pairs, as token ids and as spans of what is read of it.
 
         Raises:
             ValueError: if they are too many for the head.
         """
-        spans: dict[int, list[Span]] = {}
-        for document in documents:
-            if id(document) not in spans:
-                spans[id(document)] = self.windows(self._cut(document))
-        of_pair = [spans[id(document)] for document in documents]
-        for query, cut in zip(query_ids, of_pair, strict=True):
-            self.head.check_windows(len(cut), len(query))
-        return [[document.ids[a:b] for a, b in cut] for document, cut in zip(documents, of_pair, strict=True)], of_pair
+        cuts = self._cut_windows(queries, documents)
+        for query, (_, spans) in zip(query_ids, cuts, strict=True):
+            self.head.check_windows(len(spans), len(query))
+        return [[document.ids[a:b] for a, b in spans] for document, spans in cuts], cuts
+
+    def _cut_windows(self, queries: Sequence[str], documents: Sequence[TokenizedText]) -> list[Cut]:
+        """What is read of each document for its query."""
+        heads = {id(document): self._cut(document) for document in documents}
+        if self.preselect is None:
+            spans = {key: self.windows(head) for key, head in heads.items()}
+            return [(heads[id(document)], spans[id(document)]) for document in documents]
+        # A selector's model has a precision of its own.
+        with torch.autocast(self.device.type, enabled=False):
+            return self.preselect.cut(queries, [heads[id(document)] for document in documents], self.windows)
 
     def _encode_windows(
         self,
@@ -346,7 +367,7 @@ class LongDocScorer(nn.Module):
         return document if self.max_doc_len is None else document.head(self.max_doc_len)
 
     def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
-        needed = offsets or self.windows.needs_text
+        needed = offsets or self.windows.needs_text or (self.preselect is not None and self.preselect.needs_text)
         return self.tokens(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
     def query_lengths(self, queries: Sequence[str]) -> list[int]:
@@ -362,14 +383,19 @@ class LongDocScorer(nn.Module):
             return cut
         return with_trail(partial(self.tokens, self.tokenizer), self.layout, queries, cut)
 
-    def _count(self, block: Block, documents: list[TokenizedText], spans: list[list[Span]]) -> dict[int, Reading]:
-        """What was read of each text of a block; those that no earlier block had enter the coverage."""
-        readings: dict[int, Reading] = {}
-        for (_, text), cut in zip(block.pairs, spans, strict=True):
-            if text not in readings:
-                readings[text] = Reading.through(cut, len(documents[text]))
-                if not block.seen[text]:
-                    self.coverage.add(readings[text])
+    def _count(self, block: Block, documents: list[TokenizedText], cuts: list[Cut]) -> list[Reading]:
+        """What was read for each pair of a block.
+
+        Texts that no earlier block had enter the coverage; where windows are chosen for a query, all pairs do.
+        """
+        readings = []
+        counted = {text for text, seen in enumerate(block.seen) if seen}
+        for (_, text), (_, spans) in zip(block.pairs, cuts, strict=True):
+            reading = Reading.through(spans, len(documents[text]))
+            readings.append(reading)
+            if self.preselect is not None or text not in counted:
+                counted.add(text)
+                self.coverage.add(reading)
         return readings
 
 

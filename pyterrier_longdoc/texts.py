@@ -40,6 +40,15 @@ class TokenizedText:
             return replace(self, ids=self.ids[:length])
         return replace(self, ids=self.ids[:length], starts=self.starts[:length], ends=self.ends[:length])
 
+    def only(self, spans: Sequence[Span]) -> TokenizedText:
+        """The same text, of which only the tokens in these windows are kept, in order and each once."""
+        keep = np.zeros(len(self), dtype=bool)
+        for start, end in spans:
+            keep[start:end] = True
+        if self.starts is None or self.ends is None:
+            return replace(self, ids=self.ids[keep])
+        return replace(self, ids=self.ids[keep], starts=self.starts[keep], ends=self.ends[keep])
+
     def characters(self, span: Span) -> Span:
         """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
         start, end = span

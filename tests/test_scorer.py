@@ -534,7 +534,7 @@ def test_query_states_are_those_of_the_first_window(plain, batch_size, plain_enc
     loaded = load_backbone(plain_encoder if plain else cross_encoder)
     scorer = make(loaded, "parade-transformer-query", batch_size=batch_size)
     with torch.no_grad():
-        encoded, _ = scorer._encode(scorer._query_ids(QUERIES), tokenize(scorer.tokenizer, TEXTS))
+        encoded, _ = scorer._encode(scorer._query_ids(QUERIES), tokenize(scorer.tokenizer, TEXTS), QUERIES)
         for i, (query, text) in enumerate(zip(QUERIES, TEXTS, strict=True)):
             pair = [(query, " ".join(text.split()[:20]))]  # in a list, or an empty text would count as none
             inputs = scorer.tokenizer(pair, return_tensors="pt")
