@@ -20,7 +20,9 @@ from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .devices import resolve_device, resolve_dtype
 from .frames import TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .presentation import WithBackbone
+from .heads import registered_heads
 from .reports import Coverage, Explanation
+from .runtimes import check_backend, default_device
 from .saving import load_reranker, save_reranker
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
@@ -58,6 +60,10 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         max_batch_tokens: most tokens in one pass; lower it when memory runs out.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
         dtype: precision of the backbone, `"float32"` (the default), `"bfloat16"` or `"float16"`.
+        backend: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), and on a CPU
+            `"openvino"`, `"onnx"` (ONNX Runtime) or `"onnx-int8"` (linear layers in 8 bits: scores are approximate).
+            Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first scores after
+            a change of weights wait for the compilation or export.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
@@ -87,6 +93,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     max_batch_tokens: int = 16384
     device: str | None = None
     dtype: str | None = None
+    backend: str = "torch"
     explain: bool = False
     score_cache: str | Path | None = None
     training: TrainingArgs | None = None
@@ -97,7 +104,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "score_cache",
+        "text_loader", "device", "backend", "training", "verbose", "trust_remote_code", "windows", "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -123,6 +130,20 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         self._make_windows()
+        self._check_backend()
+
+    def _check_backend(self) -> None:
+        """Raises ValueError for a back end that cannot compute this model."""
+        check_backend(self.backend, self.device, resolve_dtype(self.dtype))
+        if self.backend == "torch":
+            return
+        head, _ = self._head_spec()
+        if self._scorer_class is not LongDocScorer or registered_heads()[head].needs == "all":
+            raise ValueError(
+                f"backend={self.backend!r} is for models that look at the last layer of one encoder alone (FirstP, MaxP, "
+                f"AvgP, PARADE, NeuralModel1, LongP and so on), which {type(self).__name__} does not: use "
+                f"backend='torch'"
+            )
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
@@ -248,7 +269,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         scorer = weights.scorer
         scorer.read_with(windows, **reading)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
-        scorer.to(resolve_device(self.device))
+        scorer.to(resolve_device(self.device or default_device(self.backend)))
+        scorer.encoder.runtime.use(self.backend, scorer.encoder.backbone)
         self._loaded = weights
         return weights
 

@@ -105,6 +105,7 @@ def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
         "encoder": weights.backbone.describe(),
         "dtype": str(dtype),
         "device": scorer.device.type,
+        "backend": scorer.encoder.runtime.backend,
     }
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=32)
     digest.update(scorer.tokenizer.backend_tokenizer.to_str().encode())
