@@ -20,9 +20,8 @@ from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .devices import resolve_device, resolve_dtype
 from .frames import TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .presentation import WithBackbone
-from .heads import registered_heads
 from .reports import Coverage, Explanation
-from .runtimes import check_backend, default_device
+from .runtimes import check_backend, check_last_layer, default_device
 from .saving import load_reranker, save_reranker
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
@@ -130,19 +129,10 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         self._make_windows()
-        self._check_backend()
-
-    def _check_backend(self) -> None:
-        """Raises ValueError for a back end that cannot compute this model."""
         check_backend(self.backend, self.device, resolve_dtype(self.dtype))
-        if self.backend == "torch":
-            return
-        head, _ = self._head_spec()
-        if self._scorer_class is not LongDocScorer or registered_heads()[head].needs == "all":
-            raise ValueError(
-                f"backend={self.backend!r} is for models that look at the last layer of one encoder alone (FirstP, MaxP, "
-                f"AvgP, PARADE, NeuralModel1, LongP and so on), which {type(self).__name__} does not: use "
-                f"backend='torch'"
+        if self.backend != "torch":
+            check_last_layer(
+                self.backend, type(self).__name__, self._scorer_class is LongDocScorer, self._head_spec()[0]
             )
 
     def _load_backbone(self) -> Backbone:

@@ -5,6 +5,7 @@ For inference; training is always torch's. Shapes: V windows of a pass, T tokens
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from torch import nn
 from .architectures import quiet
 from .extras import import_extra
 from .frames import check_choice
+from .heads import registered_heads
 
 BACKENDS = ("torch", "compile", "openvino", "onnx", "onnx-int8")
 
@@ -43,6 +45,9 @@ _INT8_TOLERANCE = 0.3
 _EXAMPLE, _CHECKED = (2, 16), (3, 29)
 """Windows and tokens of the input that an export is made with, and of the one that it is checked with."""
 
+_COMPILED_FORMS = 64
+"""Most kinds of passes that are compiled: each architecture has about four in each precision."""
+
 Inputs = dict[str, Any]
 Runtime = Callable[[Inputs], torch.Tensor]
 """`runtime(inputs)`: the inputs of a Hugging Face encoder by name, to its last hidden state `(V, T, H)`."""
@@ -62,6 +67,23 @@ def check_backend(backend: str, device: Any, dtype: torch.dtype) -> None:
         known = " or ".join(repr(str(known).removeprefix("torch.")) for known in _DTYPES[backend])
         raise ValueError(
             f"backend={backend!r} does not compute in {str(dtype).removeprefix('torch.')}: use dtype={known}"
+        )
+
+
+def check_last_layer(backend: str, model: str, one_encoder: bool, head: str) -> None:
+    """Raises ValueError for a model that looks at more than what a back end returns, the last layer of one encoder.
+
+    Args:
+        backend: another one than torch.
+        model: name of the model's class.
+        one_encoder: whether its encoder reads query and window together, and nothing else encodes.
+        head: registered name of its head.
+    """
+    known = registered_heads().get(head)
+    if not one_encoder or (known is not None and known.needs == "all"):
+        raise ValueError(
+            f"backend={backend!r} is for models that look at the last layer of one encoder alone (FirstP, MaxP, AvgP, "
+            f"PARADE, NeuralModel1, LongP and so on), which {model} does not: use backend='torch'"
         )
 
 
@@ -215,7 +237,7 @@ def _plain_torch() -> Iterator[None]:
 
 def _example(backbone: Any, names: tuple[str, ...], shape: tuple[int, int]) -> Inputs:
     """Random inputs; the last window has padding."""
-    rng, (windows, tokens) = np.random.default_rng(0), shape
+    rng, tokens = np.random.default_rng(0), shape[1]
     mask = np.ones(shape, dtype=np.int64)
     mask[-1, tokens // 2 :] = 0
     values = {
@@ -252,8 +274,11 @@ def _compiled(backbone: Any) -> Runtime:
             f"backend='compile' needs a C++ compiler, and none of {', '.join(compilers)} is there: install one (g++), "
             f"or use backend='torch'"
         )
+    # All models of a process share torch's limit, which is 8; older versions of torch do not take another one.
+    takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+    limit: dict[str, Any] = {"recompile_limit": _COMPILED_FORMS} if takes_limit else {}
     # fullgraph: an error where torch would otherwise go on uncompiled.
-    compiled = torch.compile(backbone, dynamic=True, fullgraph=True)
+    compiled = torch.compile(backbone, dynamic=True, fullgraph=True, **limit)
     return lambda inputs: compiled(**inputs).last_hidden_state
 
 

@@ -66,7 +66,10 @@ def torch_scores(model, results) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("backend", "family"),
-    [*(("openvino", family) for family in FAMILIES), *(("onnx", family) for family in ("bert", "roberta", "modernbert"))],
+    [
+        *(("openvino", family) for family in FAMILIES),
+        *(("onnx", family) for family in ("bert", "roberta", "modernbert")),
+    ],
 )
 def test_scores_are_those_of_torch_whatever_the_batch(backend, family, tmp_path, results, exports):
     need(backend)

@@ -228,7 +228,9 @@ def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
         return (bm25 >> dataset.text_loader())(topics), dataset.get_qrels()
 
 
-def build(args: argparse.Namespace, folder: str, frame: pd.DataFrame, cut: list[list[str]], query: int) -> list[Setting]:
+def build(
+    args: argparse.Namespace, folder: str, frame: pd.DataFrame, cut: list[list[str]], query: int
+) -> list[Setting]:
     """The settings that can be made here, each after a first round that exports, compiles and warms up."""
     settings = []
     for name in args.settings:
