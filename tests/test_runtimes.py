@@ -111,7 +111,7 @@ def test_openvino_in_bfloat16(cross_encoder, results):
     need("openvino")
     model = ld.MaxP(cross_encoder, backend="openvino", dtype="bfloat16", **SLIDING)
     expected = torch_scores(model.apply_attributes(dtype="float32"), results)
-    np.testing.assert_allclose(scores(model, results), expected, atol=0.1 * expected.std())
+    np.testing.assert_allclose(scores(model, results), expected, atol=0.3 * expected.std())
 
 
 def test_int8_is_close_and_does_not_depend_on_the_batch(cross_encoder, results, monkeypatch):
