@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 import pyterrier as pt
+import torch
 
 from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
 from .devices import resolve_device, resolve_dtype
@@ -22,6 +23,7 @@ from .frames import TextField, check_only_windows, check_settings, rerank, strin
 from .preselection import Preselection, check_preselection
 from .presentation import WithBackbone
 from .reports import Coverage, Explanation
+from .runtimes import check_backend, check_last_layer, default_device, default_dtype
 from .saving import load_reranker, save_reranker
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
@@ -67,6 +69,10 @@ class LongDocReranker(WithBackbone, pt.Estimator):
             which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
             else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
             the third digit; `dtype="float32"` gives the same ones everywhere.
+        backend: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), and on a CPU
+            `"openvino"`, `"onnx"` (ONNX Runtime) or `"onnx-int8"` (linear layers in 8 bits: scores are approximate).
+            Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first scores after
+            a change of weights wait for the compilation or export.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
@@ -98,6 +104,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     max_batch_tokens: int | None = None
     device: str | None = None
     dtype: str | None = None
+    backend: str = "torch"
     explain: bool = False
     score_cache: str | Path | None = None
     training: TrainingArgs | None = None
@@ -108,7 +115,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
     _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "training", "verbose", "trust_remote_code", "windows", "preselect", "score_cache",
+        "text_loader", "device", "backend", "training", "verbose", "trust_remote_code", "windows", "preselect",
+        "score_cache",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -134,6 +142,11 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         check_preselection(self.preselect, self._make_windows())
+        check_backend(self.backend, self.device, self.dtype)
+        if self.backend != "torch":
+            check_last_layer(
+                self.backend, type(self).__name__, self._scorer_class is LongDocScorer, self._head_spec()[0]
+            )
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
@@ -276,7 +289,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         scorer.read_with(windows, **reading)
         scorer.select_with(self.preselect)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
-        scorer.to(resolve_device(self.device))
+        scorer.to(resolve_device(self.device or default_device(self.backend)))
+        scorer.encoder.runtime.use(self.backend, scorer.encoder.backbone)
         self._loaded = weights
         return weights
 
@@ -395,7 +409,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         weights = self._load_weights()
         self._warn_untrained(weights)
         scorer = weights.scorer
-        dtype = resolve_dtype(self.dtype, scorer.device)
+        dtype = self._precision(scorer)
         if self.explain:
             scores, explanations = scorer.explain(queries, texts, dtype=dtype, on_rows=on_rows)
             return scores, explanations, scorer.coverage
@@ -404,6 +418,9 @@ class LongDocReranker(WithBackbone, pt.Estimator):
             scores, coverage = score_with_cache(cache, weights, queries, texts, dtype=dtype, on_rows=on_rows)
             return scores, [], coverage
         return scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), [], scorer.coverage
+
+    def _precision(self, scorer: LongDocScorer) -> torch.dtype:
+        return resolve_dtype(self.dtype or default_dtype(self.backend), scorer.device)
 
     def _warn_untrained(self, weights: Weights) -> None:
         if weights.ready or self._warned_untrained:

@@ -16,6 +16,7 @@ from torch import nn
 from .backbones import Backbone
 from .batching import Encoded, QueryStates, WindowBatch, to_dense
 from .matching import MatchCollector, MatchFunction, QueryCollector
+from .runtimes import BackboneRuntime
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class WindowEncoder(nn.Module):
 
     Attributes:
         affordable_tokens: a lower limit that was learned when memory ran out.
+        runtime: what computes the backbone.
     """
 
     def __init__(self, backbone: Backbone, *, batch_size: int = 64, max_batch_tokens: int | None = None) -> None:
@@ -51,6 +53,7 @@ class WindowEncoder(nn.Module):
         self.batch_size = batch_size
         self.max_batch_tokens = max_batch_tokens
         self.affordable_tokens = sys.maxsize
+        self.runtime = BackboneRuntime()
         self._real = self._computed = 0
 
     @property
@@ -226,7 +229,7 @@ class WindowEncoder(nn.Module):
         inputs |= self.rules.further_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
-            last = self.backbone(**inputs).last_hidden_state
+            last = self.runtime(self.backbone, inputs)
         return (*earlier, last), mask
 
     @contextmanager

@@ -16,7 +16,7 @@ import pyterrier as pt
 import torch
 
 from .base import LongDocReranker
-from .devices import dtype_name, resolve_dtype
+from .devices import dtype_name
 from .frames import rerank
 from .heads import registered_heads
 from .microbatches import encode_distinct
@@ -201,7 +201,7 @@ class _SharedRun:
             for each, its_weights in zip(self._models, weights, strict=True):
                 each._warn_untrained(its_weights)
             scorers = [each.scorer for each in weights]
-            dtype = resolve_dtype(model.dtype, scorers[0].device)
+            dtype = model._precision(scorers[0])
             self._scores = score_together(scorers, queries, texts, dtype=dtype, on_rows=on_rows)
         elif on_rows is not None:
             on_rows(len(texts))

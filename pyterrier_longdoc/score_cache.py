@@ -108,6 +108,7 @@ def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
         "encoder": weights.backbone.describe(),
         "dtype": str(dtype),
         "device": scorer.device.type,
+        "backend": scorer.encoder.runtime.backend,
     }
     if scorer.preselect is not None:
         settings["preselect"] = scorer.preselect.identity()
@@ -116,11 +117,12 @@ def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
 
 def model_fingerprint(model: Any) -> bytes:
     """The same for a transformer: a reranker, or a bi-encoder."""
-    dtype = resolve_dtype(model.dtype)
     if isinstance(model, BiEncoder):
         scorer = model.load_scorer()
+        dtype = resolve_dtype(model.dtype, scorer.device)
         return _digest({**scorer.describe(), "dtype": str(dtype), "device": scorer.device.type}, scorer)
-    return fingerprint(model._load_weights(), dtype)
+    weights = model._load_weights()
+    return fingerprint(weights, model._precision(weights.scorer))
 
 
 def _digest(settings: dict[str, Any], scorer: LongDocScorer | BiEncoderScorer) -> bytes:
