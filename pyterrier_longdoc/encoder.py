@@ -15,6 +15,7 @@ from torch import nn
 from .backbones import Backbone
 from .batching import Encoded, QueryStates, WindowBatch, to_dense
 from .matching import MatchCollector, MatchFunction, QueryCollector
+from .packing import pack
 
 logger = logging.getLogger(__name__)
 
@@ -179,10 +180,12 @@ class WindowEncoder(nn.Module):
         if batch.position_ids is not None:
             inputs["position_ids"] = of_pass(batch.position_ids)
         inputs |= self.rules.further_inputs(batch, rows, mask)
+        packing = pack(self.backbone, inputs, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
-            last = self.backbone(**inputs).last_hidden_state
-        return (*earlier, last), mask
+            last = packing.encode(self.backbone) if packing else self.backbone(**inputs).last_hidden_state
+        states = (*earlier, last)
+        return (tuple(map(packing.padded, states)) if packing else states), mask
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
