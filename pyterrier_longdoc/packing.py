@@ -1,7 +1,7 @@
 """Passes without padding: windows of unequal length in one row, each attending to itself alone.
 
-Shapes: V windows of a pass, T tokens of the longest, R real tokens of all, A attention heads, D size of a head, H hidden
-size.
+Shapes: V windows of a pass, T tokens of the longest, R real tokens of all, A attention heads, D size of a head, H
+hidden size.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _NAME = "longdoc_packed"
 
 Kernel = Callable[..., torch.Tensor]
-"""Called with `(R, A, D)` queries, keys and values, twice the `(V + 1,)` int32 boundaries, twice the longest window, and
-by name `scale` and `window`, how many tokens to the left and right are seen, (-1, -1) for all; returns `(R, A, D)`."""
+"""Called with `(R, A, D)` queries, keys and values, twice the `(V + 1,)` int32 boundaries, twice the longest window,
+and by name `scale` and `window`, how many tokens to the left and right are seen, (-1, -1) for all; returns
+`(R, A, D)`."""
 
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
-"""Of the pass under way in this thread. Another thread that uses the model meanwhile has none, and attends as before."""
+"""Of the pass under way in this thread. Another thread that uses the model meanwhile has none: it attends as before."""
 
 _one_at_a_time = threading.Lock()
 
