@@ -16,6 +16,7 @@ from torch import nn
 from .backbones import Backbone
 from .batching import Encoded, QueryStates, WindowBatch, to_dense
 from .matching import MatchCollector, MatchFunction, QueryCollector
+from .packing import pack
 from .runtimes import BackboneRuntime
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,6 @@ class WindowEncoder(nn.Module):
                 if encoded is None:
                     break
                 done += len(rows)
-                self._computed += encoded[1].numel()
                 yield rows, *encoded
         self._real += int(batch.attention_mask.sum())
 
@@ -227,10 +227,13 @@ class WindowEncoder(nn.Module):
         if batch.position_ids is not None:
             inputs["position_ids"] = of_pass(batch.position_ids)
         inputs |= self.rules.further_inputs(batch, rows, mask)
+        packing = pack(self.backbone, inputs, mask) if self.runtime.backend == "torch" else None
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
-            last = self.runtime(self.backbone, inputs)
-        return (*earlier, last), mask
+            last = packing.encode(self.backbone) if packing else self.runtime(self.backbone, inputs)
+        states = (*earlier, last)
+        self._computed += last.shape[0] * last.shape[1]
+        return (tuple(map(packing.padded, states)) if packing else states), mask
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
