@@ -69,7 +69,8 @@ def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> t
         every = list(range(len(windows)))
         return every, every
     numbers: dict[tuple[int, bytes], int] = {}
-    place, chosen = [], []
+    place: list[int] = []
+    chosen: list[int] = []
     for i, (query, window) in enumerate(zip(queries, windows, strict=True)):
         number = numbers.setdefault((id(query), window.tobytes()), len(numbers))
         if number == len(chosen):

@@ -77,7 +77,7 @@ class BM25Windows(WindowSelector):
         if not isinstance(frequencies, Mapping):
             raise ValueError("document_frequencies must be a dictionary from words to numbers of documents")
         for word, count in frequencies.items():
-            if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= count <= documents:
+            if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= int(count) <= documents:
                 raise ValueError(
                     f"document_frequencies[{word!r}]={count!r} must be a number of documents, at most "
                     f"documents={documents}, of a word"

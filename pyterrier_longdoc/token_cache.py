@@ -50,11 +50,12 @@ class TokenCache:
         hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
         found = {text: self._recall(text, (lead, content), offsets) for text, content in hashes.items()}
         new = [text for text, tokens in found.items() if tokens is None]
-        for text, tokens in zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True):
-            found[text] = tokens
-            if remembers:
+        made = dict(zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True))
+        if remembers:
+            for text, tokens in made.items():
                 self.cache.put((lead, hashes[text], offsets), _as_array(tokens))
-        return [tokens for text in texts if (tokens := found[text]) is not None]
+        known = {text: tokens for text, tokens in found.items() if tokens is not None} | made
+        return [known[text] for text in texts]
 
     def _recall(self, text: str, key: tuple[str, bytes], offsets: bool) -> TokenizedText | None:
         kept = self.cache.get((*key, True))
