@@ -157,7 +157,7 @@ def torch_kernel() -> Kernel | None:
     if not {"window_size", "num_splits"} <= inspect.signature(varlen_attn).parameters.keys():
         return None
 
-    def attend(*args: Any, scale: float | None, window: tuple[int, int]) -> torch.Tensor:
+    def attend(*args: Any, scale: float | None, window: tuple[int, int]) -> Any:
         # One split: how keys are split up otherwise depends on the longest window of the pass.
         return varlen_attn(*args, scale=scale, window_size=window, num_splits=1)
 
@@ -186,13 +186,14 @@ def attend_in_groups(
     Returns:
         `(R, A, D)`.
     """
-    parts, start = [], 0
+    parts: list[torch.Tensor] = []
+    start = 0
     for length, group in groupby(lengths):
         shape = (len(list(group)), length)
         end = start + shape[0] * length
-        batch = (row[start:end].unflatten(0, shape).transpose(1, 2) for row in (query, key, value))
+        q, k, v = (row[start:end].unflatten(0, shape).transpose(1, 2) for row in (query, key, value))
         band = None if reach is None or length <= reach + 1 else _band(length, reach, query.device)
-        states = nn.functional.scaled_dot_product_attention(*batch, attn_mask=band, scale=scale)
+        states = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=band, scale=scale)
         parts.append(states.transpose(1, 2).flatten(0, 1))
         start = end
     return torch.cat(parts)
@@ -212,16 +213,16 @@ def attend_packed(
     packing = _packing.get()
     if packing is None:
         return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    rows = [states[0].transpose(0, 1) for states in (query, key, value)]
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
     # transformers counts the token itself.
     reach = None if sliding_window is None else sliding_window - 1
     kernel = kernel_for(query.device, query.dtype, query.shape[-1])
     if kernel is None:
-        mixed = attend_in_groups(*rows, packing.lengths, scale=scaling, reach=reach)
+        mixed = attend_in_groups(query, key, value, packing.lengths, scale=scaling, reach=reach)
     else:
         window = (-1, -1) if reach is None else (reach, reach)
         ends, longest = packing.boundaries, max(packing.lengths)
-        mixed = kernel(*rows, ends, ends, longest, longest, scale=scaling, window=window)
+        mixed = kernel(query, key, value, ends, ends, longest, longest, scale=scaling, window=window)
     return mixed.unsqueeze(0), None
 
 
