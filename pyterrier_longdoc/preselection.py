@@ -168,7 +168,8 @@ class KeyBlocks(Preselection):
     """Makes a shorter document of the `k` best blocks, in document order, which the model then reads (KeyB, KeyB2).
 
     With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Blocks that overlap
-    are merged; a span that `explain` gives reaches from a window's first block to its last. Differs from Li et al. 2023, who choose where blocks end by dynamic programming over punctuation.
+    are merged; a span that `explain` gives reaches from a window's first block to its last. Differs from Li et al.
+    2023, who choose where blocks end by dynamic programming over punctuation.
 
     Args:
         selector: chooses the blocks.
