@@ -50,10 +50,10 @@ class TokenCache:
         hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
         found = {text: self._recall(text, (lead, content), offsets) for text, content in hashes.items()}
         new = [text for text, tokens in found.items() if tokens is None]
-        for text, tokens in zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True):
-            found[text] = tokens
+        for text, made in zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True):
+            found[text] = made
             if remembers:
-                self.cache.put((lead, hashes[text], offsets), _as_array(tokens))
+                self.cache.put((lead, hashes[text], offsets), _as_array(made))
         return [tokens for text in texts if (tokens := found[text]) is not None]
 
     def _recall(self, text: str, key: tuple[str, bytes], offsets: bool) -> TokenizedText | None:
