@@ -19,7 +19,7 @@ from pyterrier_longdoc.training import (
     gold_segments,
     segment_precision,
 )
-from pyterrier_longdoc.training.best import _joint_objective
+from pyterrier_longdoc.training.best import _joint_objective, _select, _spans
 from pyterrier_longdoc.training.sampling import Example
 
 from . import tiny
@@ -160,3 +160,51 @@ def test_comparators():
         assert f"the {row.query} " in row.text
     assert all(text.count(".") == 1 for text in cut["text"])
     pd.testing.assert_frame_equal(cut, gold_segments(RUN, JUDGED, some, segments=ONE_SENTENCE))
+
+
+def marked_task(queries: int = 24) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """One sentence of each relevant document speaks of a river, no other does; where is known."""
+    rng = random.Random(1)
+    filler = [word for word in tiny.WORDS if word not in ("river", "the")]
+    rows, gold = [], []
+    for number in range(queries):
+        for docno in (f"good{number}", f"bad{number}"):
+            sentences = [" ".join(rng.choice(filler) for _ in range(4)) + "." for _ in range(4)]
+            if docno.startswith("good"):
+                at = number % 4
+                sentences[at] = f"the river {rng.choice(filler)} {rng.choice(filler)}."
+                start = len(" ".join([*sentences[:at], ""]))
+                gold.append((f"q{number}", docno, start, start + len(sentences[at])))
+            rows.append((f"q{number}", "find", docno, " ".join(sentences), 1.0))
+    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
+    judged = qrels(*((row.qid, row.docno, 1) for row in run.itertuples() if row.docno.startswith("good")))
+    return run, judged, pd.DataFrame(gold, columns=["qid", "docno", "start", "end"])
+
+
+def test_selects_the_relevant_segments(cross_encoder):
+    run, judged, gold = marked_task()
+    recipe = TrainingArgs(
+        epochs=8,
+        queries_per_step=4,
+        queries_per_forward=4,
+        learning_rates={"": 6e-3},
+        warmup=0.1,
+        dropout=0.0,
+        metric="RR",
+    )
+
+    def make():
+        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
+
+    untrained = segment_precision(_select(make(), run, spans := _spans(run, ONE_SENTENCE, "text")), gold)
+    assert all(len(own) == 4 for own in spans)
+    result = fit_best(make, run, judged, run, judged, segments=ONE_SENTENCE, iterations=2, gold=gold)
+    assert untrained < 0.7
+    assert result.iterations["precision"].min() >= 0.9
+    # Learning from the first segment alone cannot do it: three of four documents have their river elsewhere.
+    assert segment_precision(_selected_first(run), gold) == 0.25
+
+
+def _selected_first(run: pd.DataFrame) -> pd.DataFrame:
+    spans = [own[0] for own in _spans(run, ONE_SENTENCE, "text")]
+    return run[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])

@@ -64,6 +64,35 @@ def assert_close(one: dict, other: dict, **tolerance) -> None:
         torch.testing.assert_close(value, other[key], **(tolerance or {"rtol": 1e-3, "atol": 1e-4}), msg=key)
 
 
+# Dropout.
+
+
+LONG = {"longformer": {"attention_window": 8}, "nomic_bert": {}, "llama": {"attention_dropout": 0.3}}
+
+
+@pytest.mark.parametrize("family", [*tiny.FAMILIES, *LONG])
+def test_without_dropout_training_computes_what_inference_does(family, tmp_path):
+    backbone = tiny.checkpoint(tmp_path / "backbone", family, **LONG.get(family, {}))
+    recipe = replace(RECIPE, learning_rates={"": 0.0}, dropout=0.0)
+    model = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe)
+    scorer = model.load_scorer()
+    shares = {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
+    seen = []
+    queries, texts = RUN["query"].tolist(), RUN["text"].tolist()
+
+    def look():
+        scorer.train()
+        with torch.no_grad():
+            seen.append(scorer(queries, texts))
+
+    train(scorer, toy_groups(1), recipe, on_step=look)
+    scorer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0], scorer(queries, texts))
+    assert max(shares.values()) > 0
+    assert shares == {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
+
+
 # How a step is divided.
 
 

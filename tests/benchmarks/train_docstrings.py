@@ -25,7 +25,7 @@ ROUNDS = (
     {"tokens": 80, "rank": 8, "max_steps": 460, "validate_steps": 100, "seed": 42},
     {"tokens": 96, "rank": 6, "max_steps": 700, "validate_steps": 350, "seed": 43, "dropout": 0.0},
 )
-STEPS = {"firstp": 30, "avgp": 30}
+STEPS = {"firstp": 30, "maxp": 40, "avgp": 20, "parade-attn": 40, "parade-transformer": 30}
 
 
 def candidates(dataset: Any) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def model_named(name: str, folder: Path) -> Any:
         head_rate=1e-3,
         queries_per_step=8,
         queries_per_forward=2,
-        max_steps=STEPS.get(name, 60),
+        max_steps=STEPS[name],
         dropout=0.0,
         seed=44,
     )
