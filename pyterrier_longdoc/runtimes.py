@@ -159,8 +159,8 @@ class BackboneRuntime:
             self._weights = weights
         given = {name: value for name, value in inputs.items() if value is not None}
         if self._backend != "compile":
-            # One form for all passes: with a mask, whether there is padding or not.
-            given = dict(sorted({"attention_mask": torch.ones_like(given["input_ids"]), **given}.items()))
+            # One form for all passes: with a mask, whether there is padding or not, and always in the same order.
+            given = {"attention_mask": torch.ones_like(given["input_ids"]), **given}
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
         key = "compile" if self._backend == "compile" else (dtype, tuple(given))
         if key not in self._made:
