@@ -160,7 +160,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    parser.add_argument("--queries", type=int, default=12, help="sample so many topics; 0 takes all (default 12)")
+    parser.add_argument("--queries", type=int, default=10, help="sample so many topics; 0 takes all (default 10)")
     parser.add_argument("--depth", type=int, default=10, help="documents to rerank per topic (default 10)")
     parser.add_argument("--baseline", default="BM25", help="system that the others are tested against (default BM25)")
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, table and picture")

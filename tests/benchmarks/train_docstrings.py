@@ -3,11 +3,11 @@
     python tests/benchmarks/train_docstrings.py FOLDER [--only maxp ...] [--package] [--threads 2]
 
 Everything is trained on the train split of the docstrings, from all-MiniLM-L6-v2 (of PyPI), which has never scored a
-pair of texts. First a FirstP over the first 80 or 96 tokens of a docstring learns to compare query and document
-(cross entropy of the right docstring against 3 of BM25's top 50; two rounds of LoRA, rank 8 and 6); each model then
-goes on from there with its own windows and head (LoRA of rank 4). Interrupted, it continues where it was. `--package`
-writes the adapters into the package. On two cores without bf16 about 90 minutes for the rounds and 5 to 10 for each
-model; prints the histories. Needs the extras `demo` and `train`.
+pair of texts. First a FirstP over the first 80 tokens of a docstring learns to compare query and document (LoRA of
+rank 8, cross entropy of the right docstring against 3 of BM25's top 50); each model then goes on from there with its
+own windows and head (LoRA of rank 6). Interrupted, it continues where it was. `--package` writes the adapters into the
+package. On two cores without bf16 about 35 minutes for the first part and 5 to 10 for each model; prints the
+histories. Needs the extras `demo` and `train`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from typing import Any
 
 MODELS = ("firstp", "maxp", "avgp", "parade-attn", "parade-transformer")
 DEPTH = 50
-ROUNDS = (
-    {"tokens": 80, "rank": 8, "max_steps": 460, "validate_steps": 100, "seed": 42},
-    {"tokens": 96, "rank": 6, "max_steps": 700, "validate_steps": 350, "seed": 43, "dropout": 0.0},
-)
-STEPS = {"firstp": 30, "maxp": 40, "avgp": 20, "parade-attn": 40, "parade-transformer": 30}
+PAIR_STEPS, STEPS = 460, {"parade-transformer": 60}
 
 
 def candidates(dataset: Any) -> dict[str, Any]:
@@ -61,22 +57,23 @@ def recipe(state: Path, *, rank: int, rate: float, head_rate: float, **changes: 
     )
 
 
-def pair_model(folder: Path, *, tokens: int, seed: int, **changes: Any) -> Any:
-    """The FirstP with which all models begin, for one round."""
+def pair_model(folder: Path) -> Any:
+    """The FirstP with which all models begin."""
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.packaged import ENCODER
 
     args = recipe(
-        folder / f"state-pairs-{seed}",
+        folder / "state-pairs",
+        rank=8,
         rate=1e-3,
         head_rate=1e-3,
         queries_per_step=16,
         queries_per_forward=8,
         epochs=2,
-        seed=seed,
-        **changes,
+        max_steps=PAIR_STEPS,
+        validate_steps=100,
     )
-    return ld.FirstP(ENCODER, max_query_len=24, max_doc_len=tokens, window_size=tokens, training=args, verbose=True)
+    return ld.FirstP(ENCODER, max_query_len=24, max_doc_len=80, window_size=80, training=args, verbose=True)
 
 
 def model_named(name: str, folder: Path) -> Any:
@@ -86,14 +83,13 @@ def model_named(name: str, folder: Path) -> Any:
 
     args = recipe(
         folder / f"state-{name}",
-        rank=4,
+        rank=6,
         rate=3e-4,
         head_rate=1e-3,
         queries_per_step=8,
         queries_per_forward=2,
-        max_steps=STEPS[name],
-        dropout=0.0,
-        seed=44,
+        max_steps=STEPS.get(name, 30),
+        seed=43,
     )
     settings: dict[str, Any] = {"training": args, "verbose": True}
     if name == "firstp":
@@ -109,20 +105,21 @@ def model_named(name: str, folder: Path) -> Any:
     return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **windows, **settings)
 
 
-def trained(model: Any, folder: Path, fit: Any, start: Any = None) -> Any:
-    """The model after its training, read from `folder` if it is already there."""
+def trained(name: str, folder: Path, fit: Any, start: Any = None) -> Any:
+    """A trained model, read from its folder if it is already there."""
     import pyterrier_longdoc as ld
 
-    if (folder / "config.json").is_file():
-        return ld.LongDocReranker.load(folder)
+    if (folder / name / "config.json").is_file():
+        return ld.LongDocReranker.load(folder / name)
+    model = pair_model(folder) if name == "pairs" else model_named(name, folder)
     if start is not None:
         model.start_from(start)
     begin = time.perf_counter()
     fit(model)
     # Training cuts long documents, the model that is kept reads all of them (FirstP: what fits its window).
     model.max_doc_len = model.max_windows = None
-    model.save(folder)
-    print(f"\n{folder.name}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string(index=False)}")
+    model.save(folder / name)
+    print(f"\n{name}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string(index=False)}")
     sys.stdout.flush()
     return model
 
@@ -146,17 +143,12 @@ def main() -> None:
     dataset = pt.get_dataset("longdoc:docstrings")
     found = candidates(dataset)
     train, dev = dataset.get_qrels("train"), dataset.get_qrels("dev")
-    start = None
-    for settings in ROUNDS:
-        model = pair_model(args.folder, **settings)
-        own = args.folder / f"pairs-{settings['seed']}"
-        start = trained(model, own, lambda model: model.fit(found["train"], train, found["dev"], dev), start)
+    start = trained("pairs", args.folder, lambda model: model.fit(found["train"], train, found["dev"], dev))
     for name in args.only:
-        model = model_named(name, args.folder)
-        model = trained(model, args.folder / name, lambda model: model.fit(found["train"], train), start)
+        model = trained(name, args.folder, lambda model: model.fit(found["train"], train), start)
         if args.package:
             target = Path(ld.__file__).parent / "models" / f"docstrings-{name}"
-            ld.save_adapter(model, target, rank=18)
+            ld.save_adapter(model, target, rank=14)
             size = sum(file.stat().st_size for file in target.iterdir())
             print(f"{target.name}: {size / 2**20:.2f} MiB")
 
