@@ -262,8 +262,11 @@ def test_client_and_ranker_can_be_pickled(path):
 
 
 CHILD = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
 from pyterrier_longdoc.listwise import CallableBackend, LLMClient, RankGPT
 from tests.llm import candidates, oracle
 

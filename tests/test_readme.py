@@ -21,7 +21,7 @@ def test_python_blocks_print_what_readme_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict = {}
     blocks = BLOCK.findall(README)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     for code, expected in blocks:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

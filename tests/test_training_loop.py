@@ -259,7 +259,8 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     assert torch.linalg.matrix_rank(difference, rtol=1e-4) <= 2
     model.save(tmp_path)
     restored = ld.LongDocReranker.load(tmp_path)
-    np.testing.assert_array_equal(restored(RUN)["score"], model(RUN)["score"])
+    # The last bit depends on where weights lie in memory.
+    np.testing.assert_allclose(restored(RUN)["score"], model(RUN)["score"], rtol=1e-6, atol=1e-6)
     model.fit(RUN, JUDGED)  # and again
 
 
