@@ -14,6 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .architectures import use_attention
+from .base import LongDocReranker
 from .caches import forget_embeddings
 
 _WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
@@ -157,15 +158,26 @@ def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray:
     try:
         for name, value in attributes.items():
             setattr(model, name, value)
+        if isinstance(model, LongDocReranker):
+            _check_settings(model)
         return _scores(model, frame)
     finally:
         for name, value in before.items():
             setattr(model, name, value)
 
 
+def _check_settings(model: LongDocReranker) -> None:
+    try:
+        model._check()
+    except ValueError as error:
+        raise _NotApplicableError(str(error)) from error
+
+
 def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray:
     if not hasattr(model, "load_scorer"):
         raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
+    if getattr(model, "backend", "torch") not in ("torch", "compile"):
+        raise _NotApplicableError(f"backend={model.backend!r} has its own")
     backbone = model.load_scorer().encoder.backbone
     usual = getattr(backbone.config, "_attn_implementation", None)
     if usual == implementation:
@@ -186,22 +198,33 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
 def _undisturbed(model: Any) -> Iterator[None]:
     """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk.
 
-    Where the machine chooses the precision, float32 is what all else is compared with.
+    Where the machine chooses the precision, float32 is what all else is compared with. The same holds for the model
+    that selects its windows, if there is one.
     """
     names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache", "dtype")
-    before = {name: getattr(model, name) for name in names if hasattr(model, name)}
-    if hasattr(model, "load_scorer") and before.get("dtype", "") is None:
-        model.dtype = "float32"
-    if "score_cache" in before:
-        model.score_cache = None
+    models = [model, *_selecting(model)]
+    before = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in models]
+    for each, own in zip(models, before, strict=True):
+        if hasattr(each, "load_scorer") and own.get("dtype", "") is None:
+            each.dtype = "float32"
+        if "score_cache" in own:
+            each.score_cache = None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             yield
     finally:
-        for name, value in before.items():
-            setattr(model, name, value)
+        for each, own in zip(models, before, strict=True):
+            for name, value in own.items():
+                setattr(each, name, value)
         forget_embeddings()  # those of other implementations of attention
+
+
+def _selecting(model: Any) -> list[Any]:
+    """The model that selects windows for this one, the one that does so for that, and so on."""
+    preselect = getattr(model, "preselect", None)
+    inner = getattr(getattr(preselect, "selector", preselect), "model", None)
+    return [] if inner is None else [inner, *_selecting(inner)]
 
 
 def _sample() -> pd.DataFrame:

@@ -70,7 +70,7 @@ class Preselection(ABC):
         """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Preselection:
-        # It never changes, and a copy would hold its models' weights twice.
+        # It never changes, and a copy would hold a bi-encoder's weights twice.
         return self
 
 
@@ -218,10 +218,7 @@ class KeyBlocks(Preselection):
         """See the base class."""
         spans = _spans(documents, self.blocks)
         chosen = self.selector.choose(queries, documents, spans)
-        shorter = [
-            document if len(own) == len(all_) else document.only(own)
-            for document, own, all_ in zip(documents, chosen, spans, strict=True)
-        ]
+        shorter = [document.only(own) for document, own in zip(documents, chosen, strict=True)]
         return list(zip(shorter, _spans(shorter, windows), strict=True))
 
     def identity(self) -> dict[str, Any]:

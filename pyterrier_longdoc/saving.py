@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from .backbones import Backbone
 from .checkpoint import ADAPTER_FILE, Adapter, load_pretrained, read_config, save_pretrained
 from .low_rank import compress, fingerprint, restore
 from .scorer import LongDocScorer
+from .selectors import FOLDER as PRESELECT
 from .selectors import preselection_from_config
 from .weights import Weights
 from .windows import windows_from_config, windows_to_config
@@ -31,7 +33,9 @@ def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: 
     parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
     if model.windows is not None:
         parameters["windows"] = windows_to_config(model.windows)
-    if model.preselect is not None:
+    if model.preselect is None:
+        shutil.rmtree(Path(folder) / PRESELECT, ignore_errors=True)  # of a model that was here before
+    else:
         parameters["preselect"] = model.preselect.to_config(Path(folder))
     training = None
     if weights.history:

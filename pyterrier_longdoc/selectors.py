@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
+import warnings
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from .checks import check_given
+from .frames import TruncationWarning
 from .preselection import FirstK, KeyBlocks, Preselection, WindowSelector
 from .texts import Span, TokenizedText
 from .windows import windows_from_config, windows_to_config
@@ -162,7 +166,8 @@ class BM25Windows(WindowSelector):
 class ModelWindows(WindowSelector):
     """Base of the selectors that score a window with a model, as if it were a document of its own.
 
-    All windows of many documents are scored together, each distinct one once.
+    All windows of many documents are scored together, each distinct one once. In half precision windows that are as
+    good as equal may be told apart by rounding, which depends on the batch: give the model `dtype="float32"`.
     """
 
     model: Any
@@ -174,7 +179,15 @@ class ModelWindows(WindowSelector):
         texts = []
         for document, own in zip(documents, spans, strict=True):
             texts += [document.text[start:end] for start, end in map(document.characters, own)]
-        scores, _, _ = self.model._score(asked, texts, None)
+        # Weights that were loaded in the caller's inference mode could not be trained afterwards.
+        with torch.inference_mode(False):
+            scores, _, coverage = self.model._score(asked, texts, None)
+        if coverage.is_cut:
+            warnings.warn(
+                f"{self.model!r}, which selects windows, did not read all of them: {coverage.losses()}",
+                TruncationWarning,
+                stacklevel=2,
+            )
         return np.split(np.round(scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
 
     def identity(self) -> dict[str, Any]:
@@ -246,6 +259,10 @@ class CrossEncoderWindows(ModelWindows):
             raise ValueError(
                 f"{type(self.model).__name__} scores by more than query and text: it cannot select windows"
             )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CrossEncoderWindows:
+        # Its model can be trained.
+        return replace(self, model=copy.deepcopy(self.model, memo))
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         """See the base class; the model is saved below the folder."""

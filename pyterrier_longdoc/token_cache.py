@@ -48,7 +48,10 @@ class TokenCache:
         """As `texts.tokenize`; equal texts share one result."""
         remembers = self._forget_if_changed(tokenizer)
         hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
-        found = {text: self._recall(text, (lead, content), offsets) for text, content in hashes.items()}
+        found = {
+            text: self._recall(text, (lead, content), offsets) if remembers else None
+            for text, content in hashes.items()
+        }
         new = [text for text, tokens in found.items() if tokens is None]
         made = dict(zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True))
         if remembers:
@@ -80,7 +83,8 @@ def tokenizer_settings(tokenizer: Any) -> tuple[Any, ...]:
     if backend is None:
         return ()
     steps = (backend.normalizer, backend.pre_tokenizer)
-    return (backend.get_vocab_size(), *(None if step is None else step.__getstate__() for step in steps))
+    added = tuple(sorted((number, str(token)) for number, token in backend.get_added_tokens_decoder().items()))
+    return (added, backend.encode_special_tokens, *(None if step is None else step.__getstate__() for step in steps))
 
 
 def same_tokens(tokenizer: Any, other: Any) -> bool:

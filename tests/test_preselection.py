@@ -355,3 +355,49 @@ def test_max_windows_apply_before(cross_encoder):
     spans = model(frame("red fish", LONG))["window_spans"][0]
     everything = ld.MaxP(cross_encoder, explain=True, **SLIDING)(frame("red fish", LONG))["window_spans"][0]
     assert spans == everything[:2]
+
+
+# Models that select.
+
+
+def test_a_selecting_model_can_be_trained_after_use(cross_encoder, results):
+    inner = ld.FirstP(cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-3}))
+    model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
+    before = model(results)["score"].to_numpy()
+    judged = results.groupby("qid").head(1)[["qid", "docno"]].assign(label=1)
+    inner.fit(results, judged)
+    other = copy.deepcopy(model)
+    assert other.preselect.model is not inner
+    np.testing.assert_allclose(model(results)["score"], other(results)["score"], rtol=1e-5)
+    assert len(before) == len(results)
+
+
+def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
+    inner = ld.FirstP(cross_encoder, windows=ld.Truncate(size=3))
+    model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
+    with pytest.warns(ld.TruncationWarning, match="which selects windows, did not read all"):
+        model(results)
+
+
+def test_key_blocks_never_read_what_the_blocks_leave_out(cross_encoder, results):
+    blocks = ld.GreedyChunks(size=2, max_windows=3)
+    model = ld.FirstP(cross_encoder, preselect=ld.KeyBlocks(ld.FirstK(3), blocks))
+    model(results)
+    assert model.coverage.tokens_read <= 6 * len(results)
+
+
+def test_saving_without_a_selector_leaves_none_behind(cross_encoder, tmp_path):
+    inner = ld.FirstP(cross_encoder)
+    ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner)).save(tmp_path)
+    assert (tmp_path / "preselect").is_dir()
+    ld.MaxP(cross_encoder, window_size=10, stride=10).save(tmp_path)
+    assert not (tmp_path / "preselect").exists()
+
+
+def test_check_invariance_looks_at_the_selecting_model_too(cross_encoder, results, tmp_path):
+    inner = ld.FirstP(cross_encoder, score_cache=tmp_path / "inner.sqlite")
+    model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
+    table = ld.check_invariance(model, results, dtypes=(), verbose=False)
+    assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
+    assert not (tmp_path / "inner.sqlite").exists()
+    assert inner.score_cache == tmp_path / "inner.sqlite"

@@ -277,3 +277,15 @@ def test_weights_of_which_no_change_is_recorded(cross_encoder, results):
         model = ld.MaxP(cross_encoder, backend="openvino", **SLIDING)
         with pytest.raises(RuntimeError, match="load the model outside of it"):
             model(results)
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.frames.TruncationWarning")
+def test_check_invariance_leaves_out_what_a_back_end_does_not_have(cross_encoder, results):
+    need("onnx")
+    table = ld.check_invariance(ld.MaxP(cross_encoder, backend="onnx", **SLIDING), results, verbose=False)
+    table = table.set_index("check")
+    assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
+    assert table.loc["batch size 1", "passed"]
+    for left_out in ("attention eager", "attention sdpa", "dtype bfloat16"):
+        assert table.loc[left_out, "passed"] is None
+        assert "onnx" in table.loc[left_out, "note"]
