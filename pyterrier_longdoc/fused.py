@@ -16,14 +16,12 @@ import pyterrier as pt
 import torch
 
 from .base import LongDocReranker
-from .devices import dtype_name
 from .frames import rerank
 from .heads import registered_heads
 from .microbatches import encode_distinct
 from .presentation import HELP_URL
 from .reports import Coverage, Explanation, check_finite
-from .scorer import BLOCK_CHARACTERS, BLOCK_PAIRS, LongDocScorer, of_documents
-from .texts import blocks, share_out
+from .scorer import LongDocScorer, of_documents
 from .token_cache import same_tokens
 from .weights import Weights
 
@@ -234,21 +232,12 @@ def score_together(
         FloatingPointError: if a score is not finite.
     """
     first = scorers[0]
-    first.encoder.take_counts()
     scores = np.full((len(scorers), len(texts)), np.nan)
-    distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-    for scorer in scorers:
-        scorer.coverage = Coverage(dtype=dtype_name(dtype))
-        query_ids = scorer._query_ids(list(distinct), count=True)
-    asked, of_row = list(distinct), [distinct[query] for query in queries]
+    query_ids, *_ = [scorer.begin(queries, dtype) for scorer in scorers]
     offsets = any(scorer.windows.needs_text for scorer in scorers)
-    for block in blocks(of_row, texts, characters=BLOCK_CHARACTERS, pairs=BLOCK_PAIRS):
-        documents = first._tokenize(block.texts, offsets=offsets)
-        of_pairs = [query_ids[query] for query, _ in block.pairs]
-        read = [documents[text] for _, text in block.pairs]
-        cuts = [scorer.cut(of_pairs, read, [asked[query] for query, _ in block.pairs]) for scorer in scorers]
-        report = share_out(on_rows, sum(map(len, block.rows)))
-        vectors = _vectors(first, of_pairs, [windows for windows, _ in cuts], dtype, report)
+    for block, documents, pairs, report in first.walk(queries, query_ids, texts, on_rows, offsets=offsets):
+        cuts = [scorer.cut(*pairs) for scorer in scorers]
+        vectors = _vectors(first, pairs[0], [windows for windows, _ in cuts], dtype, report)
         counts = first.encoder.take_counts()
         for number, (scorer, own, (windows, read_of)) in enumerate(zip(scorers, vectors, cuts, strict=True)):
             with scorer._evaluation():

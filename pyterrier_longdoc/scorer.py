@@ -31,6 +31,9 @@ BLOCK_PAIRS = 4096
 TOKEN_BLOCK_CHARACTERS = 150_000
 """The same for heads that look at tokens, whose matches take `channels * 32` numbers for each token."""
 
+Pairs = tuple[list[np.ndarray], list[TokenizedText], list[str]]
+"""Of B (query, document) pairs the queries' token ids, the documents, and the queries."""
+
 
 class LongDocScorer(nn.Module):
     """Scores (query, text) pairs: text, windows, encoder, head.
@@ -264,26 +267,50 @@ class LongDocScorer(nn.Module):
         offsets: bool = False,
     ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[Cut]]]:
         """Encodes a run block by block, in evaluation mode; queries are numbered in order of appearance."""
-        self.coverage = Coverage(dtype=dtype_name(dtype))
-        self.encoder.take_counts()
-        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-        asked = list(distinct)
-        query_ids = self._query_ids(asked, count=True)
-        of_row = [distinct[query] for query in queries]
-        for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
-            documents = self._tokenize(block.texts, offsets=offsets)
-            pair_queries = [query_ids[query] for query, _ in block.pairs]
-            pair_documents = [documents[text] for _, text in block.pairs]
-            report = share_out(on_rows, sum(map(len, block.rows)))
+        query_ids = self.begin(queries, dtype)
+        for block, documents, pairs, report in self.walk(queries, query_ids, texts, on_rows, offsets=offsets):
             with (
                 self._evaluation(),
                 torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
             ):
-                encoded, cuts = self._encode(
-                    pair_queries, pair_documents, [asked[query] for query, _ in block.pairs], report
-                )
+                encoded, cuts = self._encode(*pairs, report)
             self.coverage.add_encoded(*self.encoder.take_counts())
             yield block, encoded, documents, cuts
+
+    def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
+        """Starts the coverage of a run anew; returns the token ids of its distinct queries, in order of appearance."""
+        self.coverage = Coverage(dtype=dtype_name(dtype))
+        self.encoder.take_counts()
+        return self._query_ids(list(dict.fromkeys(queries)), count=True)
+
+    def walk(
+        self,
+        queries: Sequence[str],
+        query_ids: Sequence[np.ndarray],
+        texts: Sequence[str],
+        on_rows: Callable[[int], None] | None,
+        *,
+        offsets: bool,
+    ) -> Iterator[tuple[Block, list[TokenizedText], Pairs, Callable[[float], None] | None]]:
+        """The blocks of a run: each with its tokenised texts, its pairs, and what to call with shares of its work.
+
+        Args:
+            queries: R queries.
+            query_ids: token ids of the distinct ones, in order of appearance.
+            texts: R texts.
+            on_rows: called with the number of rows that are done.
+            offsets: also keep the character offsets of the texts' tokens.
+        """
+        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
+        asked, of_row = list(distinct), [distinct[query] for query in queries]
+        for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
+            documents = self._tokenize(block.texts, offsets=offsets)
+            pairs = (
+                [query_ids[query] for query, _ in block.pairs],
+                [documents[text] for _, text in block.pairs],
+                [asked[query] for query, _ in block.pairs],
+            )
+            yield block, documents, pairs, share_out(on_rows, sum(map(len, block.rows)))
 
     def _block_characters(self) -> int:
         return TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else BLOCK_CHARACTERS
