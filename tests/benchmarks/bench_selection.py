@@ -85,7 +85,7 @@ def load(name: str, device: str | None) -> Any:
 
 def timed(model: Any, found: Any, rounds: int, *, indexed: bool) -> tuple[Any, float]:
     """The reranked frame, and the seconds of the fastest round."""
-    from pyterrier_longdoc.embeddings import forget_embeddings
+    from pyterrier_longdoc.caches import forget_embeddings
 
     model.transform(found.head(1))  # loads everything
     if indexed:

@@ -7,8 +7,8 @@ BM25's top documents of each topic are reranked by the packaged MaxP, written as
 sides load, over windows of 150 words, one every 75. The CrossEncoder (`st...`) gets the texts of the same windows, cut
 beforehand and free of charge, and the best score of each document is taken; `tokens that differ` is the share of
 windows that are other tokens when read alone. MaxP is timed from the frame of texts to the frame of scores, with
-nothing remembered from earlier rounds. Settings take turns, round by round; figures are those of each one's best
-round. Agreement is with the CrossEncoder in fp32: Kendall's tau (mean over topics) and the difference in nDCG@10.
+nothing remembered from earlier rounds. A first round exports and compiles; then settings take turns, round by round.
+Figures are those of each one's best round, the first included. Agreement is with the CrossEncoder in fp32: Kendall's tau (mean over topics) and the difference in nDCG@10.
 
 `st` is the CrossEncoder's default (torch, fp32, 32 pairs in a batch). `st-openvino` is its own OpenVINO back end and
 needs optimum-intel; `st-export` is for where that cannot be installed: the CrossEncoder as it is, its encoder replaced
@@ -39,7 +39,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.backbones import load_backbone
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.devices import fastest_dtype
-from pyterrier_longdoc.experiment.efficiency import forget_embeddings
+from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.runtimes import BackboneRuntime
 from pyterrier_longdoc.texts import tokenize
 
@@ -231,13 +231,13 @@ def collection(args: argparse.Namespace) -> tuple[pd.DataFrame, pd.DataFrame]:
 def build(
     args: argparse.Namespace, folder: str, frame: pd.DataFrame, cut: list[list[str]], query: int
 ) -> list[Setting]:
-    """The settings that can be made here, each after a first round that exports, compiles and warms up."""
+    """The settings that can be made here, each after a first round, in which it exports and compiles."""
     settings = []
     for name in args.settings:
         start = time.perf_counter()
         try:
             made = ours(name, folder, frame, query) if name in OURS else peer(name, folder, frame, cut, args)
-            made.score()
+            run([made], 1)
         except Exception as error:
             # sentence-transformers raises a plain Exception where optimum is missing.
             if not isinstance(error, ImportError) and "requires installing Optimum" not in str(error):
