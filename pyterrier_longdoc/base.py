@@ -1,11 +1,9 @@
-"""The base of all cross-encoding rerankers: score, fit, save and load."""
+"""The base of all cross-encoding rerankers: score and fit."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -24,7 +22,7 @@ from .preselection import Preselection, check_preselection
 from .presentation import WithBackbone
 from .reports import Coverage, Explanation
 from .runtimes import check_backend, check_last_layer, default_device, default_dtype
-from .saving import load_reranker, save_reranker
+from .saving import WithCheckpoints
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
 from .training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
@@ -37,7 +35,7 @@ class UntrainedWarning(UserWarning):
 
 
 @dataclass(eq=False, repr=False)
-class LongDocReranker(WithBackbone, pt.Estimator):
+class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
@@ -308,61 +306,6 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         if not self._load_weights().adopt(other._load_weights()):
             raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone")
         return self
-
-    # Saving.
-
-    def save(self, folder: str | Path) -> None:
-        """Writes the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
-
-        Args:
-            folder: made if need be; `load` restores the model from it.
-
-        Raises:
-            ValueError: for a backbone with remote code, whose code would be missing from the folder.
-        """
-        if self.trust_remote_code:
-            raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
-        self._check()
-        save_reranker(self, self._load_weights(), folder)
-
-    @classmethod
-    def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
-        """Restores a model that `save` or `push_to_hub` wrote.
-
-        Args:
-            name: a folder, or a model on the Hugging Face hub.
-            revision: branch, tag or commit on the hub.
-            **parameters: constructor arguments to change, e.g. `device="cpu"`.
-
-        Returns:
-            A transformer of this class, or of a subclass that is not this package's own; `LongDocReranker.load`
-            restores any class.
-
-        Raises:
-            ValueError: if that is not a model saved by this package, or one of another class.
-        """
-        for module in (".rerankers", ".longp"):
-            importlib.import_module(module, __package__)  # so that the classes are known below
-        return load_reranker(cls, LongDocReranker, name, revision=revision, parameters=parameters)
-
-    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
-        """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
-
-        Args:
-            repo_id: `user/name`; made if need be.
-            private: make it private.
-            commit_message: of the upload.
-
-        Returns:
-            The model's address.
-        """
-        import huggingface_hub
-
-        api = huggingface_hub.HfApi()
-        with tempfile.TemporaryDirectory() as folder:
-            self.save(folder)
-            api.create_repo(repo_id, private=private, exist_ok=True)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
     @property
     def history(self) -> pd.DataFrame:

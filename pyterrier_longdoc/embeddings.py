@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import weakref
 
+from torch import nn
+
 from .backbones import Backbone, load_backbone
 from .caches import EmbeddingCache
+from .changes import WeightsWatch
 from .embedding_settings import EmbeddingSettings, embedding_settings
 from .packaged import encoder_folder
 from .token_cache import TokenCache
 
 
 class SharedEncoder:
-    """A loaded encoder, whose weights never change, with its remembered embeddings and tokens.
+    """A loaded encoder, which this package never trains, with its remembered embeddings and tokens.
 
     Args:
         backbone: the loaded encoder.
@@ -24,6 +27,16 @@ class SharedEncoder:
         self.settings = settings
         self.cache = EmbeddingCache()
         self.tokens = TokenCache()
+        self._weights = WeightsWatch()
+
+    def begin(self, encoder: nn.Module) -> None:
+        """At the start of a run: forgets the embeddings if someone has changed the weights.
+
+        Args:
+            encoder: what makes embeddings of this encoder's states.
+        """
+        if self._weights.changed(encoder, contents=True):
+            self.cache.clear()
 
 
 _LOADED: weakref.WeakValueDictionary[tuple[str, bool], SharedEncoder] = weakref.WeakValueDictionary()

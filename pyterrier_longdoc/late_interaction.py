@@ -147,6 +147,11 @@ class LateInteractionScorer(LongDocScorer):
             limits.append(self._interaction_length - _SPECIALS - max_query_len - 2 * layout.specials)
         return min(limits, default=None)
 
+    def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
+        """See the base class."""
+        self.states.begin(self.encoder, self.interaction.project)
+        return super().begin(queries, dtype)
+
     def _block_characters(self) -> int:
         return TOKEN_BLOCK_CHARACTERS
 

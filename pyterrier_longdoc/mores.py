@@ -124,6 +124,11 @@ class MoresScorer(LongDocScorer):
         room = self._max_length - self._text_layout.specials
         return room if max_query_len <= room else room - max_query_len
 
+    def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
+        """See the base class."""
+        self.states.begin(self.encoder, nn.Identity())
+        return super().begin(queries, dtype)
+
     def _block_characters(self) -> int:
         return TOKEN_BLOCK_CHARACTERS
 

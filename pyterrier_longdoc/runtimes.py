@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from .architectures import quiet
+from .changes import WeightsWatch
 from .devices import dtype_name
 from .extras import import_extra
 from .frames import check_choice
@@ -96,7 +97,8 @@ def default_dtype(backend: str) -> str | None:
 class BackboneRuntime:
     """Computes a backbone by a back end, whose form of it is made when it is first needed.
 
-    It is made anew once the weights have changed, and is neither copied nor pickled with the model.
+    It is made anew once the weights have changed, and is neither copied nor pickled with the model. An export holds a
+    copy of the weights: whoever scores calls `begin` first, so that no change of them goes unnoticed.
 
     Args:
         backend: one of `BACKENDS`.
@@ -105,10 +107,10 @@ class BackboneRuntime:
     def __init__(self, backend: str = "torch") -> None:
         self._backend = backend
         self._made: dict[Hashable, Runtime] = {}
-        self._weights: Hashable = None
+        self._weights = WeightsWatch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_backend": self._backend, "_made": {}, "_weights": None}
+        return {"_backend": self._backend, "_made": {}, "_weights": WeightsWatch()}
 
     @property
     def backend(self) -> str:
@@ -136,6 +138,15 @@ class BackboneRuntime:
         self._forget()
         self._backend = backend
 
+    def begin(self, backbone: Any) -> None:
+        """At the start of a run: forgets the exports if the backbone's weights are no longer those that they hold.
+
+        Raises:
+            RuntimeError: if the weights were loaded within `torch.inference_mode()`.
+        """
+        if self._made:
+            self._forget_if_changed(backbone, contents=True)
+
     def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
         """The backbone's last hidden state `(V, T, H)`; in training, and where gradients are on, torch's own.
 
@@ -153,10 +164,8 @@ class BackboneRuntime:
             return backbone(**inputs).last_hidden_state
         if self._backend == "torch":
             return backbone(**inputs).last_hidden_state
-        weights = _versions(backbone)
-        if weights != self._weights:
-            self._forget()
-            self._weights = weights
+        # Runs, at whose start `begin` has read all weights, score in inference mode.
+        self._forget_if_changed(backbone, contents=not torch.is_inference_mode_enabled())
         given = {name: value for name, value in inputs.items() if value is not None}
         if self._backend != "compile":
             # One form for all passes: with a mask, whether there is padding or not, and always in the same order.
@@ -181,9 +190,19 @@ class BackboneRuntime:
             _check(runtime, backbone, names, self._backend, _INT8_TOLERANCE if int8 else _TOLERANCE[dtype])
         return runtime
 
+    def _forget_if_changed(self, backbone: Any, *, contents: bool) -> None:
+        if any(tensor.is_inference() for tensor in (*backbone.parameters(), *backbone.buffers())):
+            raise RuntimeError(
+                "these weights were loaded within torch.inference_mode(), where torch does not record whether they "
+                "change: load the model outside of it, or use backend='torch'"
+            )
+        # What is compiled reads the weights in every pass.
+        if self._weights.changed(backbone, contents=contents and self._backend != "compile"):
+            self._made.clear()
+
     def _forget(self) -> None:
         self._made.clear()
-        self._weights = None
+        self._weights.forget()
 
 
 class _ByPosition(nn.Module):
@@ -204,17 +223,6 @@ class _ByPosition(nn.Module):
         """`(V, T)` inputs, as many as there are names, to `(V, T, H)` states."""
         tensors = [tensor for tensor in (first, second, third, fourth) if tensor is not None]
         return self.backbone(**dict(zip(self.names, tensors, strict=True))).last_hidden_state
-
-
-def _versions(backbone: Any) -> tuple[tuple[int, int], ...]:
-    """What changes with the weights."""
-    tensors = [*backbone.parameters(), *backbone.buffers()]
-    if any(tensor.is_inference() for tensor in tensors):
-        raise RuntimeError(
-            "these weights were loaded within torch.inference_mode(), where torch does not record whether they change: "
-            "load the model outside of it, or use backend='torch'"
-        )
-    return tuple((id(tensor), tensor._version) for tensor in tensors)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,64 @@ from .selectors import FOLDER as PRESELECT
 from .selectors import preselection_from_config
 from .weights import Weights
 from .windows import windows_from_config, windows_to_config
+
+
+class WithCheckpoints:
+    """How rerankers are saved and loaded."""
+
+    def save(self: Any, folder: str | Path) -> None:
+        """Writes the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
+
+        Args:
+            folder: made if need be; `load` restores the model from it.
+
+        Raises:
+            ValueError: for a backbone with remote code, whose code would be missing from the folder.
+        """
+        if self.trust_remote_code:
+            raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
+        self._check()
+        save_reranker(self, self._load_weights(), folder)
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
+        """Restores a model that `save` or `push_to_hub` wrote.
+
+        Args:
+            name: a folder, or a model on the Hugging Face hub.
+            revision: branch, tag or commit on the hub.
+            **parameters: constructor arguments to change, e.g. `device="cpu"`.
+
+        Returns:
+            A transformer of this class, or of a subclass that is not this package's own; `LongDocReranker.load`
+            restores any class.
+
+        Raises:
+            ValueError: if that is not a model saved by this package, or one of another class.
+        """
+        from . import longp, rerankers  # noqa: F401 - so that the classes are known
+        from .base import LongDocReranker  # which imports this module
+
+        return load_reranker(cls, LongDocReranker, name, revision=revision, parameters=parameters)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
+        """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
+
+        Args:
+            repo_id: `user/name`; made if need be.
+            private: make it private.
+            commit_message: of the upload.
+
+        Returns:
+            The model's address.
+        """
+        import huggingface_hub
+
+        api = huggingface_hub.HfApi()
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(folder)
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
 
 def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: Adapter | None = None) -> None:

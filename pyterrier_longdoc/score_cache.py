@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from .biencoder import BiEncoder, BiEncoderScorer
+from .biencoder import BiEncoder
+from .biencoder_scorer import BiEncoderScorer
 from .devices import resolve_dtype
 from .reports import Coverage, Reading, check_finite
 from .scorer import LongDocScorer
+from .token_cache import as_json
 from .weights import Weights
 from .windows import windows_to_config
 
@@ -127,7 +129,13 @@ def model_fingerprint(model: Any) -> bytes:
 
 def _digest(settings: dict[str, Any], scorer: LongDocScorer | BiEncoderScorer) -> bytes:
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=32)
-    digest.update(scorer.tokenizer.backend_tokenizer.to_str().encode())
+    tokenizer = as_json(scorer.tokenizer)
+    if tokenizer is None:
+        raise ValueError(
+            "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which it "
+            "cannot be told whether it stays the same: leave score_cache out"
+        )
+    digest.update(tokenizer.encode())
     for name, value in sorted(scorer.state_dict().items()):
         digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
         digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

@@ -281,6 +281,7 @@ class LongDocScorer(nn.Module):
         """Starts the coverage of a run anew; returns the token ids of its distinct queries, in order of appearance."""
         self.coverage = Coverage(dtype=dtype_name(dtype))
         self.encoder.take_counts()
+        self.encoder.runtime.begin(self.encoder.backbone)
         return self._query_ids(list(dict.fromkeys(queries)), count=True)
 
     def walk(

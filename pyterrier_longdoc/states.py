@@ -5,7 +5,7 @@ Shapes: V texts, T tokens of one text, H hidden size of the encoder, E width of 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,16 @@ from torch import nn
 
 from .batching import PairLayout
 from .caches import EmbeddingCache
+from .changes import WeightsWatch
 from .encoder import WindowEncoder
 from .microbatches import micro_batches
 
 
 class StateEncoder:
     """Encodes token sequences; in inference each distinct one once, as long as it is remembered.
+
+    States are worth nothing after the weights that made them have been trained or loaded: whoever scores calls `begin`
+    first, so that no such change goes unnoticed.
 
     Args:
         max_bytes: most memory for remembered states; the least recently used ones go first. None for the bound of
@@ -28,13 +32,22 @@ class StateEncoder:
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self.cache = EmbeddingCache() if max_bytes is None else EmbeddingCache(max_bytes)
-        self._weights: Hashable = None
+        self._weights = WeightsWatch()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateEncoder:
         return StateEncoder(self.cache.max_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StateEncoder, (self.cache.max_bytes,)
+
+    def begin(self, encoder: WindowEncoder, project: nn.Module) -> None:
+        """At the start of a run: forgets the states that other weights have made.
+
+        Args:
+            encoder: see `__call__`.
+            project: the same.
+        """
+        self._forget_if_changed(encoder, project, contents=True)
 
     def __call__(
         self, encoder: WindowEncoder, project: nn.Module, sequences: Sequence[np.ndarray], layout: PairLayout
@@ -55,11 +68,12 @@ class StateEncoder:
         distinct = dict(zip(keys, sequences, strict=True))
         device = next(encoder.parameters()).device
         if torch.is_grad_enabled():
-            self._weights = None  # training follows, and fused optimisers leave no trace in the versions of tensors
+            self._weights.forget()  # training follows
             states = dict(zip(distinct, self._encode(encoder, project, list(distinct.values()), layout), strict=True))
             return [states[key] for key in keys]
-        setting = (layout, _precision(device))
-        self._forget_if_changed(encoder, project)
+        setting = (layout, _precision(device), encoder.training)
+        # Runs, at whose start `begin` has read all weights, score in inference mode.
+        self._forget_if_changed(encoder, project, contents=not torch.is_inference_mode_enabled())
         known = {key: kept for key in distinct if (kept := self.cache.get((setting, key))) is not None}
         states = {key: torch.from_numpy(kept).to(device) for key, kept in known.items()}
         new = [key for key in distinct if key not in states]
@@ -81,16 +95,9 @@ class StateEncoder:
             made |= zip(part, (project(states).float() for states in encoder.token_states(batch)), strict=True)
         return [made[i] for i in range(len(sequences))]
 
-    def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module) -> None:
-        """States are worth nothing after the weights that made them have been trained or loaded."""
-        parameters = [*encoder.parameters(), *project.parameters()]
-        if any(p.is_inference() for p in parameters):
-            self.cache.clear()  # made within torch.inference_mode(): whether they changed is not recorded
-            return
-        weights = (encoder.training, tuple((id(p), p._version) for p in parameters))
-        if weights != self._weights:
+    def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module, *, contents: bool) -> None:
+        if self._weights.changed(encoder, project, contents=contents):
             self.cache.clear()
-            self._weights = weights
 
 
 def _precision(device: torch.device) -> tuple[Any, ...]:

@@ -298,7 +298,20 @@ def test_batches_do_not_matter(limits, tmp_path_factory):
 def test_blocks_do_not_matter(own, monkeypatch):
     inp = frame(["old dog", "snow"], ["the cat", LONG, "", "a", LONG[:90]])
     expected = scores(ld.BiEncoder(own, **SMALL), inp)
-    monkeypatch.setattr(ld.biencoder, "BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("pyterrier_longdoc.biencoder_scorer.BLOCK_CHARACTERS", 1)
     model = ld.BiEncoder(own, **SMALL)
     np.testing.assert_allclose(scores(model, inp), expected, atol=1e-5)
     assert (model.coverage.documents, model.coverage.queries) == (5, 2)
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])
+def test_embeddings_of_other_weights_are_forgotten(write, own):
+    """Also where torch does not count the writes."""
+    inp = frame(["old dog", "snow"], ["the cat", LONG])
+    model = ld.BiEncoder(own, **SMALL)
+    before, encoder = scores(model, inp), model.load_scorer().encoder.backbone
+    write(encoder.encoder.layer[1].output.dense.weight)
+    after = scores(model, inp)
+    assert np.abs(after - before).max() > 0.01
+    model.load_scorer().cache.clear()
+    np.testing.assert_array_equal(scores(model, inp), after)

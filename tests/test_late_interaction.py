@@ -209,6 +209,24 @@ def test_weights_whose_changes_leave_no_trace(cross_encoder):
     np.testing.assert_allclose(after, fresh, **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
+@pytest.mark.parametrize("forward", [False, True])
+def test_writes_that_torch_does_not_count(name, forward, cross_encoder):
+    pair = ["old dog"], [LONG]
+    scorer = make(name, cross_encoder).load_scorer()
+
+    def score(model) -> np.ndarray:
+        with torch.no_grad():
+            return np.asarray(model(*pair)) if forward else model.score(*pair)
+
+    before = score(scorer)
+    for parameter in scorer.encoder.parameters():
+        parameter.data.mul_(1.1)
+    after = score(scorer)
+    assert not np.isclose(before, after, **CLOSE).any()
+    np.testing.assert_allclose(after, score(copy.deepcopy(scorer)), **CLOSE)
+
+
 def test_precisions_are_remembered_apart(scorer):
     pair = ["old dog"], [LONG]
     exact = scorer.score(*pair)

@@ -52,6 +52,20 @@ def exports(monkeypatch) -> list[str]:
     return made
 
 
+@pytest.fixture
+def copied(monkeypatch) -> list[str]:
+    """Exports that need no library: copies of the backbone; their back ends."""
+    made = []
+
+    def export(model, example, dtype):
+        made.append("openvino")
+        copied = copy.deepcopy(model.backbone)
+        return lambda inputs: copied(**inputs).last_hidden_state
+
+    monkeypatch.setattr(runtimes, "_openvino", export)
+    return made
+
+
 def scores(model, results) -> np.ndarray:
     return model(results)["score"].to_numpy()
 
@@ -146,9 +160,54 @@ def test_compiled(cross_encoder, results):
     with torch.no_grad():
         model.load_scorer().encoder.backbone.get_input_embeddings().weight.mul_(0.5)
     np.testing.assert_allclose(scores(model, results), torch_scores(model, results), **CLOSE)
+    # Weights are shared, so that no write needs to be noticed.
+    model.load_scorer().encoder.backbone.get_input_embeddings().weight.data.mul_(2)
+    np.testing.assert_allclose(scores(model, results), torch_scores(model, results), **CLOSE)
 
 
 # Never stale.
+
+
+def dense(backbone) -> torch.Tensor:
+    """Some weights within a backbone."""
+    return backbone.encoder.layer[1].output.dense.weight
+
+
+def exchange(backbone) -> None:
+    dense(backbone).data = dense(backbone).data.flip(0)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda backbone: dense(backbone).data.mul_(2),
+        lambda backbone: dense(backbone).data.neg_(),
+        lambda backbone: dense(backbone).data[:2].copy_(dense(backbone).data[:2].flip(0)),
+        exchange,
+        lambda backbone: backbone.load_state_dict({k: v * 1.1 for k, v in backbone.state_dict().items()}, strict=False),
+    ],
+)
+@pytest.mark.parametrize("run", ["transform", "score", "forward"])
+def test_writes_that_torch_does_not_count(write, run, cross_encoder, results, copied):
+    model = ld.MaxP(cross_encoder, backend="openvino", **SLIDING)
+    scorer = model.load_scorer()
+    pairs = results["query"].tolist(), results["text"].fillna("").tolist()
+
+    def values() -> np.ndarray:
+        if run == "transform":
+            return scores(model, results)
+        with torch.no_grad():
+            return np.asarray(scorer.score(*pairs) if run == "score" else scorer(*pairs))
+
+    before = values()
+    for _ in range(2):
+        values()
+    assert copied == ["openvino"]
+    write(scorer.encoder.backbone)
+    after = values()
+    assert copied == ["openvino"] * 2
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, torch_scores(model, results), **CLOSE)
 
 
 def test_an_export_serves_until_the_weights_change(cross_encoder, results, exports):

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tokenizers import normalizers
+from tokenizers import normalizers, pre_tokenizers
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import token_cache
@@ -130,6 +130,60 @@ def test_nothing_random_is_remembered(monkeypatch, seen):
     made = {tuple(cache(tokenizer, ["abab"])[0].ids.tolist()) for _ in range(40)}
     assert len(made) > 1
     assert seen["abab"] == 40
+
+
+class Letters:
+    """A step of a tokenizer that is written in Python, as RoFormer's is: every `size` letters are a word."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def pre_tokenize(self, text) -> None:
+        text.split(lambda _, word: [word[i : i + self.size] for i in range(0, len(str(word)), self.size)])
+
+
+def in_python(tokenizer, step=None):
+    """The tokenizer, its words found by Python code."""
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(step or Letters(1))
+    return tokenizer
+
+
+def test_nothing_is_remembered_of_a_tokenizer_in_python(seen):
+    step, cache = Letters(1), TokenCache()
+    tokenizer = in_python(tiny.tokenizer(), step)
+    for offsets in (False, True):
+        assert_same(cache(tokenizer, TEXTS, offsets=offsets), tokenize(tokenizer, TEXTS, offsets=offsets))
+    before = cache(tokenizer, ["cat"])[0].ids.tolist()
+    step.size = 3  # which nobody can see from outside
+    assert len(cache(tokenizer, ["cat"])[0]) == 1 < len(before)
+    assert seen == {**dict.fromkeys(TEXTS, 2), "cat": 2}
+    assert not len(cache.cache)
+
+
+def test_a_step_in_python_forgets_what_was_remembered():
+    tokenizer, cache = tiny.tokenizer(), TokenCache()
+    before = cache(tokenizer, TEXTS)
+    assert_same(cache(in_python(tokenizer), TEXTS), tokenize(tokenizer, TEXTS))
+    assert len(cache(tokenizer, TEXTS)[0]) > len(before[0])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    assert_same(cache(tokenizer, TEXTS), before)
+
+
+def test_a_model_with_a_tokenizer_in_python(cross_encoder, results, tmp_path):
+    model = make("MaxP", cross_encoder)
+    in_python(model.load_scorer().tokenizer)
+    before = model(results)["score"]
+    assert model(results[::-1])["score"].sort_index().tolist() == pytest.approx(before.tolist(), abs=1e-5)
+    model.score_cache = tmp_path / "scores.sqlite"
+    with pytest.raises(ValueError, match=r"tokenizer is written in Python, .*: leave score_cache out"):
+        model(results)
+
+
+def test_same_tokens_of_tokenizers_in_python():
+    one, other = in_python(tiny.tokenizer()), in_python(tiny.tokenizer())
+    assert same_tokens(one, one)
+    assert not same_tokens(one, other)  # their code may differ
+    assert not same_tokens(tiny.tokenizer(), other)
 
 
 def test_same_tokens():
