@@ -86,7 +86,7 @@ def steps(
 def on_devices(
     scorer: LongDocScorer, parts: Iterable[Part], work: Callable[[LongDocScorer, Part], Result]
 ) -> Iterator[tuple[Part, Result]]:
-    """`work(scorer, part)` of each part of a run, in order, by the scorer or by a copy of it on a further device.
+    """`work(scorer, part)` of each part of a run, in order, by the scorer or, on several devices, by copies of it.
 
     Copies are made anew for every run of more than one part, so that they have the scorer's weights.
 
@@ -105,7 +105,9 @@ def on_devices(
         ahead = list(itertools.islice(parts, 2))
         parts = itertools.chain(ahead, parts)
         shared = (scorer.tokenizer, scorer.tokens, scorer.windows, scorer.preselect)
-        workers += [replica(scorer, device, shared) for device in scorer.devices[1:] if len(ahead) > 1]
+        if len(ahead) > 1:
+            # A copy also where the scorer is: the caller may use it in the meantime, and changes its modes.
+            workers = [replica(scorer, device, shared).eval() for device in scorer.devices]
     for part, (result, counts) in in_turn(workers, parts, counted):
         scorer.coverage.add_encoded(*counts)
         yield part, result

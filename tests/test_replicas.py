@@ -227,3 +227,17 @@ def test_saved_with_several_devices(cross_encoder, results, tmp_path):
     model = ld.MaxP(cross_encoder, device=TWO, **SLIDING)
     model.save(tmp_path / "model")
     np.testing.assert_allclose(ld.MaxP.load(tmp_path / "model")(results)["score"], model(results)["score"], rtol=1e-6)
+
+
+def test_the_model_itself_stays_in_its_mode(cross_encoder, results, one_by_one, monkeypatch):
+    model = make("MaxP", cross_encoder, device=TWO)
+    scorer = model.load_scorer().train()
+    used = []
+    encode = WindowEncoder._encode
+    monkeypatch.setattr(
+        WindowEncoder, "_encode", lambda self, *a: used.append((self, self.training)) or encode(self, *a)
+    )
+    model(results)
+    assert used
+    assert not any(training or encoder is scorer.encoder for encoder, training in used)
+    assert scorer.encoder.training
