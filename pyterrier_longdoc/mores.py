@@ -23,8 +23,9 @@ from .backbones import Backbone, Representation, check_folder, load_tokenizer
 from .batching import Encoded, PairLayout
 from .heads.base import Head
 from .reports import RawExplanation
-from .scorer import TOKEN_BLOCK_CHARACTERS, LongDocScorer
+from .scorer import LongDocScorer
 from .states import StateEncoder
+from .steps import TOKEN_BLOCK_CHARACTERS
 from .windows import Windows
 
 DEFAULT_BART = "facebook/bart-base"
@@ -129,7 +130,8 @@ class MoresScorer(LongDocScorer):
         self.states.begin(self.encoder, nn.Identity())
         return super().begin(queries, dtype)
 
-    def _block_characters(self) -> int:
+    def block_characters(self) -> int:
+        """See the base class."""
         return TOKEN_BLOCK_CHARACTERS
 
     def _encode_windows(
