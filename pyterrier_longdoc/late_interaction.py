@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from .backbones import Backbone, build_backbone, load_backbone
-from .batching import Encoded, PairLayout, to_dense
+from .batching import Encoded, PairLayout, of_documents
 from .heads.base import Head
 from .scorer import LongDocScorer
-from .states import StateEncoder
+from .states import StateEncoder, by_length
 from .steps import TOKEN_BLOCK_CHARACTERS
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .windows import Windows
@@ -166,12 +166,8 @@ class LateInteractionScorer(LongDocScorer):
         queries = self._states(query_ids, self._text_layout(self.max_query_len, first_segment_only=True))
         flat = [window for group in windows for window in group]
         texts = self._states(flat, self._text_layout(self.windows.largest))
-        doc = torch.repeat_interleave(
-            torch.arange(len(windows), device=self.device),
-            torch.tensor([len(group) for group in windows], device=self.device),
-        )
-        vectors = self._interact([queries[i] for i in doc.tolist()], texts, on_share)
-        return to_dense(vectors.float(), doc, len(windows))
+        asking = [query for query, group in zip(queries, windows, strict=True) for _ in group]
+        return of_documents(self._interact(asking, texts, on_share).float(), windows)
 
     def _text_layout(self, size: int | None, *, first_segment_only: bool = False) -> PairLayout:
         """`[CLS] [SEP] text [SEP]`: the layout for pairs with an empty query, as in Boytsov et al. 2025."""
@@ -186,16 +182,13 @@ class LateInteractionScorer(LongDocScorer):
     def _interact(
         self, queries: list[torch.Tensor], windows: list[torch.Tensor], on_share: Callable[[float], None] | None
     ) -> torch.Tensor:
-        """`(V, I)` vectors, made in batches of like length."""
+        """`(V, I)` vectors."""
         lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(queries, windows, strict=True)]
-        order = sorted(range(len(lengths)), key=lengths.__getitem__)
-        vectors = []
-        for rows in self.encoder.passes([lengths[i] for i in order], torch.tensor(order)):
-            chosen = rows.tolist()
-            vectors.append(self.interaction([queries[i] for i in chosen], [windows[i] for i in chosen]))
-            if on_share is not None:
-                on_share(len(chosen) / len(order))
-        return torch.cat(vectors)[torch.tensor(order, device=self.device).argsort()]
+
+        def interact(chosen: list[int]) -> torch.Tensor:
+            return self.interaction([queries[i] for i in chosen], [windows[i] for i in chosen])
+
+        return by_length(self.encoder, lengths, interact, on_share)
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

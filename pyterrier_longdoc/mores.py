@@ -24,7 +24,7 @@ from .batching import Encoded, PairLayout
 from .heads.base import Head
 from .reports import RawExplanation
 from .scorer import LongDocScorer
-from .states import StateEncoder
+from .states import StateEncoder, by_length
 from .steps import TOKEN_BLOCK_CHARACTERS
 from .windows import Windows
 
@@ -164,16 +164,13 @@ class MoresScorer(LongDocScorer):
         windows: Sequence[Sequence[torch.Tensor]],
         on_share: Callable[[float], None] | None,
     ) -> torch.Tensor:
-        """`(B, H)` vectors in fp32, made in batches of memories of like length."""
+        """`(B, H)` vectors in fp32."""
         memories = [torch.cat(list(group)) for group in windows]
-        order = sorted(range(len(memories)), key=lambda i: len(memories[i]))
-        vectors = []
-        for rows in self.encoder.passes([len(memories[i]) for i in order], torch.tensor(order)):
-            chosen = rows.tolist()
-            vectors.append(self._decode_batch([query_ids[i] for i in chosen], [memories[i] for i in chosen]))
-            if on_share is not None:
-                on_share(len(chosen) / len(order))
-        return torch.cat(vectors)[torch.tensor(order, device=self.device).argsort()]
+
+        def decode(chosen: list[int]) -> torch.Tensor:
+            return self._decode_batch([query_ids[i] for i in chosen], [memories[i] for i in chosen])
+
+        return by_length(self.encoder, list(map(len, memories)), decode, on_share)
 
     def _decode_batch(self, query_ids: list[np.ndarray], memories: list[torch.Tensor]) -> torch.Tensor:
         empty = np.zeros(0, dtype=np.int32)

@@ -6,15 +6,14 @@ candidates, depth, recipe and lengths of appendix A.1, significance levels of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import pandas as pd
 
+from .named import Named
 from .protocol import Protocol
 from .protocol_data import TopicSet
 
 
-class Protocols(Mapping[str, Protocol]):
+class Protocols(Named[Protocol]):
     """The protocols by name; `table()` shows them all.
 
     Example:
@@ -22,19 +21,7 @@ class Protocols(Mapping[str, Protocol]):
         ('robust04', 'msmarco-document')
     """
 
-    def __init__(self, entries: Mapping[str, Protocol]) -> None:
-        self._entries = dict(entries)
-
-    def __getitem__(self, name: str) -> Protocol:
-        if name not in self._entries:
-            raise KeyError(f"no protocol is named {name!r}; known are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    kind = "protocol"
 
     def table(self) -> pd.DataFrame:
         """One row for each protocol, a column for each setting."""

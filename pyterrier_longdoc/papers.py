@@ -7,11 +7,13 @@ tokens (E5-4K: special tokens included); FirstP reads 477 document tokens, all o
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+
+from .named import Named
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
 """MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 by title and by description."""
@@ -72,7 +74,7 @@ class Preset:
         return getattr(package, self.transformer)(**arguments)
 
 
-class Presets(Mapping[str, Preset]):
+class Presets(Named[Preset]):
     """The papers' models by name; `table()` shows them all.
 
     Example:
@@ -80,19 +82,7 @@ class Presets(Mapping[str, Preset]):
         0.431
     """
 
-    def __init__(self, entries: Mapping[str, Preset]) -> None:
-        self._entries = dict(entries)
-
-    def __getitem__(self, name: str) -> Preset:
-        if name not in self._entries:
-            raise KeyError(f"no preset is named {name!r}; known are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    kind = "preset"
 
     def table(self) -> pd.DataFrame:
         """One row per preset: its row in the paper, class, backbone, partner, and every published figure."""

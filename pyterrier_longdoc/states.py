@@ -1,11 +1,11 @@
 """Token states of texts that are encoded apart from the query, and so can be remembered.
 
-Shapes: V texts, T tokens of one text, H hidden size of the encoder, E width of the kept states.
+Shapes: V texts, T tokens of one text, H hidden size of the encoder, E width of what is made of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,6 +98,30 @@ class StateEncoder:
     def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module, *, contents: bool) -> None:
         if self._weights.changed(encoder, project, contents=contents):
             self.cache.clear()
+
+
+def by_length(
+    encoder: WindowEncoder,
+    lengths: Sequence[int],
+    make: Callable[[list[int]], torch.Tensor],
+    on_share: Callable[[float], None] | None,
+) -> torch.Tensor:
+    """`(V, E)` vectors of V inputs, made in batches of like length.
+
+    Args:
+        encoder: whose limits on a pass hold.
+        lengths: V lengths in tokens.
+        make: makes the `(B, E)` vectors of the inputs with these numbers.
+        on_share: called after each batch with its share of the inputs, for a progress bar.
+    """
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    vectors = []
+    for rows in encoder.passes([lengths[i] for i in order], torch.tensor(order)):
+        vectors.append(make(rows.tolist()))
+        if on_share is not None:
+            on_share(len(rows) / len(order))
+    made = torch.cat(vectors)
+    return made[torch.tensor(order, device=made.device).argsort()]
 
 
 def _precision(device: torch.device) -> tuple[Any, ...]:

@@ -100,16 +100,8 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Truncate(Windows):
-    """One window: the first `size` tokens (FirstP, and LongP with a large size).
-
-    Args:
-        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
-
-    Example:
-        >>> Truncate(4)([1, 2, 3, 4, 5])
-        [(0, 4)]
-    """
+class _Chunks(Windows):
+    """Windows of a size that the backbone's input bounds."""
 
     size: int | None = None
 
@@ -123,6 +115,19 @@ class Truncate(Windows):
 
     def within(self, capacity: int) -> Windows:
         return _sized_within(self, capacity)
+
+
+@dataclass(frozen=True)
+class Truncate(_Chunks):
+    """One window: the first `size` tokens (FirstP, and LongP with a large size).
+
+    Args:
+        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    Example:
+        >>> Truncate(4)([1, 2, 3, 4, 5])
+        [(0, 4)]
+    """
 
     def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return [(0, min(len(tokens), self.largest))]
@@ -158,7 +163,7 @@ class WholeText(Windows):
 
 
 @dataclass(frozen=True)
-class GreedyChunks(Windows):
+class GreedyChunks(_Chunks):
     """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
 
     Args:
@@ -168,19 +173,6 @@ class GreedyChunks(Windows):
         >>> GreedyChunks(2)([1, 2, 3, 4, 5])
         [(0, 2), (2, 4), (4, 5)]
     """
-
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(size=self.size)
-
-    @property
-    def largest(self) -> int:
-        return self.size or CHUNK_TOKENS
-
-    def within(self, capacity: int) -> Windows:
-        return _sized_within(self, capacity)
 
     def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return _slide(len(tokens), self.largest, self.largest)

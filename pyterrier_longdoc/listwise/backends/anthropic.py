@@ -8,13 +8,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..errors import BackendError, ContextOverflowError, MalformedReplyError
-from ..parallel import Lock
 from ..prompts import Message
-from .base import Reply, check_parameters, required, retry_malformed, says_overflow, without_secrets
+from .base import Reply, required, retry_malformed, says_overflow, without_secrets
+from .server import ServerBackend
 
 
 @dataclass(eq=False, repr=False)
-class AnthropicBackend:
+class AnthropicBackend(ServerBackend):
     """A Claude model.
 
     Time-outs, rate limits (429) and server errors are retried by the `anthropic` client, with exponential back-off up
@@ -34,28 +34,10 @@ class AnthropicBackend:
         ValueError: for parameters that could hold keys.
     """
 
-    model: str
     _: KW_ONLY
-    client: Any = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 1024})
-    timeout: float = 60.0
-    max_retries: int = 5
 
-    def __post_init__(self) -> None:
-        check_parameters(self.parameters)
-        self._connection: Any = None
-        self._lock = Lock()
-
-    def __repr__(self) -> str:
-        return f"AnthropicBackend({self.model!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The request's parameters."""
-        return {"api": "anthropic", **self.parameters}
+    _api = "anthropic"
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Sends a conversation.
@@ -100,11 +82,5 @@ class AnthropicBackend:
         kind = type(error).__name__
         return MalformedReplyError(f"{self.model}: the server's answer is no message ({kind}); is it Anthropic's API?")
 
-    def _connect(self) -> Any:
-        if self.client is not None:
-            return self.client
-        with self._lock:
-            if self._connection is None:
-                anthropic = required("anthropic")
-                self._connection = anthropic.Anthropic(timeout=self.timeout, max_retries=self.max_retries)
-            return self._connection
+    def _make_client(self) -> Any:
+        return required("anthropic").Anthropic(timeout=self.timeout, max_retries=self.max_retries)

@@ -9,13 +9,13 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from ..errors import BackendError, ContextOverflowError, MalformedReplyError
-from ..parallel import Lock
 from ..prompts import Message
-from .base import Reply, check_parameters, required, retry_malformed, says_overflow, without_secrets
+from .base import Reply, required, retry_malformed, says_overflow, without_secrets
+from .server import ServerBackend
 
 
 @dataclass(eq=False, repr=False)
-class OpenAIBackend:
+class OpenAIBackend(ServerBackend):
     """A model behind an OpenAI-compatible server.
 
     Time-outs, rate limits (429) and server errors are retried by the `openai` client, with exponential back-off up to
@@ -36,30 +36,12 @@ class OpenAIBackend:
         ValueError: for parameters that could hold keys.
     """
 
-    model: str
     _: KW_ONLY
     base_url: str | None = None
     key_variable: str | None = None
-    client: Any = None
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
-    timeout: float = 60.0
-    max_retries: int = 5
 
-    def __post_init__(self) -> None:
-        check_parameters(self.parameters)
-        self._connection: Any = None
-        self._lock = Lock()
-
-    def __repr__(self) -> str:
-        return f"OpenAIBackend({self.model!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connection": None}
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The request's parameters."""
-        return {"api": "openai", **self.parameters}
+    _api = "openai"
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Sends a conversation.
@@ -99,19 +81,14 @@ class OpenAIBackend:
             f"{self.model}: the server's answer is no chat completion ({kind}); is base_url right?"
         )
 
-    def _connect(self) -> Any:
-        if self.client is not None:
-            return self.client
-        with self._lock:
-            if self._connection is None:
-                openai = required("openai")
-                try:
-                    self._connection = openai.OpenAI(
-                        base_url=self.base_url, api_key=self._key(), timeout=self.timeout, max_retries=self.max_retries
-                    )
-                except openai.OpenAIError as error:
-                    raise BackendError(f"{self.model}: {error}") from None
-            return self._connection
+    def _make_client(self) -> Any:
+        openai = required("openai")
+        try:
+            return openai.OpenAI(
+                base_url=self.base_url, api_key=self._key(), timeout=self.timeout, max_retries=self.max_retries
+            )
+        except openai.OpenAIError as error:
+            raise BackendError(f"{self.model}: {error}") from None
 
     def _key(self) -> str | None:
         if self.key_variable is not None:
