@@ -177,18 +177,22 @@ def exchange(backbone) -> None:
     dense(backbone).data = dense(backbone).data.flip(0)
 
 
+def double(backbone) -> None:
+    dense(backbone).data.mul_(2)
+
+
+WRITES = [
+    double,
+    exchange,
+    lambda backbone: dense(backbone).data.neg_(),
+    lambda backbone: dense(backbone).data[:2].copy_(dense(backbone).data[:2].flip(0)),
+]
+
+
 @pytest.mark.parametrize(
-    "write",
-    [
-        lambda backbone: dense(backbone).data.mul_(2),
-        lambda backbone: dense(backbone).data.neg_(),
-        lambda backbone: dense(backbone).data[:2].copy_(dense(backbone).data[:2].flip(0)),
-        exchange,
-        lambda backbone: backbone.load_state_dict({k: v * 1.1 for k, v in backbone.state_dict().items()}, strict=False),
-    ],
+    ("run", "write"), [*(("transform", write) for write in WRITES), ("score", double), ("forward", double)]
 )
-@pytest.mark.parametrize("run", ["transform", "score", "forward"])
-def test_writes_that_torch_does_not_count(write, run, cross_encoder, results, copied):
+def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, copied):
     model = ld.MaxP(cross_encoder, backend="openvino", **SLIDING)
     scorer = model.load_scorer()
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
