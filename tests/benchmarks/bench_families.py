@@ -13,9 +13,9 @@ Longformer (windows of 512, as published) and BERT with ALiBi (JINA-v2, MosaicBE
 untrained: nothing but time is compared. Nothing is remembered from one round to the next.
 
 Weights are those of the layers and the head, in millions, word and position embeddings left out. ModernBERT and the
-ALiBi model have gated feed-forward layers, which makes a layer of theirs a third larger. Memory is the most that scoring
-the longest of the documents alone takes, in a process of its own: on a CPU by which the process grows (Linux only), on
-a GPU what torch allocates. Needs the extra `demo`.
+ALiBi model have gated feed-forward layers, which makes a layer of theirs a third larger. Memory is what scoring the
+longest of the documents alone takes at its peak, in a process of its own: on a CPU by how much the process grows (Linux
+only), on a GPU what torch allocates. Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -161,6 +161,34 @@ def peak_in_a_process(name: str, query: str, text: str) -> float:
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
+def table(frame: pd.DataFrame, args: argparse.Namespace) -> None:
+    """Times the systems on these queries and texts."""
+    systems = {name: build(name, args) for name in dict.fromkeys(["MaxP", *args.systems])}
+    tokens, counts = read_of(systems["MaxP"], frame["text"].tolist(), args.max_doc_len)
+    read, windows = frame["text"].map(tokens), int(frame["text"].map(counts).sum())
+    device = systems["MaxP"].device
+    print(
+        f"{frame['query'].nunique()} topics, {len(frame)} documents ({len(tokens)} distinct) of {read.mean():.0f} tokens on "
+        f"average, {read.max()} at most;\n{windows} windows of {args.window_size} tokens, one every "
+        f"{args.stride or args.window_size}; {device.type}, {dtype_name(resolve_dtype(args.dtype, device))}, "
+        f"{args.threads} thread(s), best of {args.rounds} round(s)",
+        flush=True,
+    )
+    seconds = run(systems, frame, args)
+    check(systems, sum(tokens.values()))
+    longest = frame.iloc[int(read.argmax())]
+    print(f"{'system':20}{'weights':>9}{'s/document':>12}{'windows/s':>11}{'to MaxP':>9}{'slowest':>9}{'peak MB':>9}")
+    for name, scorer in systems.items():
+        best = min(seconds[name])
+        speed = f"{windows / best:.1f}" if name in WINDOWED else ""
+        mb = peak_in_a_process(name, longest["query"], longest["text"])
+        print(
+            f"{name:20}{weights(scorer):8.1f}M{best / len(frame):12.4f}{speed:>11}{best / min(seconds['MaxP']):9.2f}"
+            f"{max(seconds[name]) / best:9.2f}{mb:9.0f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -179,30 +207,7 @@ def main() -> None:
     if args.peak:
         print(peak(args.peak[0], *json.loads(Path(args.peak[1]).read_text(encoding="utf-8")), args))
         return
-    frame = candidates(args)
-    texts = frame["text"].tolist()
-    systems = {name: build(name, args) for name in dict.fromkeys(["MaxP", *args.systems])}
-    tokens, windows = read_of(systems["MaxP"], texts, args.max_doc_len)
-    total = sum(windows[text] for text in texts)
-    device = systems["MaxP"].device
-    print(
-        f"{frame['query'].nunique()} topics, {len(frame)} documents ({len(tokens)} distinct) of "
-        f"{np.mean([tokens[text] for text in texts]):.0f} tokens on average, {max(tokens.values())} at most; {total} windows of "
-        f"{args.window_size} tokens, one every {args.stride or args.window_size}\n{device.type}, "
-        f"{dtype_name(resolve_dtype(args.dtype, device))}, {args.threads} thread(s), best of {args.rounds} round(s)"
-    )
-    seconds = run(systems, frame, args)
-    check(systems, sum(tokens.values()))
-    longest = frame.iloc[int(np.argmax([tokens[text] for text in texts]))]
-    best = {name: min(rounds) for name, rounds in seconds.items()}
-    print(f"{'system':20}{'weights':>9}{'s/document':>12}{'windows/s':>11}{'to MaxP':>9}{'slowest':>9}{'peak MB':>9}")
-    for name, scorer in systems.items():
-        speed = f"{total / best[name]:.1f}" if name in WINDOWED else ""
-        print(
-            f"{name:20}{weights(scorer):8.1f}M{best[name] / len(frame):12.4f}{speed:>11}{best[name] / best['MaxP']:9.2f}"
-            f"{max(seconds[name]) / best[name]:9.2f}{peak_in_a_process(name, longest['query'], longest['text']):9.0f}",
-            flush=True,
-        )
+    table(candidates(args), args)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ sides load, over windows of 150 words, one every 75. The CrossEncoder (`st...`) 
 beforehand and free of charge, and the best score of each document is taken; `tokens that differ` is the share of
 windows that are other tokens when read alone. MaxP is timed from the frame of texts to the frame of scores, with
 nothing remembered from earlier rounds. A first round exports and compiles; then settings take turns, round by round.
-Figures are those of each one's best round, the first included. Agreement is with the CrossEncoder in fp32: Kendall's tau (mean over topics) and the difference in nDCG@10.
+Figures are those of each one's best round, the first included. Agreement is with the CrossEncoder in fp32: Kendall's
+tau (mean over topics) and the difference in nDCG@10.
 
 `st` is the CrossEncoder's default (torch, fp32, 32 pairs in a batch). `st-openvino` is its own OpenVINO back end and
 needs optimum-intel; `st-export` is for where that cannot be installed: the CrossEncoder as it is, its encoder replaced
@@ -37,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.backbones import load_backbone
+from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.devices import fastest_dtype
-from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.runtimes import BackboneRuntime
 from pyterrier_longdoc.texts import tokenize
 
