@@ -12,12 +12,13 @@ made-up texts.
 memory: how much the process grows at most while it scores 1,000 to 100,000 rows, a hundred documents for each query,
 with a tiny random backbone; each size in a process of its own. Linux only.
 linear: seconds against the number of windows, the best line through them, and how far each point is from it.
-huge: 200 documents of 300 words on average with and without one of `--huge-words` words among them, and that one alone:
-seconds, growth of the process, each in a process of its own, and by how much the scores of the 200 differ at most from
-those that they have without it. Tiny random backbone. Linux only.
+huge: 200 documents of 300 words on average with and without one of `--huge-words` words among them, and that one
+alone: seconds, growth of the process, each in a process of its own, and by how much the scores of the 200 differ at
+most from those that they have without it. Tiny random backbone. Linux only.
 
-Tables but memory and huge need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is the one
-that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`.
+Tables but memory and huge need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is
+the one that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`; memory and
+huge are measured once.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ def table_of_windows(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def with_huge(case: str, words: int) -> dict[str, Any]:
-    """Scores the documents of a case: windows, MB by which this process grows, seconds, and scores but the huge one's."""
+    """Scores the documents of a case: windows, MB by which this process grows, seconds, scores but the huge one's."""
     rng = np.random.default_rng(0)
     ordinary = [" ".join(rng.choice(tiny.WORDS, rng.integers(50, 551))) for _ in range(200)]
     huge = " ".join(rng.choice(tiny.WORDS, words))

@@ -168,8 +168,8 @@ def table(frame: pd.DataFrame, args: argparse.Namespace) -> None:
     read, windows = frame["text"].map(tokens), int(frame["text"].map(counts).sum())
     device = systems["MaxP"].device
     print(
-        f"{frame['query'].nunique()} topics, {len(frame)} documents ({len(tokens)} distinct) of {read.mean():.0f} tokens on "
-        f"average, {read.max()} at most;\n{windows} windows of {args.window_size} tokens, one every "
+        f"{frame['query'].nunique()} topics, {len(frame)} documents ({len(tokens)} distinct) of {read.mean():.0f} "
+        f"tokens on average, {read.max()} at most;\n{windows} windows of {args.window_size} tokens, one every "
         f"{args.stride or args.window_size}; {device.type}, {dtype_name(resolve_dtype(args.dtype, device))}, "
         f"{args.threads} thread(s), best of {args.rounds} round(s)",
         flush=True,
