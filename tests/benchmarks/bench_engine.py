@@ -17,8 +17,8 @@ alone: seconds, growth of the process, each in a process of its own, and by how 
 most from those that they have without it. Tiny random backbone. Linux only.
 
 Tables but memory and huge need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is
-the one that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`; memory and
-huge are measured once.
+the one that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`, those of
+memory and huge of one round.
 """
 
 from __future__ import annotations
