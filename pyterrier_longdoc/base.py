@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ import pyterrier as pt
 import torch
 
 from .backbones import DEFAULT_BACKBONE, Backbone, load_backbone
-from .devices import resolve_device, resolve_dtype
+from .devices import check_devices, resolve_devices, resolve_dtype
 from .frames import TextField, check_only_windows, check_settings, rerank, strings, texts_of, validated
 from .preselection import Preselection, check_preselection
 from .presentation import WithBackbone
@@ -64,7 +64,8 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
             passes are made smaller by themselves.
-        device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
+        device: `"cuda"`, `"cpu"`, ...; a list of GPUs, e.g. `["cuda:0", "cuda:1"]`, shares a `transform` among them
+            (`fit` uses the first; see README for training on several). None for all GPUs, or the CPU if there is none.
         dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for the one in
             which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
             else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
@@ -102,7 +103,7 @@ class LongDocReranker(WithBackbone, pt.Estimator):
     text_loader: Any = None
     batch_size: int = 64
     max_batch_tokens: int | None = None
-    device: str | None = None
+    device: str | Sequence[str] | None = None
     dtype: str | None = None
     backend: str = "torch"
     explain: bool = False
@@ -142,11 +143,16 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         check_preselection(self.preselect, self._make_windows())
+        check_devices(self.device, self._works_on_several())
         check_backend(self.backend, self.device, self.dtype)
         if self.backend != "torch":
             check_last_layer(
                 self.backend, type(self).__name__, self._scorer_class is LongDocScorer, self._head_spec()[0]
             )
+
+    def _works_on_several(self) -> bool:
+        """Whether several devices may share a run: not where states are remembered, or forms of the model are made."""
+        return self.backend == "torch" and self._scorer_class is LongDocScorer
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
@@ -289,7 +295,9 @@ class LongDocReranker(WithBackbone, pt.Estimator):
         scorer.read_with(windows, **reading)
         scorer.select_with(self.preselect)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
-        scorer.to(resolve_device(self.device or default_device(self.backend)))
+        devices = resolve_devices(self.device or default_device(self.backend))
+        scorer.devices = tuple(devices if self._works_on_several() else devices[:1])
+        scorer.to(scorer.devices[0])
         scorer.encoder.runtime.use(self.backend, scorer.encoder.backbone)
         self._loaded = weights
         return weights

@@ -131,6 +131,13 @@ def to_dense(vectors: torch.Tensor, doc: torch.Tensor, documents: int) -> Encode
     return Encoded(cls=cls, mask=mask)
 
 
+def of_documents(vectors: torch.Tensor, windows: Sequence[Sequence[np.ndarray]]) -> Encoded:
+    """`(V, H)` vectors of the windows of B documents, as a head sees them."""
+    counts = torch.tensor([len(group) for group in windows], device=vectors.device)
+    doc = torch.repeat_interleave(torch.arange(len(windows), device=vectors.device), counts)
+    return to_dense(vectors, doc, len(windows))
+
+
 @dataclass(frozen=True)
 class PairLayout:
     """How a query and a window become one input: `prefix query middle window suffix`.

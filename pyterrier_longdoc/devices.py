@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,6 +33,37 @@ def resolve_device(device: str | None) -> torch.device:
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu', or None to take what there is")
     return chosen
+
+
+def resolve_devices(device: str | Sequence[str] | None) -> list[torch.device]:
+    """The named devices; None for all GPUs if there are any, else the CPU.
+
+    Where several processes train or score together, each has one GPU, and None is that one.
+
+    Raises:
+        ValueError: for an unknown name, no name, or a GPU where torch sees none.
+    """
+    check_devices(device)
+    if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        current = torch.cuda.current_device()
+        others = (number for number in range(torch.cuda.device_count()) if number != current)
+        return [torch.device("cuda", number) for number in (current, *others)]
+    return list(map(resolve_device, device if isinstance(device, list | tuple) else [device]))
+
+
+def check_devices(device: Any, several: bool = True) -> None:
+    """As `check_device`, also for a list of devices, if the model can work on several."""
+    if not isinstance(device, list | tuple):
+        check_device(device)
+        return
+    if not device:
+        raise ValueError("device=[] names no device: leave device=None to take what there is")
+    if not several and len(device) > 1:
+        raise ValueError(f"device={device!r}: this model, or its backend=, works on one device at a time: name one")
+    for each in device:
+        check_device(each)
+    if len({torch.device(each).type for each in device}) > 1:
+        raise ValueError(f"device={device!r}: devices that share the work must be of one kind")
 
 
 def check_device(device: Any) -> None:

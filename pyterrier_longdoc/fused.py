@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -16,12 +15,14 @@ import pyterrier as pt
 import torch
 
 from .base import LongDocReranker
+from .batching import of_documents
 from .frames import rerank
 from .heads import registered_heads
 from .microbatches import encode_distinct
 from .presentation import HELP_URL
 from .reports import Coverage, Explanation, check_finite
-from .scorer import LongDocScorer, of_documents
+from .scorer import LongDocScorer
+from .steps import Step, on_devices, steps
 from .token_cache import same_tokens
 from .weights import Weights
 
@@ -235,17 +236,24 @@ def score_together(
     scores = np.full((len(scorers), len(texts)), np.nan)
     query_ids, *_ = [scorer.begin(queries, dtype) for scorer in scorers]
     offsets = any(scorer.windows.needs_text for scorer in scorers)
-    for block, documents, pairs, report in first.walk(queries, query_ids, texts, on_rows, offsets=offsets):
-        cuts = [scorer.cut(*pairs) for scorer in scorers]
-        vectors = _vectors(first, pairs[0], [windows for windows, _ in cuts], dtype, report)
-        counts = first.encoder.take_counts()
+    parts = (
+        (step, [scorer.cut(*step.pairs) for scorer in scorers])
+        for step in steps(first, queries, query_ids, texts, on_rows, offsets=offsets)
+    )
+
+    def work(scorer: LongDocScorer, part: tuple[Step, Any]) -> Sequence[torch.Tensor]:
+        step, cuts = part
+        return _vectors(scorer, step.pairs[0], [windows for windows, _ in cuts], dtype, step.report)
+
+    for (step, cuts), vectors in on_devices(first, parts, work):
         for number, (scorer, own, (windows, read_of)) in enumerate(zip(scorers, vectors, cuts, strict=True)):
             with scorer._evaluation():
-                values = scorer.head(of_documents(own, windows)).double().cpu().numpy()
-            scorer._count(block, documents, read_of)
-            scorer.coverage.add_encoded(*counts)
-            for rows, value in zip(block.rows, values, strict=True):
+                values = scorer._values(of_documents(own.to(scorer.device), windows))
+            scorer._count(step.block, step.documents, read_of)
+            for rows, value in zip(step.block.rows, values, strict=True):
                 scores[number, rows] = value
+    for scorer in scorers[1:]:
+        scorer.coverage.add_encoded(first.coverage.tokens_encoded, first.coverage.tokens_computed)
     for of_scorer in scores:
         check_finite(of_scorer)
     return scores
@@ -265,8 +273,7 @@ def _vectors(
         for query, group in zip(query_ids, of_head, strict=True)
         for window in group
     ]
-    half = nullcontext() if dtype == torch.float32 else torch.autocast(scorer.device.type, dtype=dtype)
-    with scorer._evaluation(), half:
+    with scorer.encoding(dtype):
         queries, inputs = [query for query, _ in flat], [window for _, window in flat]
         vectors = encode_distinct(scorer.encoder, scorer.layout, queries, inputs, on_share=on_share)
     return vectors.split([sum(map(len, of_head)) for of_head in windows])

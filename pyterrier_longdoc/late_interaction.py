@@ -19,8 +19,9 @@ from torch import nn
 from .backbones import Backbone, build_backbone, load_backbone
 from .batching import Encoded, PairLayout, to_dense
 from .heads.base import Head
-from .scorer import TOKEN_BLOCK_CHARACTERS, LongDocScorer
+from .scorer import LongDocScorer
 from .states import StateEncoder
+from .steps import TOKEN_BLOCK_CHARACTERS
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 from .windows import Windows
 
@@ -147,7 +148,8 @@ class LateInteractionScorer(LongDocScorer):
             limits.append(self._interaction_length - _SPECIALS - max_query_len - 2 * layout.specials)
         return min(limits, default=None)
 
-    def _block_characters(self) -> int:
+    def block_characters(self) -> int:
+        """See the base class."""
         return TOKEN_BLOCK_CHARACTERS
 
     def _encode_windows(

@@ -23,8 +23,9 @@ from .backbones import Backbone, Representation, check_folder, load_tokenizer
 from .batching import Encoded, PairLayout
 from .heads.base import Head
 from .reports import RawExplanation
-from .scorer import TOKEN_BLOCK_CHARACTERS, LongDocScorer
+from .scorer import LongDocScorer
 from .states import StateEncoder
+from .steps import TOKEN_BLOCK_CHARACTERS
 from .windows import Windows
 
 DEFAULT_BART = "facebook/bart-base"
@@ -124,7 +125,8 @@ class MoresScorer(LongDocScorer):
         room = self._max_length - self._text_layout.specials
         return room if max_query_len <= room else room - max_query_len
 
-    def _block_characters(self) -> int:
+    def block_characters(self) -> int:
+        """See the base class."""
         return TOKEN_BLOCK_CHARACTERS
 
     def _encode_windows(

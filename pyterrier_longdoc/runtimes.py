@@ -55,7 +55,8 @@ def check_backend(backend: str, device: Any, dtype: str | None) -> None:
     check_choice("backend", backend, BACKENDS)
     if backend not in _DTYPES:
         return
-    if device is not None and torch.device(device).type != "cpu":
+    first = device[0] if isinstance(device, list | tuple) else device
+    if first is not None and torch.device(first).type != "cpu":
         raise ValueError(
             f"backend={backend!r} computes on the CPU, not on device={device!r}: leave device=None, or take "
             f"backend='torch' or 'compile'"

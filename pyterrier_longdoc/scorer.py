@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from .backbones import Backbone, build_backbone
-from .batching import Encoded, PairLayout, to_dense
+from .batching import Encoded, PairLayout, of_documents
 from .devices import dtype_name
 from .encoder import WindowEncoder
 from .heads.base import Head, WarmStart
@@ -20,19 +20,13 @@ from .heads.tokens import TokenHead
 from .microbatches import encode_distinct
 from .preselection import Cut, Preselection, check_preselection
 from .reports import Coverage, Explanation, RawExplanation, Reading, check_finite
+from .steps import BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS, Step, on_devices, steps
 from .templates import with_trail
-from .texts import Block, TokenizedText, blocks, share_out
+from .texts import Block, TokenizedText
 from .token_cache import TokenCache
 from .windows import Windows
 
-BLOCK_CHARACTERS = 1_000_000
-"""Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
-BLOCK_PAIRS = 4096
-TOKEN_BLOCK_CHARACTERS = 150_000
-"""The same for heads that look at tokens, whose matches take `channels * 32` numbers for each token."""
-
-Pairs = tuple[list[np.ndarray], list[TokenizedText], list[str]]
-"""Of B (query, document) pairs the queries' token ids, the documents, and the queries."""
+Result = TypeVar("Result")
 
 
 class LongDocScorer(nn.Module):
@@ -53,6 +47,7 @@ class LongDocScorer(nn.Module):
     Attributes:
         coverage: what the last run has read and encoded.
         tokens: remembers the tokens of queries and texts, for later runs and epochs.
+        devices: where `score`, `stream` and `explain` work, several at a time; the weights are on the first.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -83,6 +78,7 @@ class LongDocScorer(nn.Module):
         self._max_length = backbone.max_length
         self.coverage = Coverage()
         self.preselect: Preselection | None = None
+        self.devices: tuple[torch.device, ...] = ()
         self.read_with(windows, max_doc_len=max_doc_len, max_query_len=max_query_len, pad_query=pad_query)
 
     def read_with(
@@ -170,7 +166,7 @@ class LongDocScorer(nn.Module):
         """
         if not len(queries):
             return torch.zeros(0, device=self.device)
-        documents = self._tokenize(texts)
+        documents = self.tokenize(texts)
         encoded, _ = self._encode(self._query_ids(queries), documents, queries)
         # Heads work in fp32, in training as in inference.
         with torch.autocast(self.device.type, enabled=False):
@@ -220,9 +216,7 @@ class LongDocScorer(nn.Module):
         Yields:
             Of P distinct pairs: the rows that ask for each, `(P,)` scores, and what was read of each text.
         """
-        for block, encoded, documents, cuts in self._run(queries, texts, dtype, on_rows):
-            with self._evaluation():
-                values = self.head(encoded).double().cpu().numpy()
+        for block, values, documents, cuts in self._run(queries, texts, dtype, on_rows, LongDocScorer._values):
             yield block.rows, values, self._count(block, documents, cuts)
 
     @torch.inference_mode()
@@ -243,11 +237,9 @@ class LongDocScorer(nn.Module):
         explanations: list[Any] = [None] * len(texts)
         query_ids = self._query_ids(list(dict.fromkeys(queries)))
         shown = [self.tokenizer.convert_ids_to_tokens(ids.tolist()) for ids in query_ids]
-        for block, encoded, documents, cuts in self._run(queries, texts, dtype, on_rows, offsets=True):
+        run = self._run(queries, texts, dtype, on_rows, LongDocScorer._explained_values, offsets=True)
+        for block, (values, explained), documents, cuts in run:
             self._count(block, documents, cuts)
-            with self._evaluation():
-                values = self.head(encoded).double().cpu().numpy()
-                explained = self._explain(encoded)
             for i, (rows, (query, _)) in enumerate(zip(block.rows, block.pairs, strict=True)):
                 document, spans = cuts[i]
                 characters = [document.characters(span) for span in spans]
@@ -264,18 +256,30 @@ class LongDocScorer(nn.Module):
         texts: Sequence[str],
         dtype: torch.dtype,
         on_rows: Callable[[int], None] | None,
+        use: Callable[[LongDocScorer, Encoded], Result],
         offsets: bool = False,
-    ) -> Iterator[tuple[Block, Encoded, list[TokenizedText], list[Cut]]]:
-        """Encodes a run block by block, in evaluation mode; queries are numbered in order of appearance."""
+    ) -> Iterator[tuple[Block, Result, list[TokenizedText], list[Cut]]]:
+        """What `use` makes of a run block by block, in evaluation mode; queries are numbered as they appear."""
         query_ids = self.begin(queries, dtype)
-        for block, documents, pairs, report in self.walk(queries, query_ids, texts, on_rows, offsets=offsets):
-            with (
-                self._evaluation(),
-                torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32),
-            ):
-                encoded, cuts = self._encode(*pairs, report)
-            self.coverage.add_encoded(*self.encoder.take_counts())
-            yield block, encoded, documents, cuts
+        walk = steps(self, queries, query_ids, texts, on_rows, offsets=offsets)
+        parts = ((step, *self.cut(*step.pairs)) for step in walk)
+
+        def work(scorer: LongDocScorer, part: tuple[Step, list[list[np.ndarray]], list[Cut]]) -> Result:
+            step, windows, _ = part
+            with scorer.encoding(dtype):
+                encoded = scorer._encode_windows(step.pairs[0], windows, step.report)
+            with scorer._evaluation():
+                return use(scorer, encoded)
+
+        for (step, _, cuts), result in on_devices(self, parts, work):
+            yield step.block, result, step.documents, cuts
+
+    @contextmanager
+    def encoding(self, dtype: torch.dtype) -> Iterator[None]:
+        """Evaluation mode, and the precision of the encoder."""
+        half = dtype != torch.float32
+        with self._evaluation(), torch.autocast(self.device.type, dtype=dtype, enabled=half):
+            yield
 
     def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
         """Starts the coverage of a run anew; returns the token ids of its distinct queries, in order of appearance."""
@@ -283,36 +287,8 @@ class LongDocScorer(nn.Module):
         self.encoder.take_counts()
         return self._query_ids(list(dict.fromkeys(queries)), count=True)
 
-    def walk(
-        self,
-        queries: Sequence[str],
-        query_ids: Sequence[np.ndarray],
-        texts: Sequence[str],
-        on_rows: Callable[[int], None] | None,
-        *,
-        offsets: bool,
-    ) -> Iterator[tuple[Block, list[TokenizedText], Pairs, Callable[[float], None] | None]]:
-        """The blocks of a run: each with its tokenised texts, its pairs, and what to call with shares of its work.
-
-        Args:
-            queries: R queries.
-            query_ids: token ids of the distinct ones, in order of appearance.
-            texts: R texts.
-            on_rows: called with the number of rows that are done.
-            offsets: also keep the character offsets of the texts' tokens.
-        """
-        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-        asked, of_row = list(distinct), [distinct[query] for query in queries]
-        for block in blocks(of_row, texts, characters=self._block_characters(), pairs=BLOCK_PAIRS):
-            documents = self._tokenize(block.texts, offsets=offsets)
-            pairs = (
-                [query_ids[query] for query, _ in block.pairs],
-                [documents[text] for _, text in block.pairs],
-                [asked[query] for query, _ in block.pairs],
-            )
-            yield block, documents, pairs, share_out(on_rows, sum(map(len, block.rows)))
-
-    def _block_characters(self) -> int:
+    def block_characters(self) -> int:
+        """Most text that is tokenised and held at a time."""
         return TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else BLOCK_CHARACTERS
 
     @contextmanager
@@ -324,6 +300,12 @@ class LongDocScorer(nn.Module):
         finally:
             for module, training in modes:
                 module.training = training
+
+    def _values(self, encoded: Encoded) -> np.ndarray:
+        return self.head(encoded).double().cpu().numpy()
+
+    def _explained_values(self, encoded: Encoded) -> tuple[np.ndarray, list[RawExplanation]]:
+        return self._values(encoded), self._explain(encoded)
 
     def _explain(self, encoded: Encoded) -> list[RawExplanation]:
         scores = self.head.window_scores(encoded).tolist()
@@ -393,7 +375,8 @@ class LongDocScorer(nn.Module):
     def _cut(self, document: TokenizedText) -> TokenizedText:
         return document if self.max_doc_len is None else document.head(self.max_doc_len)
 
-    def _tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+    def tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+        """The tokens of texts, with their character offsets where something needs them."""
         needed = offsets or self.windows.needs_text or (self.preselect is not None and self.preselect.needs_text)
         return self.tokens(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
@@ -424,10 +407,3 @@ class LongDocScorer(nn.Module):
                 counted.add(text)
                 self.coverage.add(reading)
         return readings
-
-
-def of_documents(vectors: torch.Tensor, windows: Sequence[Sequence[np.ndarray]]) -> Encoded:
-    """`(V, H)` vectors of the windows of B documents, as a head sees them."""
-    counts = torch.tensor([len(group) for group in windows], device=vectors.device)
-    doc = torch.repeat_interleave(torch.arange(len(windows), device=vectors.device), counts)
-    return to_dense(vectors, doc, len(windows))

@@ -128,21 +128,29 @@ def blocks(query_of_row: Sequence[int], texts: Sequence[str], *, characters: int
             takes when padded; a single pair may exceed it.
         pairs: bound on the number of pairs.
     """
-    wanted = rows_by_pair(query_of_row, texts)
-    block = Block([], [], [], [])
-    for text in sorted(wanted, key=len, reverse=True):
-        first = True
-        for query, rows in wanted[text].items():
-            count = len(block.pairs)
-            if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
-                yield block
-                block = Block([], [], [], [])
-            if first or not block.texts:
-                block.texts.append(text)
-                block.seen.append(not first)
-                first = False
-            block.pairs.append((query, len(block.texts) - 1))
-            block.rows.append(rows)
+    number_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    distinct = list(number_of)
+    text_of_row = np.fromiter((number_of[text] for text in texts), np.int64, len(texts))
+    of_row = np.asarray(query_of_row, dtype=np.int64)
+    lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
+    # Arrays: an object for every pair would take more memory than the rest of a run.
+    order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
+    block, last_text, last_pair = Block([], [], [], []), -1, (-1, -1)
+    for row in order:
+        number, query = int(text_of_row[row]), int(of_row[row])
+        if (number, query) == last_pair:
+            block.rows[-1].append(int(row))
+            continue
+        count = len(block.pairs)
+        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
+            yield block
+            block = Block([], [], [], [])
+        if number != last_text or not block.texts:
+            block.texts.append(distinct[number])
+            block.seen.append(number == last_text)
+        block.pairs.append((query, len(block.texts) - 1))
+        block.rows.append([int(row)])
+        last_text, last_pair = number, (number, query)
     if block.pairs:
         yield block
 

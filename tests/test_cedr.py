@@ -49,7 +49,7 @@ def scorer_of(backbone, name, chunk=CHUNK, **arguments):
 
 @torch.no_grad()
 def encode(scorer, queries, texts):
-    return scorer._encode(scorer._query_ids(queries), scorer._tokenize(texts), queries)[0]
+    return scorer._encode(scorer._query_ids(queries), scorer.tokenize(texts), queries)[0]
 
 
 @torch.no_grad()

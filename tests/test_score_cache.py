@@ -12,6 +12,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc import scorer as scorer_module
+from pyterrier_longdoc import steps
 from pyterrier_longdoc.score_cache import ScoreCache, pair_key
 
 from . import tiny
@@ -40,13 +41,13 @@ def path(tmp_path):
 def encoded(monkeypatch) -> list[int]:
     """The number of pairs of each pass through an encoder."""
     counts = []
-    encode = scorer_module.LongDocScorer._encode
+    cut = scorer_module.LongDocScorer.cut
 
-    def spy(self, query_ids, documents, *args, **kwargs):
+    def spy(self, query_ids, documents, queries):
         counts.append(len(documents))
-        return encode(self, query_ids, documents, *args, **kwargs)
+        return cut(self, query_ids, documents, queries)
 
-    monkeypatch.setattr(scorer_module.LongDocScorer, "_encode", spy)
+    monkeypatch.setattr(scorer_module.LongDocScorer, "cut", spy)
     return counts
 
 
@@ -132,7 +133,7 @@ def test_text_and_query_do_not_run_together():
 
 
 def test_an_interrupted_run_goes_on(cross_encoder, path, results, encoded, monkeypatch):
-    monkeypatch.setattr(scorer_module, "BLOCK_PAIRS", 1)
+    monkeypatch.setattr(steps, "BLOCK_PAIRS", 1)
     model = make("MaxP", cross_encoder, score_cache=path)
     head = model.load_scorer().head
     forward, calls = head.forward, []

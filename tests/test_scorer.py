@@ -358,7 +358,7 @@ def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
     expected, coverage = scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]), scorer.coverage
     for characters, pairs in [(1, 4096), (10**6, 1), (300, 3)]:
         monkeypatch.setattr("pyterrier_longdoc.scorer.BLOCK_CHARACTERS", characters)
-        monkeypatch.setattr("pyterrier_longdoc.scorer.BLOCK_PAIRS", pairs)
+        monkeypatch.setattr("pyterrier_longdoc.steps.BLOCK_PAIRS", pairs)
         np.testing.assert_allclose(scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]), expected, **CLOSE)
         assert scorer.coverage == coverage
 
