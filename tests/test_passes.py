@@ -144,18 +144,39 @@ def test_micro_batches_are_bounded(lengths, most):
     assert all(len(part) == 1 or len(part) * max(lengths[i] for i in part) <= most for part in parts)
 
 
-@pytest.mark.parametrize("name", ["MaxP", "BiEncoder", "MORESPlus"])
-def test_one_long_sentence_does_not_make_all_windows_long(name, cross_encoder, plain_encoder, monkeypatch):
-    monkeypatch.setattr(microbatches, "MICRO_TOKENS", 500)
-    cells = []
+@pytest.fixture
+def cells(monkeypatch) -> list[int]:
+    """The tokens, padding included, of each batch that is laid out."""
+    counts = []
     collate = microbatches.PairLayout.collate
 
     def spy(layout, queries, windows, device="cpu"):
         batch = collate(layout, queries, windows, device)
-        cells.append(batch.input_ids.numel())
+        counts.append(batch.input_ids.numel())
         return batch
 
     monkeypatch.setattr(microbatches.PairLayout, "collate", spy)
+    return counts
+
+
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-attn"])
+def test_a_document_of_20_000_words_among_others(name, cross_encoder, results, cells, monkeypatch):
+    monkeypatch.setattr(microbatches, "MICRO_TOKENS", 2000)
+    words = np.random.default_rng(0).choice(tiny.WORDS, 20_000)
+    huge = pd.DataFrame({"qid": "1", "query": "old dog", "docno": "huge", "text": [" ".join(words)]})
+    model = make(name, cross_encoder, stride=20)
+    without, alone = model(results)["score"], model(huge)["score"]
+    cells.clear()
+    scores = model(pd.concat([results[:2], huge, results[2:]]))["score"].to_numpy()
+    np.testing.assert_allclose(np.delete(scores, 2), without, rtol=1e-5)
+    np.testing.assert_allclose(scores[2], alone, rtol=1e-5)
+    assert sum(cells) > 20_000
+    assert max(cells) <= 2000
+
+
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder", "MORESPlus"])
+def test_one_long_sentence_does_not_make_all_windows_long(name, cross_encoder, plain_encoder, cells, monkeypatch):
+    monkeypatch.setattr(microbatches, "MICRO_TOKENS", 500)
     backbone = {"MaxP": cross_encoder, "BiEncoder": plain_encoder, "MORESPlus": tiny.bart()}[name]
     model = getattr(ld, name)(backbone, windows=ld.SentenceWindows(max_sentences=1), **SMALL)
     words = tiny.WORDS

@@ -1,6 +1,6 @@
 """How close scoring comes to what the machine can do, and what it costs besides the encoder.
 
-    python tests/benchmarks/bench_engine.py [--tables peak overhead memory linear] [--threads 2] [--dtype bfloat16]
+    python tests/benchmarks/bench_engine.py [--tables peak overhead memory linear huge] [--threads 2] [--dtype bfloat16]
     python tests/benchmarks/bench_engine.py --tables overhead --collection ../shared/data/time --depth 100
 
 peak: GFLOP/s of one large matrix product, and the share of it that the encoder reaches, by window length. Counted are
@@ -12,14 +12,19 @@ made-up texts.
 memory: how much the process grows at most while it scores 1,000 to 100,000 rows, a hundred documents for each query,
 with a tiny random backbone; each size in a process of its own. Linux only.
 linear: seconds against the number of windows, the best line through them, and how far each point is from it.
+huge: 200 documents of 300 words on average with and without one of `--huge-words` words among them, and that one
+alone: seconds, growth of the process, each in a process of its own, and by how much the scores of the 200 differ at
+most from those that they have without it. Tiny random backbone. Linux only.
 
-Tables but memory need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is the one
-that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`.
+Tables but memory and huge need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is
+the one that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`, those of
+memory and huge of one round.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -173,10 +178,15 @@ def grown_by(rows: int) -> tuple[float, float, float]:
         backbone = tiny.checkpoint(Path(folder), num_hidden_layers=1)
         model = ld.MaxP(backbone, window_size=50, stride=50, dtype="float32", device="cpu")
         model(frame.head(100))
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        before, start = _status("VmRSS"), time.perf_counter()
-        model(frame)
-        return frame.memory_usage(deep=False).sum() / 1e6, _status("VmHWM") - before, time.perf_counter() - start
+        return frame.memory_usage(deep=False).sum() / 1e6, *grown(lambda: model(frame))
+
+
+def grown(run: Callable[[], Any]) -> tuple[float, float]:
+    """MB by which this process grows at most while `run` runs, and seconds."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before, start = _status("VmRSS"), time.perf_counter()
+    run()
+    return _status("VmHWM") - before, time.perf_counter() - start
 
 
 def _status(name: str) -> float:
@@ -214,11 +224,48 @@ def table_of_windows(args: argparse.Namespace, device: torch.device) -> None:
         print(f"{count:8}{measured:9.3f}{line:9.3f}{measured / line - 1:8.1%}")
 
 
+def with_huge(case: str, words: int) -> dict[str, Any]:
+    """Scores the documents of a case: windows, MB by which this process grows, seconds, scores but the huge one's."""
+    rng = np.random.default_rng(0)
+    ordinary = [" ".join(rng.choice(tiny.WORDS, rng.integers(50, 551))) for _ in range(200)]
+    huge = " ".join(rng.choice(tiny.WORDS, words))
+    cases = {"ordinary": ordinary, "with huge": [*ordinary[:100], huge, *ordinary[100:]], "huge": [huge]}
+    frame = frame_of(["old dog"], cases[case])
+    with tempfile.TemporaryDirectory() as folder:
+        backbone = tiny.checkpoint(Path(folder), num_hidden_layers=1)
+        model = ld.MaxP(backbone, window_size=50, stride=50, dtype="float32", device="cpu")
+        model(frame_of(["cat"], [" ".join(rng.choice(tiny.WORDS, 300)) for _ in range(20)]))
+        scored: list[pd.DataFrame] = []
+        mb, seconds = grown(lambda: scored.append(model(frame)))
+        scores = scored[0].loc[frame["text"] != huge, "score"].tolist()
+        return {"windows": model.coverage.windows, "mb": mb, "seconds": seconds, "scores": scores}
+
+
+def table_of_huge(args: argparse.Namespace, device: torch.device) -> None:
+    """What one huge document among ordinary ones changes."""
+    print(f"{'documents':12}{'windows':>9}{'seconds':>9}{'windows/s':>11}{'grown MB':>10}{'scores differ by':>18}")
+    without = np.zeros(0)
+    for case in ("ordinary", "with huge", "huge"):
+        command = [sys.executable, __file__, "--with-huge", case, "--huge-words", str(args.huge_words)]
+        command += ["--threads", str(args.threads)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ.copy())
+        figures = json.loads(done.stdout.splitlines()[-1])
+        scores = np.array(figures["scores"])
+        differ = f"{np.abs(scores - without).max():.1e}" if case == "with huge" else ""
+        without = scores
+        print(
+            f"{case:12}{figures['windows']:9}{figures['seconds']:9.2f}{figures['windows'] / figures['seconds']:11.0f}"
+            f"{figures['mb']:10.1f}{differ:>18}",
+            flush=True,
+        )
+
+
 TABLES = {
     "peak": table_of_peak,
     "overhead": table_of_overhead,
     "memory": table_of_memory,
     "linear": table_of_windows,
+    "huge": table_of_huge,
 }
 
 
@@ -236,12 +283,17 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[64, 128, 256, 512])
     parser.add_argument("--rows", type=int, nargs="+", default=[1000, 10_000, 100_000], help="multiples of 100")
     parser.add_argument("--windows", type=int, nargs="+", default=[8, 16, 32, 64, 128, 256], help="multiples of 8")
+    parser.add_argument("--huge-words", type=int, default=200_000)
     parser.add_argument("--grown-by", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--with-huge", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore")
     if args.grown_by:
         print(*grown_by(args.grown_by))
+        return
+    if args.with_huge:
+        print(json.dumps(with_huge(args.with_huge, args.huge_words)))
         return
     device = resolve_device(args.device)
     print(f"torch {torch.__version__}, {device.type}, {args.threads} thread(s)")
