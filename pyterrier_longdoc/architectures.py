@@ -5,8 +5,9 @@ Shapes: V inputs of a pass, T tokens.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from .batching import WindowBatch
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
+
+_NUMPY_STATE = threading.Lock()
+"""Held by who saves and restores the state of numpy's global generator."""
 
 GLOBAL_ATTENTION = ("query", "query_only", "cls")
 
@@ -148,14 +152,15 @@ class BigBirdRules(InputRules):
         sparse = self.is_sparse(length)
         model.set_attention_type("block_sparse" if sparse else "original_full")
         # The model seeds numpy's global generator, in transformers 4 also when it is not in training.
-        state = np.random.get_state() if sparse else None  # noqa: NPY002
+        if not sparse:
+            yield
+            return
         # The block-sparse code of transformers 5 fails in mixed precision.
-        precise = torch.autocast(model.device.type, enabled=False) if sparse else nullcontext()
-        try:
-            with precise:
+        with _NUMPY_STATE, torch.autocast(model.device.type, enabled=False):
+            state = np.random.get_state()  # noqa: NPY002
+            try:
                 yield
-        finally:
-            if state is not None:
+            finally:
                 np.random.set_state(state)  # noqa: NPY002
 
 

@@ -14,7 +14,7 @@ import pyterrier as pt
 
 from .biencoder_scorer import POOLINGS, SIMILARITIES, BiEncoderScorer
 from .checks import check_positive
-from .devices import resolve_device, resolve_dtype
+from .devices import check_devices, resolve_devices, resolve_dtype
 from .embeddings import SharedEncoder, shared_encoder
 from .frames import TextField, check_choice, check_only_windows, check_settings, rerank
 from .presentation import WithBackbone
@@ -140,7 +140,7 @@ class BiEncoder(WithBackbone, pt.Transformer):
             max_doc_len=self.max_doc_len,
         )
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
-        return scorer.to(resolve_device(self.device))
+        return scorer.to(resolve_devices(self.device)[0])
 
     def __getstate__(self) -> dict[str, Any]:
         # The encoder is never trained: it is loaded again where it is needed.
@@ -176,4 +176,5 @@ class BiEncoder(WithBackbone, pt.Transformer):
             check_choice("similarity", self.similarity, SIMILARITIES)
         check_positive(position_step=self.position_step)
         check_settings(self)
+        check_devices(self.device, several=False)
         self._make_windows()

@@ -36,19 +36,34 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def resolve_devices(device: str | Sequence[str] | None) -> list[torch.device]:
-    """The named devices; None for all GPUs if there are any, else the CPU.
+    """The named devices; None for the current GPU and all others of its model if there are any, else the CPU.
 
-    Where several processes train or score together, each has one GPU, and None is that one.
+    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is that one.
 
     Raises:
-        ValueError: for an unknown name, no name, or a GPU where torch sees none.
+        ValueError: for an unknown name, no name, several names in one of several processes, or a GPU where torch sees
+            none.
     """
     check_devices(device)
-    if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        current = torch.cuda.current_device()
-        others = (number for number in range(torch.cuda.device_count()) if number != current)
-        return [torch.device("cuda", number) for number in (current, *others)]
-    return list(map(resolve_device, device if isinstance(device, list | tuple) else [device]))
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if device is None and torch.cuda.is_available():
+        return _gpu_of_this_process() if together else _equal_gpus()
+    names: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
+    if together and len(names) > 1:
+        raise ValueError(f"device={names!r}: one of several processes has one GPU: leave device=None")
+    return list(map(resolve_device, names))
+
+
+def _gpu_of_this_process() -> list[torch.device]:
+    return [torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())]
+
+
+def _equal_gpus() -> list[torch.device]:
+    """The current one first; one of another model, a small one for the screen perhaps, would hold the others up."""
+    current = torch.cuda.current_device()
+    model = torch.cuda.get_device_name(current)
+    others = (n for n in range(torch.cuda.device_count()) if n != current and torch.cuda.get_device_name(n) == model)
+    return [torch.device("cuda", number) for number in (current, *others)]
 
 
 def check_devices(device: Any, several: bool = True) -> None:

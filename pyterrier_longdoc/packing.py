@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -38,7 +39,9 @@ and by name `scale` and `window`, how many tokens to the left and right are seen
 _packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
 """Of the pass under way in this thread. Another thread that uses the model meanwhile has none: it attends as before."""
 
-_one_at_a_time = threading.Lock()
+_locks: WeakKeyDictionary[nn.Module, threading.Lock] = WeakKeyDictionary()
+"""One for each model: during a pass it attends in another way, which other threads must not see."""
+_making_lock = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +64,7 @@ class Packing:
 
     def encode(self, backbone: Any) -> torch.Tensor:
         """The last layer's states `(1, R, H)`."""
-        with _attending(backbone.config, self):
+        with _attending(backbone, self):
             return backbone(**self.inputs).last_hidden_state
 
     def padded(self, states: torch.Tensor) -> torch.Tensor:
@@ -235,9 +238,12 @@ AttentionMaskInterface.register(_NAME, _mask_packed)
 
 
 @contextmanager
-def _attending(config: Any, packing: Packing) -> Iterator[None]:
-    """Within, the model of this configuration attends inside the windows of `packing`; afterwards by SDPA as before."""
-    with _one_at_a_time:
+def _attending(backbone: Any, packing: Packing) -> Iterator[None]:
+    """Within, the model attends inside the windows of `packing`; afterwards by SDPA as before."""
+    with _making_lock:
+        lock = _locks.setdefault(backbone, threading.Lock())
+    config = backbone.config
+    with lock:
         token = _packing.set(packing)
         config._attn_implementation = _NAME
         try:

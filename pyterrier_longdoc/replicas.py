@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -38,11 +37,11 @@ def replica(module: Module, device: torch.device, shared: Sequence[Any] = ()) ->
 def in_turn(
     workers: Sequence[Module], items: Iterable[Item], work: Callable[[Module, Item], Result]
 ) -> Iterator[tuple[Item, Result]]:
-    """`work(worker, item)` of every item, in the order of the items; each item goes to the next worker that is free.
+    """`work(worker, item)` of every item; each goes to the next worker that is free.
 
-    With one worker nothing runs beside the caller. With more, each has a thread, in which torch's inference mode is on.
-    Items are prepared by the caller's thread, not further ahead than the workers need. Where an item fails, the error
-    is raised in its turn and the items after it are given up.
+    With one worker nothing runs beside the caller. With more, each has a thread, in which torch's inference mode is on,
+    and items come as they are done: a slow worker holds nobody up. Items are prepared by the caller's thread, not
+    further ahead than the workers need. After an error what is already being done is still yielded; then it is raised.
 
     Args:
         workers: modules, each on a device of its own.
@@ -65,18 +64,40 @@ def in_turn(
         finally:
             free.put(worker)
 
-    waiting: deque[tuple[Item, Future[Result]]] = deque()
+    waiting: dict[Future[Result], Item] = {}
+    errors: list[BaseException] = []
     pool = ThreadPoolExecutor(len(workers), thread_name_prefix="longdoc-device")
     try:
-        for item in items:
-            waiting.append((item, pool.submit(done_by_next, item)))
+        for item in _until_error(items, errors):
+            waiting[pool.submit(done_by_next, item)] = item
             if len(waiting) > len(workers):
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
+                yield from _finished(waiting, errors)
+            if errors:
+                break
+        while waiting:
+            yield from _finished(waiting, errors)
+        if errors:
+            raise errors[0]
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _until_error(items: Iterable[Item], errors: list[BaseException]) -> Iterator[Item]:
+    try:
+        yield from items
+    except Exception as error:  # noqa: BLE001 - raised by the caller once finished work is yielded
+        errors.append(error)
+
+
+def _finished(waiting: dict[Future[Result], Item], errors: list[BaseException]) -> Iterator[tuple[Item, Result]]:
+    """Waits until something is done; takes it from what is waited for."""
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        item = waiting.pop(future)
+        error = future.exception()
+        if error is None:
+            yield item, future.result()
+        else:
+            errors.append(error)
 
 
 def one_at_a_time(call: Callable[[int], None] | None) -> Callable[[int], None] | None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 
 from .replicas import in_turn, one_at_a_time, replica
 from .texts import Block, TokenizedText, blocks, share_out
 
 if TYPE_CHECKING:
     from .scorer import LongDocScorer
+
+logger = logging.getLogger(__name__)
 
 BLOCK_CHARACTERS = 1_000_000
 """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
@@ -86,9 +90,10 @@ def steps(
 def on_devices(
     scorer: LongDocScorer, parts: Iterable[Part], work: Callable[[LongDocScorer, Part], Result]
 ) -> Iterator[tuple[Part, Result]]:
-    """`work(scorer, part)` of each part of a run, in order, by the scorer or, on several devices, by copies of it.
+    """`work(scorer, part)` of each part of a run by the scorer or, on several devices, by copies of it, as it is done.
 
-    Copies are made anew for every run of more than one part, so that they have the scorer's weights.
+    Copies are made anew for every run of more than one part, so that they have the scorer's weights. They are copies of
+    all objects in it, also of those that hooks belong to.
 
     Args:
         scorer: its coverage counts what is encoded.
@@ -102,13 +107,26 @@ def on_devices(
     workers = [scorer]
     if len(scorer.devices) > 1:
         parts = iter(parts)
-        ahead = list(itertools.islice(parts, 2))
+        ahead = list(itertools.islice(parts, len(scorer.devices)))
         parts = itertools.chain(ahead, parts)
-        shared = (scorer.tokenizer, scorer.tokens, scorer.windows, scorer.preselect)
         if len(ahead) > 1:
-            # A copy also where the scorer is: the caller may use it in the meantime, and changes its modes.
-            workers = [replica(scorer, device, shared).eval() for device in scorer.devices]
+            workers = _copies(scorer, scorer.devices[: len(ahead)])
     for part, (result, counts) in in_turn(workers, parts, counted):
         scorer.coverage.add_encoded(*counts)
         yield part, result
     scorer.encoder.affordable_tokens = min(worker.encoder.affordable_tokens for worker in workers)
+
+
+def _copies(scorer: LongDocScorer, devices: Sequence[torch.device]) -> list[LongDocScorer]:
+    """A copy on each device that has room for one; the first is the scorer's own.
+
+    A copy there too: the caller may use the scorer in the meantime, and changes its modes.
+    """
+    shared = (scorer.tokenizer, scorer.tokens, scorer.windows, scorer.preselect)
+    copies = []
+    for device in devices:
+        try:
+            copies.append(replica(scorer, device, shared).eval())
+        except torch.OutOfMemoryError:
+            logger.warning("%s has no room for a copy of the model and takes no part", device)
+    return copies

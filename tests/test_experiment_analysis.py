@@ -145,15 +145,16 @@ def test_peaks_of_gpu_memory_are_those_of_the_reranker(monkeypatch):
         is_available=lambda: True,
         is_initialized=lambda: True,
         synchronize=lambda: said.append("synchronize"),
-        reset_peak_memory_stats=lambda: said.append("reset"),
-        max_memory_allocated=lambda: 3 * 2**20,
+        device_count=lambda: 2,
+        reset_peak_memory_stats=lambda gpu: said.append(f"reset {gpu}"),
+        max_memory_allocated=lambda gpu: (3 + gpu) * 2**20,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     cost = Cost(queries=1)
     with measured(cost):
         said.append("run")
-    assert said == ["synchronize", "reset", "run", "synchronize"]
-    assert efficiency_table({"a": [cost]}, {}).loc[0, "peak GPU memory MB"] == 3
+    assert said == ["synchronize", "reset 0", "reset 1", "run", "synchronize"]
+    assert efficiency_table({"a": [cost]}, {}).loc[0, "peak GPU memory MB"] == 7
 
 
 def test_embeddings_of_earlier_runs_are_forgotten(plain_encoder, results):

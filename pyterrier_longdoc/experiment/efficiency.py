@@ -33,7 +33,7 @@ class Cost:
         tokens_read: tokens that it read of them.
         windows: of these texts.
         memory: peak of the process's resident memory in bytes.
-        gpu_memory: peak of the memory that torch had allocated on the GPU, in bytes; 0 without.
+        gpu_memory: peaks of the memory that torch had allocated on the GPUs, added up, in bytes; 0 without.
     """
 
     seconds: float = 0.0
@@ -71,7 +71,8 @@ def measured(cost: Cost) -> Iterator[None]:
     cuda = _cuda()
     if cuda is not None:
         cuda.synchronize()
-        cuda.reset_peak_memory_stats()
+        for gpu in range(cuda.device_count()):
+            cuda.reset_peak_memory_stats(gpu)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     start = time.perf_counter()
@@ -85,7 +86,7 @@ def measured(cost: Cost) -> Iterator[None]:
         watcher.join()
         cost.memory = max(cost.memory, peak[0], process.memory_info().rss)
         if cuda is not None:
-            cost.gpu_memory = max(cost.gpu_memory, cuda.max_memory_allocated())
+            cost.gpu_memory = max(cost.gpu_memory, sum(map(cuda.max_memory_allocated, range(cuda.device_count()))))
 
 
 def add_coverage(cost: Cost, stage: Any) -> None:
