@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -241,7 +242,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             groups,
             args,
             validate=validate,
-            on_step=weights.mark_trained,
+            on_step=partial(weights.mark_trained, args.as_dict()),
             history=weights.history,
             verbose=self.verbose,
         )

@@ -98,7 +98,7 @@ def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: 
         parameters["preselect"] = model.preselect.to_config(Path(folder))
     training = None
     if weights.history:
-        training = {"args": (model.training or model._default_training()).as_dict(), "history": weights.history}
+        training = {"args": weights.recipe, "history": weights.history}
     save_pretrained(
         folder,
         weights.scorer,
@@ -182,9 +182,17 @@ def load_reranker(
     else:
         scorer, backbone = load_pretrained(folder, config, saved._scorer_class)
     training = folder / "training.json"
-    history = json.loads(training.read_text(encoding="utf-8"))["history"] if training.is_file() else []
-    ready = config["head"]["ready"]
-    model._loaded = Weights(scorer, backbone, made_for, head, ready, trained=True, history=history)
+    past = json.loads(training.read_text(encoding="utf-8")) if training.is_file() else {"args": None, "history": []}
+    model._loaded = Weights(
+        scorer,
+        backbone,
+        made_for,
+        head,
+        ready=config["head"]["ready"],
+        trained=True,
+        history=past["history"],
+        recipe=past["args"],
+    )
     return model
 
 

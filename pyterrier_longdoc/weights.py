@@ -28,6 +28,7 @@ class Weights:
         ready: whether the scores make sense without training.
         trained: whether `fit` or `load` gave the weights, so that they must not be lost.
         history: one entry per epoch of training, and per validation.
+        recipe: of the last training, JSON-able; None before one.
     """
 
     scorer: LongDocScorer
@@ -37,6 +38,7 @@ class Weights:
     ready: bool
     trained: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
+    recipe: dict[str, Any] | None = None
 
     @classmethod
     def from_backbone(
@@ -68,9 +70,10 @@ class Weights:
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
-    def mark_trained(self) -> None:
-        """From now on the weights make sense and must not be lost."""
+    def mark_trained(self, recipe: dict[str, Any]) -> None:
+        """From now on the weights, trained by this recipe, make sense and must not be lost."""
         self.trained = self.ready = True
+        self.recipe = recipe
 
     def exchange_head(self, head: HeadSpec, seed: int) -> bool:
         """Puts another head on the same encoder.

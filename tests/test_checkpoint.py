@@ -189,6 +189,11 @@ def test_config_and_training(saved, cross_encoder):
     assert "ld.MaxP.load(" in card
 
 
+def test_a_loaded_model_keeps_its_recipe(saved, tmp_path):
+    ld.MaxP.load(saved).save(tmp_path / "again")
+    assert (tmp_path / "again" / "training.json").read_text() == (saved / "training.json").read_text()
+
+
 def test_no_training_file_without_training(cross_encoder, tmp_path):
     make("MaxP", cross_encoder).save(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} >= FILES

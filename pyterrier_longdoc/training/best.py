@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -238,7 +239,7 @@ def _fit_jointly(
         groups,
         replace(args, learning_rates={**rates, "": 0.0}),
         validate=lambda: evaluate(ranker.transform(results_va), qrels_va, args.metric),
-        on_step=weights.mark_trained,
+        on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
         objective=_joint_objective(texts, spans, args),
         verbose=ranker.verbose,
