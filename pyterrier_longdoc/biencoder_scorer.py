@@ -20,7 +20,7 @@ from .encoder import WindowEncoder
 from .microbatches import encode_distinct
 from .positions import spread_positions
 from .reports import Coverage, Explanation, check_finite
-from .texts import Span, TokenizedText, rows_by_pair, share_out
+from .texts import Span, TokenizedText, numbered, rows_by_pair, share_out
 from .windows import Windows, windows_to_config
 
 BLOCK_CHARACTERS = 1_000_000
@@ -202,9 +202,9 @@ class BiEncoderScorer(nn.Module):
         """For each distinct pair: its rows, the document, its windows and their `(N,)` similarities."""
         self._shared.begin(self.encoder)
         self.coverage = Coverage(dtype=dtype_name(dtype))
-        distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-        query_vectors = self._embed(self._query_ids(list(distinct)), self.query_layout, dtype, None)
-        wanted = rows_by_pair([distinct[query] for query in queries], texts)
+        distinct, of_row = numbered(queries)
+        query_vectors = self._embed(self._query_ids(distinct), self.query_layout, dtype, None)
+        wanted = rows_by_pair(of_row.tolist(), texts)
         for block in _text_blocks(sorted(wanted, key=len, reverse=True)):
             offsets = offsets or self.windows.needs_text
             documents = self.tokens(self.tokenizer, block, offsets=offsets, lead=self._passage_lead)

@@ -48,7 +48,7 @@ def resolve_devices(device: str | Sequence[str] | None) -> list[torch.device]:
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if device is None and torch.cuda.is_available():
         return _gpu_of_this_process() if together else _equal_gpus()
-    names: list[Any] = list(device) if isinstance(device, list | tuple) else [device]
+    names = device_names(device)
     if together and len(names) > 1:
         raise ValueError(f"device={names!r}: one of several processes has one GPU: leave device=None")
     return list(map(resolve_device, names))
@@ -66,18 +66,21 @@ def _equal_gpus() -> list[torch.device]:
     return [torch.device("cuda", number) for number in (current, *others)]
 
 
+def device_names(device: Any) -> list[Any]:
+    """What `device=` names, one device or a list of them, as a list."""
+    return list(device) if isinstance(device, list | tuple) else [device]
+
+
 def check_devices(device: Any, several: bool = True) -> None:
     """As `check_device`, also for a list of devices, if the model can work on several."""
-    if not isinstance(device, list | tuple):
-        check_device(device)
-        return
-    if not device:
+    names = device_names(device)
+    if not names:
         raise ValueError("device=[] names no device: leave device=None to take what there is")
-    if not several and len(device) > 1:
+    if not several and len(names) > 1:
         raise ValueError(f"device={device!r}: this model, or its backend=, works on one device at a time: name one")
-    for each in device:
+    for each in names:
         check_device(each)
-    if len({torch.device(each).type for each in device}) > 1:
+    if len({torch.device(each or "cpu").type for each in names}) > 1:
         raise ValueError(f"device={device!r}: devices that share the work must be of one kind")
 
 

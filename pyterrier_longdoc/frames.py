@@ -97,13 +97,12 @@ def check_settings(transformer: Any) -> None:
         ValueError: for one that can never work.
     """
     # Here, because devices imports torch, which listwise rerankers do without.
-    from .devices import check_devices, check_dtype
+    from .devices import check_dtype
 
     if not isinstance(transformer.backbone, str | Path) or not str(transformer.backbone):
         raise ValueError(f"backbone={transformer.backbone!r} must be a folder, or a model on the Hugging Face hub")
     field_names(transformer.text_field)
     check_dtype(transformer.dtype)
-    check_devices(transformer.device)
     for name in ("batch_size", "max_query_len"):
         check_given(**{name: getattr(transformer, name)})
     for name in ("max_batch_tokens", "max_windows", "max_doc_len"):

@@ -22,7 +22,7 @@ from torch import nn
 
 from .architectures import quiet
 from .changes import WeightsWatch
-from .devices import dtype_name
+from .devices import device_names, dtype_name
 from .extras import import_extra
 from .frames import check_choice
 from .heads import registered_heads
@@ -56,8 +56,7 @@ def check_backend(backend: str, device: Any, dtype: str | None) -> None:
     check_choice("backend", backend, BACKENDS)
     if backend not in _DTYPES:
         return
-    first = device[0] if isinstance(device, list | tuple) else device
-    if first is not None and torch.device(first).type != "cpu":
+    if any(name is not None and torch.device(name).type != "cpu" for name in device_names(device)):
         raise ValueError(
             f"backend={backend!r} computes on the CPU, not on device={device!r}: leave device=None, or take "
             f"backend='torch' or 'compile'"

@@ -328,10 +328,9 @@ class LongDocScorer(nn.Module):
         query_ids: Sequence[np.ndarray],
         documents: Sequence[TokenizedText],
         queries: Sequence[str],
-        on_share: Callable[[float], None] | None = None,
     ) -> tuple[Encoded, list[Cut]]:
         windows, cuts = self.cut(query_ids, documents, queries)
-        return self._encode_windows(query_ids, windows, on_share), cuts
+        return self._encode_windows(query_ids, windows, None), cuts
 
     def cut(
         self, query_ids: Sequence[np.ndarray], documents: Sequence[TokenizedText], queries: Sequence[str]

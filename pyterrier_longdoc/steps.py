@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .replicas import in_turn, one_at_a_time, replica
-from .texts import Block, TokenizedText, blocks, share_out
+from .texts import Block, TokenizedText, blocks, numbered, share_out
 
 if TYPE_CHECKING:
     from .scorer import LongDocScorer
@@ -70,8 +70,7 @@ def steps(
         on_rows: called with the number of rows that are done.
         offsets: also keep the character offsets of the texts' tokens.
     """
-    distinct = {query: i for i, query in enumerate(dict.fromkeys(queries))}
-    asked, of_row = list(distinct), [distinct[query] for query in queries]
+    asked, of_row = numbered(queries)
     characters = scorer.block_characters()
     if len(scorer.devices) > 1:
         on_rows = one_at_a_time(on_rows)

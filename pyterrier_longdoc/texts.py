@@ -107,6 +107,12 @@ class Block:
     seen: list[bool]
 
 
+def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return list(numbers), np.fromiter((numbers[value] for value in values), np.int64, len(values))
+
+
 def rows_by_pair(query_of_row: Sequence[int], texts: Sequence[str]) -> dict[str, dict[int, list[int]]]:
     """For each distinct text and each of its queries, the rows that ask for the pair."""
     wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -115,7 +121,9 @@ def rows_by_pair(query_of_row: Sequence[int], texts: Sequence[str]) -> dict[str,
     return wanted
 
 
-def blocks(query_of_row: Sequence[int], texts: Sequence[str], *, characters: int, pairs: int) -> Iterator[Block]:
+def blocks(
+    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[str], *, characters: int, pairs: int
+) -> Iterator[Block]:
     """Divides a run into blocks, longest texts first.
 
     A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that
@@ -128,9 +136,7 @@ def blocks(query_of_row: Sequence[int], texts: Sequence[str], *, characters: int
             takes when padded; a single pair may exceed it.
         pairs: bound on the number of pairs.
     """
-    number_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-    distinct = list(number_of)
-    text_of_row = np.fromiter((number_of[text] for text in texts), np.int64, len(texts))
+    distinct, text_of_row = numbered(texts)
     of_row = np.asarray(query_of_row, dtype=np.int64)
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     # Arrays: an object for every pair would take more memory than the rest of a run.
