@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from .backbones import FORMAT, Backbone, could_be_hub_id, load_tokenizer
+from .files import replacing
 from .heads.base import Head, build_head
 from .packaged import model_folder
 from .scorer import LongDocScorer
@@ -91,24 +93,27 @@ def save_pretrained(
         "encoder": backbone.describe(),
         "head": head,
     }
-    if adapter is None:
-        weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        scorer.tokenizer.save_pretrained(folder)
-    else:
-        save_file(adapter.tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+    if adapter is not None:
         config["adapter"] = {"base": adapter.base}
-    _write_json(folder / "config.json", config)
-    _write_json(
-        folder / "pt_meta.json",
-        {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"},
-    )
+    meta = {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}
+    texts = {
+        "config.json": _pretty(config),
+        "pt_meta.json": _pretty(meta),
+        "README.md": _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters)),
+        **({} if training is None else {"training.json": _pretty(training)}),
+    }
+    with ExitStack() as complete:
+        # They take their places when the weights have: where the disk is full a model saved before stays whole.
+        for file, text in texts.items():
+            complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
+        if adapter is None:
+            weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
+            scorer.tokenizer.save_pretrained(folder)
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        else:
+            save_file(adapter.tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
     if training is None:
         (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
-    else:
-        _write_json(folder / "training.json", training)
-    card = _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters))
-    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
@@ -187,8 +192,8 @@ def load_pretrained(
     return scorer, backbone
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(_json(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _pretty(content: dict[str, Any]) -> str:
+    return _json(content, indent=2, sort_keys=True) + "\n"
 
 
 def _json(content: Any, **options: Any) -> str:

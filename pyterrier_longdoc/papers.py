@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from .named import Named
+
+if TYPE_CHECKING:
+    from .training import TrainingArgs
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
 """MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 by title and by description."""
@@ -69,9 +72,15 @@ class Preset:
         """
         package = importlib.import_module(__package__ or "pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
+        model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
-            arguments["training"] = package.TrainingArgs(epochs=self.epochs)
-        return getattr(package, self.transformer)(**arguments)
+            model.training = with_own_rates(package.TrainingArgs.preset("boytsov2025", epochs=self.epochs), model)
+        return model
+
+
+def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
+    """A recipe of Boytsov et al. with the model's own learning rates: they differ where a head is pre-trained."""
+    return replace(recipe, learning_rates=model._default_training().learning_rates)
 
 
 class Presets(Named[Preset]):

@@ -16,11 +16,11 @@ import pyterrier as pt
 
 from .base import LongDocReranker
 from .experiment import Experiment, ExperimentResults
-from .papers import presets
+from .papers import presets, with_own_rates
 from .protocol_data import ProtocolData, TopicSet
 from .training.args import TrainingArgs
 from .training.folds import k_fold_fit
-from .training.kept import MODEL, check_new, fit_kept, keep_settings, recipe_of, settings_of
+from .training.kept import MODEL, check_new, fit_kept, keep_settings, recipe_of, settings_and_recipe
 from .training.presets import recipes
 from .training.seeds import check_seeds
 
@@ -218,7 +218,14 @@ class Protocol:
             return lambda seed: preset(**arguments)
         # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
         epochs = preset.epochs if self.start is None and preset.epochs > 1 else None
-        return lambda seed: preset(**{"seed": seed, "training": self.training(seed, epochs=epochs), **arguments})
+
+        def make(seed: int) -> Any:
+            model = preset(**{"seed": seed, **arguments})
+            if "training" not in arguments:
+                model.training = with_own_rates(self.training(seed, epochs=epochs), model)
+            return model
+
+        return make
 
 
 @dataclass(eq=False)
@@ -241,7 +248,11 @@ class _System:
         if hasattr(model, "fit"):
             start = self.start_from
             shown = str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__
-            settings = {**settings_of(self._prepared(model, seed)), "protocol": repr(self.protocol), "start": shown}
+            settings = {
+                **settings_and_recipe(self._prepared(model, seed)),
+                "protocol": repr(self.protocol),
+                "start": shown,
+            }
             keep_settings(settings, models_folder(self.folder, self.name, seed))
 
     def __call__(self, seed: int) -> pd.DataFrame:
@@ -270,7 +281,7 @@ class _System:
             message = f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {length}"
             warnings.warn(message, UserWarning, stacklevel=2)
         model.max_doc_len = model.max_doc_len or protocol.max_doc_len
-        model.training = replace(model.training or protocol.training(seed), seed=int(seed))
+        model.training = replace(model.training or with_own_rates(protocol.training(seed), model), seed=int(seed))
         return model
 
 

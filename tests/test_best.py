@@ -20,6 +20,7 @@ from pyterrier_longdoc.training import (
     segment_precision,
 )
 from pyterrier_longdoc.training.best import _joint_objective, _select, _spans
+from pyterrier_longdoc.training.run import Run
 from pyterrier_longdoc.training.sampling import Example
 
 from . import tiny
@@ -143,10 +144,74 @@ def test_iterations_stop(cross_encoder):
     assert list(result.iterations.columns) == ["iteration", "validation"]
     assert result.model is made[0]
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
-    for wrong in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"lora": ld.Lora()}):
+    for wrong in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"augment": shortened}):
         recipe = TrainingArgs(**wrong)
-        with pytest.raises(ValueError, match="fit_best takes recipes without"):
+        with pytest.raises(ValueError, match="fit_best takes recipes without a teacher, checkpoint"):
             fit_best(make, RUN, JUDGED, RUN, JUDGED)
+
+
+def shortened(text: str, rng: random.Random) -> str:
+    return text[:10]
+
+
+def recipes_of(made) -> list[tuple]:
+    return [(m._loaded.recipe["epochs"], m._loaded.recipe["metric"]) for m in made if m._loaded and m._loaded.recipe]
+
+
+def test_all_iterations_have_one_recipe(cross_encoder):
+    made = []
+
+    def make():
+        made.append(ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4))
+        return made[-1]
+
+    fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2)
+    best = TrainingArgs.preset("best")
+    assert recipes_of(made) == [(best.epochs, best.metric)] * 2
+    with pytest.raises(ValueError, match=r"the function returned the same .* twice"):
+        fit_best(lambda: made[0], RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE)
+
+
+@pytest.mark.parametrize("lora", [None, ld.Lora(rank=2)])
+def test_killed_and_resumed(lora, cross_encoder, tmp_path, monkeypatch):
+    recipe = TrainingArgs(epochs=3, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=lora, save_steps=1)
+
+    def make():
+        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
+
+    def run(folder, at=None, segments=ONE_SENTENCE):
+        steps = []
+        original = Run.step
+
+        def step(self, *args):
+            steps.append(1)
+            if len(steps) == at:
+                raise KeyboardInterrupt
+            return original(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "step", step)
+            result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=segments, iterations=2, gold=GOLD, folder=folder)
+        return result, len(steps)
+
+    whole, all_steps = run(None)
+    assert all_steps == 2 * 9
+    done = 0
+    for at in (5, 7, 4):  # in the first iteration; 4 steps later in the second; there again
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, at)
+        done += at - 1
+    resumed, rest = run(tmp_path)
+    assert rest == all_steps - done
+    pd.testing.assert_frame_equal(resumed.iterations, whole.iterations)
+    for one, other in zip(resumed.selections, whole.selections, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    pd.testing.assert_series_equal(resumed.model(RUN)["score"], whole.model(RUN)["score"])
+    again, steps = run(tmp_path)
+    assert steps == 0
+    pd.testing.assert_frame_equal(again.iterations, whole.iterations)
+    with pytest.raises(ValueError, match="not the same are its segments"):
+        run(tmp_path, segments=Segments(min_words=2, max_words=6))
 
 
 def test_comparators():

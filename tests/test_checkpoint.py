@@ -240,6 +240,19 @@ class OwnMaxP(ld.MaxP):
     """What a user writes to give MaxP other defaults."""
 
 
+def test_full_disk_leaves_the_model_that_was_saved_before(cross_encoder, saved, monkeypatch):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    other = ld.MaxP(cross_encoder, **{**SLIDING, "window_size": SLIDING["window_size"] + 1})
+
+    def full(*_, **__):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("pyterrier_longdoc.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        other.save(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
 def test_subclasses(cross_encoder, tmp_path):
     make("KMaxP", cross_encoder).save(tmp_path / "kmaxp")
     with pytest.raises(ValueError, match=r"holds a KMaxP, not a MaxP: use KMaxP\.load"):

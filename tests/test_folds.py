@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -221,6 +222,22 @@ def test_folder_of_models_with_another_start(cross_encoder, maxp, whole, tmp_pat
     pd.testing.assert_frame_equal(ld.k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path).run, first.run)
     with pytest.raises(ValueError, match="starting weights"):
         ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+
+
+def test_an_unfinished_model_is_not_finished_as_another(cross_encoder, tmp_path, monkeypatch):
+    interrupt_in_step(monkeypatch, 2, [])
+    with pytest.raises(KeyboardInterrupt):
+        ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+    other = make("MaxP", cross_encoder, training=RECIPE, max_doc_len=5)
+    with pytest.raises(ValueError, match=r"not the same are its arguments \(max_doc_len\)"):
+        ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_checkpoint_folder_is_for_one_training(kept, cross_encoder, tmp_path):
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, checkpoint=tmp_path / "state"))
+    with pytest.raises(ValueError, match=r"TrainingArgs\(checkpoint=...\) is for one training.*folder="):
+        ld.k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds" if kept else None)
 
 
 NO_FIT = pt.Transformer.identity()

@@ -206,6 +206,12 @@ def test_presets_get_the_recipe_of_the_protocol():
     assert training("trec-dl", "parade-rand-l2") == recipes("boytsov2025", seed=7, epochs=2)[0]
     assert training("robust04-title", "parade-rand-l2") == training("robust04-title", "maxp") == robust
     assert (robust.epochs, robust.negative_pool, robust.max_negative_rank) == (100, 100, 1000)
+    # A pre-trained aggregator learns as slowly as the backbone.
+    own = {"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4}
+    late = recipes("boytsov2025", seed=7, epochs=3)[0]
+    assert training("msmarco-document", "parade-lateir-l6") == replace(late, learning_rates=own)
+    assert ld.presets["parade-lateir-l6"]().training == replace(late, learning_rates=own, seed=42)
+    assert training("robust04-title", "parade-lateir-l6") == replace(robust, learning_rates=own)
     model = ld.protocols["robust04-title"]._preset_factory("maxp", {"batch_size": 3})(7)
     assert (model.seed, model.batch_size, model.max_doc_len) == (7, 3, 1431)
 

@@ -169,7 +169,8 @@ class Toy(nn.Module):
         self.head = nn.Linear(1, 1, bias=False)
         self.calls: list[tuple[list[str], list[str]]] = []
         self.modes: list[bool] = []
-        nn.init.zeros_(self.head.weight)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, queries, texts):
         self.calls.append((list(queries), list(texts)))
@@ -184,7 +185,7 @@ def toy_groups(count: int) -> list[Group]:
 
 
 def test_the_longest_prefix_gives_the_learning_rate():
-    rates = {"": 1.0, "encoder.": 2.0, "encoder.second.": 3.0, "head": 4.0, "decoder": 9.0}
+    rates = {"": 1.0, "encoder.": 2.0, "encoder.second.": 3.0, "head": 4.0}
     model = Toy()
     model.encoder["first"].bias.requires_grad_(False)
     groups = {group["lr"]: group["params"] for group in parameter_groups(model, TrainingArgs(learning_rates=rates))}
@@ -192,6 +193,13 @@ def test_the_longest_prefix_gives_the_learning_rate():
     assert [p is model.encoder["first"].weight for p in groups[2.0]] == [True]
     assert [id(p) for p in groups[3.0]] == [id(p) for p in model.encoder["second"].parameters()]
     assert [p is model.head.weight for p in groups[4.0]] == [True]
+
+
+def test_a_learning_rate_of_no_parameter():
+    with pytest.raises(
+        ValueError, match=r"begins with learning_rates' 'backbone\.'; they begin with encoder\., head\."
+    ):
+        parameter_groups(Toy(), TrainingArgs(learning_rates={"": 1e-4, "backbone.": 1e-5}))
 
 
 def test_default_learning_rates_of_a_real_model(cross_encoder):

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ GROUPS = [Group(f"q{i}", f"query {i}", tuple("abcdef"), (0.0, 1.0, 0.0, 2.0, -1.
         ({"loss": "ranknet", "sampling": "pointwise"}, "needs sampling='pairs'"),
         ({"patience": 0}, "patience=0 must be a whole number of at least 1"),
         ({"max_steps": True}, "max_steps=True must be a whole number"),
-        ({"alpha": 1.5}, "alpha=1.5 is a weight"),
+        ({"alpha": 1.5}, "alpha=1.5 must be a weight"),
         ({"epoch_decay": 0}, "epoch_decay=0 must be above 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0 must be above 0"),
         ({"augment": "rotate"}, "augment='rotate' must be a function"),
@@ -238,6 +239,39 @@ def test_labels_of_examples_begin_at_min_label():
     assert make_example(pick, [group], args, 0).labels == (2.0, 0.0, 0.0)
 
 
+def test_unjudged_candidates_are_below_every_judged_positive():
+    run = pd.DataFrame({"qid": "1", "query": "a", "docno": list("abc"), "score": [3.0, 2.0, 1.0]})
+    judged = pd.DataFrame({"qid": "1", "docno": ["a", "b"], "label": [0, -2]})
+    (group,) = make_groups(run, list("abc"), judged, TrainingArgs(min_label=0))
+    assert (group.positives, group.negatives) == ([0], [1, 2])
+
+
+def bounded(text: str, rng: random.Random, *, length: int = 3) -> str:
+    return text[:length]
+
+
+class Cut:
+    def __call__(self, text: str, rng: random.Random) -> str:
+        return text[:2]
+
+
+@pytest.mark.parametrize(
+    ("augment", "described"),
+    [
+        (bounded, "bounded"),
+        (partial(bounded, length=5), "bounded(length=5)"),
+        (ld.position_augmentation("windows"), None),
+        (Cut(), "Cut"),
+    ],
+)
+def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, described):
+    found = TrainingArgs(augment=augment).as_dict()["augment"]
+    assert "0x" not in found
+    if described is not None:
+        assert found == described
+    assert TrainingArgs(augment=partial(bounded, length=6)).as_dict()["augment"] != "bounded(length=5)"
+
+
 # Teachers and rounds.
 
 
@@ -251,6 +285,11 @@ def test_teacher_scores():
     pd.testing.assert_series_equal(out["score"], run.sample(frac=1, random_state=0)["score"])
     with pytest.raises(ValueError, match="no score for 4 of 7 candidates"):
         ld.TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
+    twice = pt.apply.generic(lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]))
+    with pytest.raises(ValueError, match="the teacher gives 1 candidates several scores"):
+        ld.TeacherScores(twice)(run)
+    doubled = pd.concat([run, run.iloc[:1]])
+    assert ld.TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
 
 
 class Recorder:

@@ -190,8 +190,12 @@ def test_state_of_other_data_or_weights(tmp_path):
         train(Toy(), toy_groups(2), args)
     frozen = Toy()
     frozen.encoder.requires_grad_(False)
-    with pytest.raises(ValueError, match="not the same are its frozen weights, weights"):
+    with pytest.raises(ValueError, match="not the same are its trainable weights"):
         train(frozen, toy_groups(3), args)
+    other = Toy()
+    torch.nn.init.ones_(other.encoder["first"].bias)
+    with pytest.raises(ValueError, match="not the same are its starting weights"):
+        train(other, toy_groups(3), args)
     # How often states are written is not part of the recipe.
     train(Toy(), toy_groups(3), replace(args, save_steps=2))
 
@@ -208,6 +212,80 @@ def test_finished_run_is_not_trained_again(tmp_path):
     assert steps == [1]  # the model counts as trained
     assert torch.equal(again.head.weight, first.head.weight)
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "different"),
+    [
+        ("PARADE-avg", {}, r"class, arguments \(.*aggregation"),
+        ("MaxP", {"window_size": 5, "stride": 3}, r"arguments \(window_size, stride\)"),
+        ("MaxP", {"max_doc_len": 6}, r"arguments \(max_doc_len\)"),
+    ],
+)
+def test_state_of_another_model(name, changes, different, cross_encoder, tmp_path):
+    args = replace(RECIPE, epochs=1, checkpoint=tmp_path)
+    make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    before = (tmp_path / STATE_FILE).read_bytes()
+    other = make(name, cross_encoder, training=args)
+    for argument, value in changes.items():
+        setattr(other, argument, value)
+    with pytest.raises(ValueError, match=f"not the same are its {different}"):
+        other.fit(RUN, JUDGED)
+    assert (tmp_path / STATE_FILE).read_bytes() == before
+    # What says nothing about weights and scores may change.
+    same = make("MaxP", cross_encoder, training=args, batch_size=3, verbose=False)
+    assert same.fit(RUN, JUDGED).history["epoch"].tolist() == [1]
+
+
+def test_state_of_another_backbone(cross_encoder, tmp_path):
+    args = replace(RECIPE, epochs=1, checkpoint=tmp_path / "state")
+    make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    other = make("MaxP", cross_encoder, training=args)
+    with torch.no_grad():
+        next(other.load_scorer().encoder.parameters())[5] += 1.0
+    with pytest.raises(ValueError, match="not the same are its starting weights"):
+        other.fit(RUN, JUDGED)
+
+
+def test_interrupted_and_continued_in_the_same_session(tmp_path):
+    args = TrainingArgs(epochs=4, queries_per_step=3, checkpoint=tmp_path, save_steps=1)
+    whole, model, steps = Toy(), Toy(), []
+
+    def interrupt() -> None:
+        steps.append(1)
+        if len(steps) in (2, 4):
+            raise KeyboardInterrupt
+
+    expected = train(whole, toy_groups(3), replace(args, checkpoint=None), history=[{"epoch": 2, "step": 7}])
+    history = [{"epoch": 2, "step": 7}]
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            train(model, toy_groups(3), args, on_step=interrupt, history=history)
+    for _ in range(2):  # the second time nothing is left to do
+        train(model, toy_groups(3), args, history=history)
+        assert [(e["epoch"], e["step"]) for e in history] == [(2, 7), (3, 8), (4, 9), (5, 10), (6, 11)]
+        assert [(e["epoch"], e["step"]) for e in history] == [(e["epoch"], e["step"]) for e in expected]
+        assert torch.equal(model.head.weight, whole.head.weight)
+    # A model that has learned something else since then is another one.
+    train(model, toy_groups(3), replace(args, checkpoint=None))
+    with pytest.raises(ValueError, match="not the same are its starting weights"):
+        train(model, toy_groups(3), args)
+
+
+def test_state_is_never_one_that_has_diverged(tmp_path):
+    class Diverging(Toy):
+        def forward(self, queries, texts):
+            scores = super().forward(queries, texts)
+            if len(self.calls) == 2:
+                scores.register_hook(lambda gradient: gradient * float("nan"))
+            return scores
+
+    args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1)
+    with pytest.raises(FloatingPointError, match="the training diverged: after step 2"):
+        train(Diverging(), toy_groups(5), args)
+    resumed = Toy()
+    train(resumed, toy_groups(5), args)
+    assert len(resumed.calls) == 4  # from the state after the first step
 
 
 def test_best_weights_and_patience_survive(tmp_path):

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..files import replacing
 from .comparisons import Statistics, compare
 from .papertable import PaperTable, paper_table
 from .perquery import aggregate
-from .runs import EXACT_FLOATS, read_run, replacing
+from .runs import EXACT_FLOATS, read_run
 from .significance import TESTS, Test
 from .store import RunStore
 

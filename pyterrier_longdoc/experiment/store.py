@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from .runs import read_run, replacing, write_run
+from ..files import replacing
+from .runs import read_run, write_run
 from .systems import Fold, Job
 
 SAVE_MODES = ("reuse", "overwrite", "error")

@@ -20,7 +20,7 @@ def adapted(scorer: nn.Module, lora: Lora | None) -> Iterator[None]:
     loaded like any other.
 
     Args:
-        scorer: a model with a Hugging Face backbone at `encoder.backbone`.
+        scorer: a model with a Hugging Face backbone at `encoder.backbone`, or several such models.
         lora: None changes nothing.
 
     Raises:
@@ -71,6 +71,7 @@ def merge(scorer: nn.Module) -> None:
 
 
 def _adapted_modules(scorer: nn.Module) -> list[nn.Module]:
-    """The backbone and, if it is pre-trained, the aggregator."""
+    """Backbones and pre-trained aggregators."""
     heads = [module for module in scorer.modules() if isinstance(module, Head)]
-    return [scorer.get_submodule("encoder.backbone"), *(part for head in heads for part in head.pretrained().values())]
+    backbones = [module for name, module in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
+    return [*backbones, *(part for head in heads for part in head.pretrained().values())]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
 from random import Random
@@ -25,6 +26,19 @@ _CHOICES = {
     "schedule": SCHEDULES,
     "dtype": ("float32", "bfloat16", "float16"),
 }
+_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "margin": (lambda value: value >= 0.0, "at least 0"),
+    "alpha": (lambda value: 0.0 <= value <= 1.0, "a weight, between 0 and 1"),
+    "min_label": (lambda value: True, "a number"),
+    "weight_decay": (lambda value: value >= 0.0, "at least 0"),
+    "warmup": (lambda value: 0.0 <= value <= 1.0, "a share of the steps, between 0 and 1"),
+    "epoch_decay": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
+    "max_grad_norm": (lambda value: value > 0.0, "above 0, or None to leave gradients alone"),
+    "dropout": (lambda value: 0.0 <= value < 1.0, "at least 0 and below 1, or None for the checkpoint's own"),
+    "seed": (lambda value: isinstance(value, Integral), "a whole number"),
+}
+_NONE_OR_NUMBER = ("max_grad_norm", "dropout")
+_SWITCHES = ("restart_each_epoch", "gradient_checkpointing")
 _AT_LEAST_ONE = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
 _AT_LEAST_ONE_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
 
@@ -168,37 +182,43 @@ class TrainingArgs:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
-        self._check_shares()
+        self._check_numbers()
         self._check_rates()
+        self._check_kinds()
         measure_named(self.metric)
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
-        if self.augment is not None and not callable(self.augment):
-            raise ValueError(f"augment={self.augment!r} must be a function of a text and a random.Random")
         # Nobody can change the caller's mapping or list behind a frozen recipe.
         object.__setattr__(self, "learning_rates", MappingProxyType(dict(self.learning_rates)))
         object.__setattr__(self, "trackers", tuple(self.trackers))
 
-    def _check_shares(self) -> None:
-        if not 0.0 <= self.warmup <= 1.0:
-            raise ValueError(f"warmup={self.warmup} is a share of the steps, between 0 and 1")
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ValueError(f"alpha={self.alpha} is a weight, between 0 and 1")
-        if not 0.0 < self.epoch_decay <= 1.0:
-            raise ValueError(f"epoch_decay={self.epoch_decay} must be above 0 and at most 1")
-        if self.dropout is not None and not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1, or None for the checkpoint's own")
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm={self.max_grad_norm} must be above 0, or None to leave gradients alone")
+    def _check_numbers(self) -> None:
+        for name, (holds, words) in _NUMBERS.items():
+            value = getattr(self, name)
+            if value is None and name in _NONE_OR_NUMBER:
+                continue
+            if not isinstance(value, Real) or isinstance(value, bool) or not holds(value):
+                raise ValueError(f"{name}={value!r} must be {words}")
 
     def _check_rates(self) -> None:
         if not isinstance(self.learning_rates, Mapping):
             raise ValueError(f'learning_rates={self.learning_rates!r} must map prefixes to rates: {{"": 1e-4}} for one')
         if "" not in self.learning_rates:
             raise ValueError('learning_rates needs an entry "" for parameters that no other prefix matches')
-        numbers = (self.margin, self.weight_decay, *self.learning_rates.values())
-        if not all(isinstance(number, Real) and number >= 0 for number in numbers):
-            raise ValueError("margin, weight_decay and learning_rates cannot be negative")
+        for prefix, rate in self.learning_rates.items():
+            if not isinstance(rate, Real) or not rate >= 0:
+                raise ValueError(f"learning_rates[{prefix!r}]={rate!r} must be at least 0")
+
+    def _check_kinds(self) -> None:
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.lora is not None and not isinstance(self.lora, Lora):
+            raise ValueError(f"lora={self.lora!r} must be ld.Lora(rank=...) or None")
+        if self.augment is not None and not callable(self.augment):
+            raise ValueError(f"augment={self.augment!r} must be a function of a text and a random.Random")
+        if isinstance(self.trackers, str) or not isinstance(self.trackers, Iterable):
+            raise ValueError(f'trackers={self.trackers!r} must be a tuple, such as ("tensorboard",)')
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> TrainingArgs:
@@ -229,13 +249,23 @@ class TrainingArgs:
             del values[name]
         values["learning_rates"] = dict(self.learning_rates)
         if self.augment is not None:
-            values["augment"] = getattr(self.augment, "__qualname__", None) or repr(self.augment)
+            values["augment"] = _described(self.augment)
         if self.lora is not None:
             values["lora"] = dataclasses.asdict(self.lora)
         return values
 
     def _values(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def _described(function: Any) -> str:
+    """A function's name and what is bound to it, the same in every process."""
+    if isinstance(function, partial):
+        bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        return f"{_described(function.func)}({', '.join(bound)})"
+    if hasattr(function, "__qualname__"):
+        return function.__qualname__
+    return type(function).__qualname__ if type(function).__repr__ is object.__repr__ else repr(function)
 
 
 def _rebuild(values: dict) -> TrainingArgs:

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import nn
 
+from ..files import replacing
 from ..windows import sentence_starts
 from .args import TrainingArgs
 from .groups import make_groups
+from .identity import settings_of
+from .kept import TrainingData, check_new, fit_kept, is_kept, writes
 from .loop import train
 from .losses import LOSSES
 from .objective import Objective
@@ -99,6 +104,7 @@ def fit_best(
     iterations: int = 4,
     patience: int = 2,
     gold: pd.DataFrame | None = None,
+    folder: str | Path | None = None,
 ) -> BestResult:
     """Trains passage rankers on segments, each iteration on those that the one before ranks first.
 
@@ -118,25 +124,34 @@ def fit_best(
         iterations: at most so many; 4 in the paper, the third was best.
         patience: stop after so many iterations without a new best.
         gold: `qid, docno, start, end`: the characters of known relevant passages, for the precision.
+        folder: for models and selections. A second call with the same arguments goes on where the first one was killed.
 
     Raises:
-        ValueError: if a loss needs a teacher, or the recipe asks for LoRA or a checkpoint folder.
+        ValueError: if a loss needs a teacher, the recipe has an augmentation or a checkpoint folder, `make` returns a
+            model twice, or the folder holds other models.
     """
     ranker, selector = make(), make()
+    check_new(selector, [ranker])
     args = _checked(ranker)
     frame = topics_or_res_tr.reset_index(drop=True)
-    spans = _spans(frame, segments or Segments(), ranker.text_field)
+    cut = segments or Segments()
+    spans = _spans(frame, cut, ranker.text_field)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
     best: tuple[float, Any] | None = None
     for iteration in range(1, iterations + 1):
+        own = None if folder is None else Path(folder) / f"iteration-{iteration}"
         if iteration == 1:
-            _fit_jointly(selector, ranker, frame, spans, qrels_tr, topics_or_res_va, qrels_va, args)
+            data = TrainingData(frame, qrels_tr, topics_or_res_va, qrels_va)
+            fit = partial(_fit_jointly, selector, data=data, spans=spans)
         else:
-            ranker = make()
-            chosen = _cut_to(frame, selections[-1], ranker.text_field)
-            ranker.fit(chosen, qrels_tr, topics_or_res_va, qrels_va)
-        selections.append(_select(ranker, frame, spans))
+            new, fit = make(), None
+            check_new(new, [ranker, selector])
+            ranker, data = new, data._replace(run=_cut_to(frame, selections[-1], new.text_field))
+        ranker.training = args
+        is_new = own is None or not is_kept(own)
+        ranker = fit_kept(ranker, data, own, fit=fit, about={"segments": repr(cut)})
+        selections.append(_kept_selection(ranker, frame, spans, own, is_new=is_new))
         value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
@@ -216,20 +231,13 @@ class _Joint(nn.Module):
         self.ranker = ranker
 
 
-def _fit_jointly(
-    selector: Any,
-    ranker: Any,
-    frame: pd.DataFrame,
-    spans: list[list[Span]],
-    qrels_tr: pd.DataFrame,
-    results_va: pd.DataFrame,
-    qrels_va: pd.DataFrame,
-    args: TrainingArgs,
-) -> None:
+def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, spans: list[list[Span]]) -> None:
     """The first iteration: the ranker learns from what the selector selects while that learns from all segments."""
+    args: TrainingArgs = ranker.training
+    frame = data.run
     texts = frame[ranker.text_field].fillna("").astype(str).tolist()
     # Groups hold row numbers in place of texts; the objective looks up the segments.
-    groups = make_groups(frame, [str(row) for row in range(len(frame))], qrels_tr, args)
+    groups = make_groups(frame, [str(row) for row in range(len(frame))], data.qrels, args)
     rates = {
         f"{part}.{prefix}": rate for part in ("selector", "ranker") for prefix, rate in args.learning_rates.items()
     }
@@ -238,10 +246,13 @@ def _fit_jointly(
         _Joint(selector.load_scorer(), weights.scorer),
         groups,
         replace(args, learning_rates={**rates, "": 0.0}),
-        validate=lambda: evaluate(ranker.transform(results_va), qrels_va, args.metric),
+        validate=lambda: evaluate(
+            ranker.transform(data.validation_run), cast(pd.DataFrame, data.validation_qrels), args.metric
+        ),
         on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
         objective=_joint_objective(texts, spans, args),
+        settings={**settings_of(ranker), "segments": crc32(repr((texts, spans)).encode())},
         verbose=ranker.verbose,
     )
 
@@ -287,6 +298,21 @@ def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.Data
     return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
 
 
+def _kept_selection(
+    model: Any, frame: pd.DataFrame, spans: list[list[Span]], folder: Path | None, *, is_new: bool
+) -> pd.DataFrame:
+    """As `_select`; read from the folder if it is there and the model is not new."""
+    path = None if folder is None else folder / "selection.csv"
+    if path is not None and path.is_file() and not is_new:
+        kept = pd.read_csv(path)
+        return _selection(frame, list(zip(kept["start"], kept["end"], strict=True)))
+    selected = _select(model, frame, spans)
+    if path is not None and writes():
+        with replacing(path) as temporary:
+            selected[["start", "end"]].to_csv(temporary, index=False)
+    return selected
+
+
 def _selection(frame: pd.DataFrame, spans: list[Span]) -> pd.DataFrame:
     starts, ends = [a for a, _ in spans], [b for _, b in spans]
     return frame[["qid", "docno"]].assign(start=starts, end=ends)
@@ -314,8 +340,8 @@ def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 def _checked(model: Any) -> TrainingArgs:
     args = model.training or TrainingArgs.preset("best")
-    if LOSSES[args.loss].teacher or args.lora is not None or args.checkpoint is not None or args.augment is not None:
-        raise ValueError("fit_best takes recipes without a teacher, lora, checkpoint and augment")
+    if LOSSES[args.loss].teacher or args.checkpoint is not None or args.augment is not None:
+        raise ValueError("fit_best takes recipes without a teacher, checkpoint (see folder=) and augment")
     if not isinstance(model.text_field, str):
         raise ValueError(f"fit_best needs one text column, not text_field={model.text_field!r}")
     return args

@@ -30,11 +30,15 @@ class TeacherScores(pt.Transformer):
         """Adds the column.
 
         Raises:
-            ValueError: if the teacher drops or doubles candidates.
+            ValueError: if the teacher drops a candidate, or has several scores for one.
         """
         columns = {"qid": str, "docno": str}
-        scored: Any = self.teacher(inp)
-        scores = dict(zip(_keys(scored.astype(columns)), scored["score"].astype(float), strict=True))
+        answer: Any = self.teacher(inp)
+        scored = answer[["qid", "docno", "score"]].astype(columns).drop_duplicates()
+        twice = scored[scored.duplicated(["qid", "docno"])]
+        if len(twice):
+            raise ValueError(f"the teacher gives {len(twice)} candidates several scores, e.g. {_keys(twice)[0]}")
+        scores = dict(zip(_keys(scored), scored["score"].astype(float), strict=True))
         keys = _keys(inp.astype(columns))
         missing = [key for key in keys if key not in scores]
         if missing:

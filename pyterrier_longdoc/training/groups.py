@@ -19,7 +19,7 @@ class Group:
         qid: the query's identifier.
         query: the query's text.
         texts: C candidates.
-        labels: C labels, the more the better; 0 where not judged.
+        labels: C labels, the more the better; where not judged 0, or less if 0 is positive.
         targets: the teacher's C scores, or None.
         min_label: labels from here on are positive.
     """
@@ -149,7 +149,7 @@ def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
         qid,
         str(ranked["query"].iloc[0]),
         tuple(ranked["text"]),
-        tuple(ranked["label"].fillna(0.0).tolist()),
+        tuple(ranked["label"].fillna(min(0.0, args.min_label - 1.0)).tolist()),
         tuple(ranked["target"].tolist()) if "target" in ranked.columns else None,
         args.min_label,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -13,21 +13,15 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import pyterrier as pt
-import torch
 
-from ..experiment.runs import read_run, replacing, write_run
+from ..experiment.runs import read_run, write_run
+from ..files import replacing
 from .args import TrainingArgs
-from .state import check_same
+from .identity import OF_THIS_MACHINE, check_same, settings_of, weights_digest
 
 MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
 """In the folder of a model: itself, what it made of its candidates, and what it is made with."""
 _FINISHED, _SCORED, _STATE = "finished.json", "scored.json", "state"
-
-_OF_THIS_MACHINE = (
-    "text_loader", "device", "training", "verbose", "score_cache", "batch_size", "max_batch_tokens", "explain",
-)  # fmt: skip
-"""Constructor arguments that a model is read again with; neither its weights nor its scores depend on them."""
-_NOT_COMPARED = {*_OF_THIS_MACHINE, "trust_remote_code"}
 
 
 class TrainingData(NamedTuple):
@@ -39,7 +33,14 @@ class TrainingData(NamedTuple):
     validation_qrels: pd.DataFrame | None = None
 
 
-def fit_kept(model: Any, data: TrainingData, folder: Path | None) -> Any:
+def fit_kept(
+    model: Any,
+    data: TrainingData,
+    folder: Path | None,
+    *,
+    fit: Callable[[Any], object] | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Any:
     """Fits a model, or reads it if it is finished already.
 
     Args:
@@ -47,36 +48,50 @@ def fit_kept(model: Any, data: TrainingData, folder: Path | None) -> Any:
         data: what it is fitted on.
         folder: for the state of the training, which goes on from there if it was killed, and for the model; None keeps
             nothing.
+        fit: trains the model on the data, by its recipe and with its checkpoint folder; None for its own `fit`.
+        about: what else must be the same for a kept model to be this one, JSON-able.
 
     Returns:
         The trained model.
 
     Raises:
         TypeError: if it cannot be fitted, or has to be kept and cannot be saved.
-        ValueError: if the folder holds another model: other arguments, recipe, data or starting weights.
+        ValueError: if the folder holds another model, finished or not: other arguments, recipe, data or starting
+            weights; or if the recipe has a checkpoint folder of its own.
     """
     if not hasattr(model, "fit"):
         raise TypeError(f"{model!r} has no fit: give an Estimator such as ld.MaxP(...)")
+    if getattr(getattr(model, "training", None), "checkpoint", None) is not None:
+        raise ValueError(
+            "TrainingArgs(checkpoint=...) is for one training, and several begin here: leave it out; folder= keeps the "
+            "state of each"
+        )
+    fit = fit or (lambda model: model.fit(*data))
     if folder is None:
-        model.fit(*data)
+        fit(model)
         return model
-    identity = _identity(model, data)
+    identity = {**_identity(model, data), **(about or {})}
     kept = read_notes(folder / _FINISHED)
     if kept is not None:
         check_same(kept, identity, folder)
-        return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in _OF_THIS_MACHINE})
+        return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in OF_THIS_MACHINE})
     (folder / _SCORED).unlink(missing_ok=True)
     before = model.training
     model.training = replace(recipe_of(model), checkpoint=folder / _STATE)
     try:
-        model.fit(*data)
+        fit(model)
     finally:
         model.training = before
-    if _writes():
+    if writes():
         model.save(folder / MODEL)
         _write(folder / _FINISHED, identity)  # last, so that it vouches for the model
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether the folder has a finished model."""
+    return (folder / _FINISHED).is_file()
 
 
 def score_kept(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
@@ -101,7 +116,7 @@ def score_kept(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.
         if not out[["qid", "docno"]].astype(str).equals(candidates[["qid", "docno"]].astype(str)):
             raise ValueError(f"{model!r} does not return the rows that it is given, in their order")
         scores = out["score"].to_numpy(dtype="float64")
-        if folder is not None and _writes():
+        if folder is not None and writes():
             write_run(candidates.assign(score=scores), folder / RUN, type(model).__name__)
             _write(folder / _SCORED, identity)
     return pt.model.add_ranks(candidates[["qid", "query", "docno"]].assign(score=scores))
@@ -143,11 +158,9 @@ def off_device(model: Any) -> Any:
     return model
 
 
-def settings_of(model: Any) -> dict[str, Any]:
+def settings_and_recipe(model: Any) -> dict[str, Any]:
     """Class, arguments and recipe of a model, for JSON, without what decides about neither weights nor scores."""
-    arguments = {name: repr(value) for name, value in model._parameters().items() if name not in _NOT_COMPARED}
-    found = {"class": type(model).__name__, "arguments": arguments, "recipe": recipe_of(model).as_dict()}
-    return json.loads(json.dumps(found, default=str))
+    return {**settings_of(model), "recipe": json.loads(json.dumps(recipe_of(model).as_dict(), default=str))}
 
 
 def keep_settings(settings: dict[str, Any], folder: Path) -> None:
@@ -159,7 +172,7 @@ def keep_settings(settings: dict[str, Any], folder: Path) -> None:
     kept = read_notes(folder / SETTINGS)
     if kept is not None:
         check_same(kept, settings, folder)
-    elif _writes():
+    elif writes():
         _write(folder / SETTINGS, settings)
 
 
@@ -169,9 +182,10 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
         raise TypeError(f"folder= keeps models by their save, which {model!r} has not: leave folder= out")
     if model.trust_remote_code:
         raise ValueError("a model whose backbone runs remote code cannot be saved: leave folder= out")
+    trained = model._loaded is not None and model._loaded.trained  # else it starts from its backbone
     return {
-        **settings_of(model),
-        "starting weights": _digest_of_weights(model),
+        **settings_and_recipe(model),
+        "starting weights": weights_digest(model._loaded.scorer) if trained else None,
         "training data": [None if frame is None else _digest_of_frame(frame) for frame in data],
     }
 
@@ -186,18 +200,7 @@ def _digest_of_frame(frame: pd.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def _digest_of_weights(model: Any) -> str | None:
-    """Of a model that has been trained; None if it starts from its backbone."""
-    if model._loaded is None or not model._loaded.trained:
-        return None
-    digest = blake2b(digest_size=16)
-    for name, value in sorted(model._loaded.scorer.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _writes() -> bool:
+def writes() -> bool:
     """Whether this is the only process, or the first of several that train together."""
     return os.environ.get("RANK", "0") == "0"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any
@@ -19,7 +19,6 @@ from .losses import LOSSES
 from .objective import Objective, ranking_objective
 from .run import Run
 from .sampling import draw_epoch, examples_per_epoch, make_example
-from .state import fingerprint
 
 
 def train(
@@ -31,6 +30,7 @@ def train(
     on_step: Callable[[], None] | None = None,
     history: list[dict[str, Any]] | None = None,
     objective: Objective | None = None,
+    settings: Mapping[str, Any] | None = None,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
@@ -47,6 +47,7 @@ def train(
         on_step: called after each optimiser step.
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
+        settings: of the model, JSON-able: with others a training is not continued.
         verbose: show a progress bar.
 
     Returns:
@@ -70,8 +71,7 @@ def train(
         run = Run(scorer, args, objective or ranking_objective(args), steps, history)
         progress = run.progress
         try:
-            identity = {} if args.checkpoint is None else fingerprint(scorer, groups, args)
-            if run.restore(identity) and on_step is not None:
+            if run.restore(groups, settings) and on_step is not None:
                 on_step()
             progress = run.progress
             scorer.train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from .args import TrainingArgs
+from .groups import Group
+from .identity import Start, check_same, leave, start_of, training_identity
 from .objective import Objective
 from .processes import Processes
 from .sampling import Example
 from .schedule import make_optimizer, rate_factor, set_rates
 from .state import (
-    check_same,
     load_state,
     optimizer_tensors,
     restore_optimizer,
@@ -84,8 +85,9 @@ class Run:
         self.optimizer = make_optimizer(self.scorer, self.args)
         self.device = next(self.scorer.parameters()).device.type
         self.scaler = torch.amp.GradScaler(self.device, enabled=self.args.dtype == "float16")
+        self._start: Start | None = None
+        self._identity: dict[str, Any] = {}
         self._earlier_entries = len(self.history)
-        self._earlier = self.history[-1] if self.history else {"epoch": 0, "step": 0}
         self._seconds = self._documents = 0.0
 
     @property
@@ -165,9 +167,10 @@ class Run:
         due = last or (epoch_ends if args.validate_steps is None else progress.step % args.validate_steps == 0)
         if due or epoch_ends:
             self._check_weights()
+            earlier = self.history[self._earlier_entries - 1] if self._earlier_entries else {"epoch": 0, "step": 0}
             entry = {
-                "epoch": self._earlier["epoch"] + progress.epoch + 1,
-                "step": self._earlier["step"] + progress.step,
+                "epoch": earlier["epoch"] + progress.epoch + 1,
+                "step": earlier["step"] + progress.step,
                 "loss": self.loss,
                 "learning_rate": self.rate,
                 "documents_per_second": self.documents_per_second,
@@ -214,13 +217,16 @@ class Run:
         self.scorer.eval()
         if self.best is not None:
             restore_tensors(self.scorer, self.best)
+        if self._start is not None:
+            leave(self.scorer, self._start)
         self.processes.end()
 
     # On disk.
 
     def save(self) -> None:
-        """Writes the state to the checkpoint folder, if there is one."""
+        """Writes the state to the checkpoint folder, if there is one; never one that has diverged."""
         if self.args.checkpoint is not None and self.processes.main:
+            self._check_weights()
             sections = {
                 "model": trained_tensors(self.scorer),
                 "best": self.best or {},
@@ -230,15 +236,16 @@ class Run:
                 "progress": dataclasses.asdict(self.progress),
                 "history": self.history[self._earlier_entries :],
                 "scaler": self.scaler.state_dict(),
-                "identity": self.identity,
+                "identity": self._identity,
             }
             save_state(Path(self.args.checkpoint), sections, about)
 
-    def restore(self, identity: dict[str, Any]) -> bool:
+    def restore(self, groups: Sequence[Group], settings: Mapping[str, Any] | None) -> bool:
         """Continues from the state in the checkpoint folder, if there is one.
 
         Args:
-            identity: what must be the same as in the run that wrote it.
+            groups: the training data, which must be the same as in the run that wrote it.
+            settings: of the model, the same.
 
         Returns:
             Whether there is one.
@@ -246,19 +253,28 @@ class Run:
         Raises:
             ValueError: if it cannot be read, or belongs to another training.
         """
-        self.identity = identity
-        found = None if self.args.checkpoint is None else load_state(Path(self.args.checkpoint))
-        if found is None:
+        if self.args.checkpoint is None:
             return False
-        sections, about = found
-        check_same(about["identity"], identity, Path(self.args.checkpoint or ""))
+        folder = Path(self.args.checkpoint)
+        start = start_of(self.scorer, folder, len(self.history))
+        self._identity = training_identity(self.scorer, groups, self.args, settings, start)
+        found = load_state(folder)
+        if found is not None:
+            check_same(found[1]["identity"], self._identity, folder)
+            self._continue(start, *found)
+        self._start = start
+        return found is not None
+
+    def _continue(self, start: Start, sections: dict[str, dict[str, torch.Tensor]], about: dict[str, Any]) -> None:
+        """Takes over a state."""
         restore_tensors(self.scorer, sections["model"])
         restore_optimizer(self.optimizer, self.scorer, sections.get("optimizer", {}))
         if about["scaler"]:
             self.scaler.load_state_dict(about["scaler"])
-        self.history.extend(about["history"])
+        # What an interrupted run of this process has written is in the state, or done again.
+        self._earlier_entries = start.entries
+        self.history[start.entries :] = about["history"]
         self.progress = Progress(**about["progress"])
         if "best" in sections:
             device = next(self.scorer.parameters()).device
             self.best = {name: tensor.to(device) for name, tensor in sections["best"].items()}
-        return True

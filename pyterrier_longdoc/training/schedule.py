@@ -55,7 +55,16 @@ def make_optimizer(scorer: nn.Module, args: TrainingArgs) -> torch.optim.AdamW:
 
 
 def parameter_groups(scorer: nn.Module, args: TrainingArgs) -> list[dict[str, Any]]:
-    """Trainable parameters by learning rate and decay: the longest matching prefix of the parameter's name counts."""
+    """Trainable parameters by learning rate and decay: the longest matching prefix of the parameter's name counts.
+
+    Raises:
+        ValueError: if a prefix matches no parameter.
+    """
+    names = [name for name, _ in scorer.named_parameters()]
+    unused = [prefix for prefix in args.learning_rates if not any(name.startswith(prefix) for name in names)]
+    if unused:
+        parts = ", ".join(dict.fromkeys(f"{name.split('.')[0]}." for name in names))
+        raise ValueError(f"no parameter's name begins with learning_rates' {unused[0]!r}; they begin with {parts}")
     by_kind: dict[tuple[str, bool], list[nn.Parameter]] = {}
     for name, parameter in scorer.named_parameters():
         if parameter.requires_grad:

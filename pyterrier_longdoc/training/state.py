@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
-
-from .args import TrainingArgs
-from .groups import Group
 
 STATE_FILE = "training-state.safetensors"
 _FORMAT = "1"
@@ -56,23 +51,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, scorer: nn.Module, tenso
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
         optimizer.state[parameters[name]][quantity] = value.to(parameters[name].device)
-
-
-def fingerprint(scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs) -> dict[str, Any]:
-    """What must be the same for a training to be continued: recipe, data, frozen weights, names of the trained ones."""
-    data = frozen = 0
-    for group in groups:
-        data = zlib.crc32(repr((group.qid, group.query, group.texts, group.labels, group.targets)).encode(), data)
-    for _, parameter in scorer.named_parameters():
-        if not parameter.requires_grad:
-            frozen = zlib.crc32(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, frozen)
-    weights = {name: list(tensor.shape) for name, tensor in trained_tensors(scorer).items()}
-    return {
-        "recipe": json.loads(json.dumps(args.as_dict(), default=str)),
-        "training data": data,
-        "frozen weights": frozen,
-        "weights": weights,
-    }
 
 
 def save_state(folder: Path, sections: dict[str, dict[str, torch.Tensor]], about: dict[str, Any]) -> None:
@@ -140,20 +118,6 @@ def load_state(folder: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[s
             f"the state of the training in {str(path)!r} cannot be read: {error}. It was left as it is; move it away "
             f"or restore a copy, or name another checkpoint folder to start afresh"
         ) from error
-
-
-def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Raises ValueError, naming what differs, if a state belongs to another training."""
-    different = [name for name in expected if found.get(name) != expected[name]]
-    if "recipe" in different:
-        old, new = found.get("recipe", {}), expected["recipe"]
-        names = [name for name in new if old.get(name) != new[name]]
-        different[different.index("recipe")] = f"recipe ({', '.join(names)})"
-    if different:
-        raise ValueError(
-            f"the checkpoint folder {str(folder)!r} holds the state of another training: not the same are its "
-            f"{', '.join(different)}. Name another folder, or delete that one to start afresh"
-        )
 
 
 def _flush(path: Path) -> None:

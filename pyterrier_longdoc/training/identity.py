@@ -1,0 +1,118 @@
+"""What must be the same for a training to be continued, or for a kept model to be the one that is asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from ..changes import fingerprints
+from .args import TrainingArgs
+from .groups import Group
+from .state import STATE_FILE
+
+OF_THIS_MACHINE = (
+    "text_loader", "device", "training", "verbose", "score_cache", "batch_size", "max_batch_tokens", "explain",
+)  # fmt: skip
+"""Constructor arguments that a model is read again with; neither its weights nor its scores depend on them."""
+_NOT_COMPARED = {*OF_THIS_MACHINE, "trust_remote_code"}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a training began.
+
+    Attributes:
+        folder: for its state.
+        weights: digest of the weights.
+        entries: of the history, of earlier trainings.
+    """
+
+    folder: Path
+    weights: int
+    entries: int
+
+
+_left: WeakKeyDictionary[nn.Module, tuple[Start, int]] = WeakKeyDictionary()
+"""For the models that were trained in this process: how that began, and the digest of the weights at its end."""
+
+
+def settings_of(model: Any) -> dict[str, Any]:
+    """Class and arguments of a model, for JSON, without what decides about neither weights nor scores."""
+    arguments = {
+        name: _ADDRESS.sub("", repr(value)) for name, value in model._parameters().items() if name not in _NOT_COMPARED
+    }
+    return {"class": type(model).__name__, "arguments": arguments}
+
+
+def weights_digest(module: nn.Module) -> int:
+    """A number that other weights do not have."""
+    tensors = module.state_dict()
+    return zlib.crc32(repr((list(tensors), fingerprints(tensors.values()))).encode())
+
+
+def start_of(scorer: nn.Module, folder: Path, entries: int) -> Start:
+    """How a training begins now, or began that has left the model as it is, and its state in the folder.
+
+    Args:
+        scorer: the model.
+        folder: for the state.
+        entries: of the history so far.
+    """
+    weights = weights_digest(scorer)
+    start, end = _left.get(scorer, (None, 0))
+    if start is not None and (start.folder, end) == (folder, weights) and (folder / STATE_FILE).exists():
+        return start
+    return Start(folder, weights, entries)
+
+
+def leave(scorer: nn.Module, start: Start) -> None:
+    """Remembers how the training of a model began, for as long as the model has the weights of its end."""
+    _left[scorer] = start, weights_digest(scorer)
+
+
+def training_identity(
+    scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs, settings: Mapping[str, Any] | None, start: Start
+) -> dict[str, Any]:
+    """Model, recipe, data and starting weights of a training, JSON-able.
+
+    Args:
+        scorer: the model.
+        groups: the training data.
+        args: the recipe.
+        settings: of `settings_of`, where there is such a model.
+        start: how it began.
+    """
+    data = 0
+    for group in groups:
+        data = zlib.crc32(repr((group.qid, group.query, group.texts, group.labels, group.targets)).encode(), data)
+    return {
+        **json.loads(json.dumps(settings or {})),
+        "recipe": json.loads(json.dumps(args.as_dict(), default=str)),
+        "training data": data,
+        "starting weights": start.weights,
+        "trainable weights": sorted(name for name, parameter in scorer.named_parameters() if parameter.requires_grad),
+    }
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
+    """Raises ValueError, naming what differs, if a state belongs to another training."""
+    different = [name for name in expected if found.get(name) != expected[name]]
+    for whole in ("recipe", "arguments"):
+        if whole in different:
+            old, new = found.get(whole, {}), expected[whole]
+            names = [name for name in new if old.get(name) != new[name]]
+            different[different.index(whole)] = f"{whole} ({', '.join(names)})"
+    if different:
+        raise ValueError(
+            f"the checkpoint folder {str(folder)!r} holds the state of another training: not the same are its "
+            f"{', '.join(different)}. Name another folder, or delete that one to start afresh"
+        )
