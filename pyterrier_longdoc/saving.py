@@ -43,7 +43,8 @@ class WithCheckpoints:
         """Restores a model that `save` or `push_to_hub` wrote.
 
         Args:
-            name: a folder, or a model on the Hugging Face hub.
+            name: a folder, a model on the Hugging Face hub, or one that comes with this package, e.g.
+                `"longdoc:docstrings-maxp"`.
             revision: branch, tag or commit on the hub.
             **parameters: constructor arguments to change, e.g. `device="cpu"`.
 
@@ -149,7 +150,7 @@ def load_reranker(
     Args:
         cls: the class that is asked for.
         base: the class of all rerankers, which may ask for any.
-        name: a folder, or a model on the Hugging Face hub.
+        name: a folder, a model on the Hugging Face hub, or one of this package.
         revision: branch, tag or commit on the hub.
         parameters: constructor arguments to change.
 

@@ -1,4 +1,4 @@
-"""A program that fits a model: `torchrun --nproc_per_node 2 tests/fit_in_processes.py BACKBONE OUT`."""
+"""A program that fits a model: `torchrun --nproc_per_node 2 tests/fit_in_processes.py BACKBONE OUT [DIE_AT]`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pyterrier_longdoc as ld
 from tests.test_training import toy_task
 
 
-def main(backbone: str, out: str) -> None:
-    """Fits, keeps the gradients of all steps, and saves the model."""
+def main(backbone: str, out: str, die_at: str = "0") -> None:
+    """Fits, keeps the gradients of all steps, and saves the model; or dies in the step of that number."""
     rank = os.environ.get("RANK", "0")
     gradients: dict[str, torch.Tensor] = {}
     step = torch.optim.AdamW.step
 
     def spy(self, *args, **kwargs):
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if len(gradients) + 1 == int(die_at):
+            os._exit(1)
         gradients[str(len(gradients))] = torch.cat([p.grad.flatten() for p in parameters])
         return step(self, *args, **kwargs)
 

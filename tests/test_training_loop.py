@@ -14,7 +14,7 @@ import torch
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training import Lora, TrainingArgs, evaluate, train
 
-from . import tiny
+from . import tiny, tiny_long
 from .systems import CROSS_ENCODERS, make
 from .test_training import Toy, toy_groups, toy_task
 
@@ -282,28 +282,20 @@ def test_lora_on_named_layers(cross_encoder):
     broken(RUN)
 
 
-def test_lora_of_a_decoder():
-    config = tiny.AutoConfig.for_model(
-        "llama", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=30
-    )
-
-    class Decoder(Toy):
-        def __init__(self):
-            super().__init__()
-            self.encoder = torch.nn.ModuleDict({"backbone": tiny.AutoModel.from_config(config)})
-            self.head = torch.nn.Linear(16, 1)
-
-        def forward(self, queries, texts):
-            ids = torch.tensor([[ord(text[0]) - 40, 1] for text in texts])
-            return self.head(self.encoder["backbone"](input_ids=ids).last_hidden_state[:, -1]).squeeze(1)
-
-    model = Decoder()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    history = train(model, toy_groups(4), TrainingArgs(epochs=5, lora=Lora(rank=2), learning_rates={"": 0.01}))
-    assert history[-1]["loss"] < history[0]["loss"]
-    assert model.state_dict().keys() == before.keys()
-    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
-    assert "encoder.backbone.layers.0.self_attn.q_proj.weight" in changed
+@pytest.mark.parametrize("labels", [None, 1])
+def test_lora_of_a_decoder(labels, tmp_path):
+    folder = tiny_long.decoder(tmp_path / "llama", "llama", **({} if labels is None else {"labels": labels}))
+    model = ld.LongP(folder, training=replace(RECIPE, lora=Lora(rank=2)), device="cpu")
+    before = {key: value.clone() for key, value in weights(model).items()}
+    model.fit(RUN, JUDGED)
+    changed = {key.split(".")[-2] for key, value in weights(model).items() if not torch.equal(value, before[key])}
+    projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert projections <= changed
+    assert not {name for name in changed if "norm" in name or "embed" in name}
+    (key,) = (key for key in before if key.endswith("layers.0.mlp.down_proj.weight"))
+    assert torch.linalg.matrix_rank(weights(model)[key] - before[key], rtol=1e-4) <= 2
+    model.save(tmp_path / "saved")
+    np.testing.assert_allclose(ld.LongP.load(tmp_path / "saved", device="cpu")(RUN)["score"], model(RUN)["score"])
 
 
 @pytest.mark.parametrize(

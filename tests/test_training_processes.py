@@ -18,12 +18,12 @@ pytest.importorskip("accelerate")
 PROGRAM = str(Path(__file__).with_name("fit_in_processes.py"))
 
 
-def launch(count: int, *arguments: str) -> None:
+def launch(count: int, *arguments: str, dies: bool = False) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"] if count > 1 else []
     command = [sys.executable, *launcher, PROGRAM]
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert (done.returncode != 0) == dies, done.stderr[-3000:]
 
 
 @pytest.mark.slow
@@ -49,3 +49,11 @@ def test_two_processes(tmp_path):
         alone, *together = ([entry[name] for entry in history] for history in histories)
         assert together[0] == together[1]
         assert together[0] == pytest.approx(alone, rel=1e-4)
+    # Killed in the second epoch, two processes go on after the first one's state and end with the same weights.
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    launch(2, backbone, str(killed), "5", dies=True)
+    assert not (killed / "model-0").exists()
+    launch(2, backbone, str(killed))
+    assert len(load_file(killed / "gradients-0.safetensors")) == 3
+    assert [(killed / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)] == weights

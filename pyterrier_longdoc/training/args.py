@@ -225,7 +225,8 @@ class TrainingArgs:
         """A paper's recipe; `pyterrier_longdoc.training.recipes` gives those of several rounds, as a tuple.
 
         Args:
-            name: `"boytsov2025"`, `"parade"`, `"best"`, `"robust04"`, ...
+            name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
+                needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_best`).
             **changes: arguments that differ.
 
         Raises:
