@@ -21,6 +21,7 @@ from pyterrier_longdoc.training.state import STATE_FILE
 from . import processes
 from .systems import make
 from .test_training import Toy, toy_groups, toy_task
+from .test_training_aborted import interrupted
 
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(
@@ -270,6 +271,20 @@ def test_interrupted_and_continued_in_the_same_session(tmp_path):
     train(model, toy_groups(3), replace(args, checkpoint=None))
     with pytest.raises(ValueError, match="not the same are its starting weights"):
         train(model, toy_groups(3), args)
+
+
+def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_path, monkeypatch):
+    args = replace(RECIPE, epochs=2, save_steps=1, lora=Lora(rank=2))
+    whole = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    args = replace(args, checkpoint=tmp_path)
+    model = make("MaxP", cross_encoder, training=args)
+    interrupted(model, 3, monkeypatch)
+    # Its adapters are part of its weights now.
+    with pytest.raises(ValueError, match="starting weights; make the model as it was made then to go on"):
+        model.fit(RUN, JUDGED)
+    resumed = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    for one, other in zip(resumed.load_scorer().parameters(), whole.load_scorer().parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_state_is_never_one_that_has_diverged(tmp_path):

@@ -112,7 +112,8 @@ def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) ->
             names = [name for name in new if old.get(name) != new[name]]
             different[different.index(whole)] = f"{whole} ({', '.join(names)})"
     if different:
+        anew = "make the model as it was made then to go on, " if "starting weights" in different else ""
         raise ValueError(
             f"the checkpoint folder {str(folder)!r} holds the state of another training: not the same are its "
-            f"{', '.join(different)}. Name another folder, or delete that one to start afresh"
+            f"{', '.join(different)}; {anew}name another folder, or delete that one to start afresh"
         )

@@ -5,7 +5,8 @@
 
 Without `--collection`: topics of the docstrings' test split whose relevant document has more than 512 tokens. Reranks
 BM25's top documents; prints nDCG@10 and reciprocal rank with p-values (paired t-test) against BM25 and against FirstP,
-corrected by Holm. `--folder` takes the models from there (of `train_docstrings.py`) instead of from the package.
+corrected by Holm. `--add-bm25` also shows the sums of each model's scores and BM25's. `--folder` takes the models from
+there (of `train_docstrings.py`) instead of from the package.
 Finished runs are kept in `--output` and read again by the same command. Needs the extra `demo`.
 """
 
@@ -32,8 +33,8 @@ def collection(folder: str | None, topics: int) -> tuple[Any, Any, Any]:
     return dataset, chosen, dataset.get_qrels(variant)
 
 
-def table(systems: dict[str, Any], topics: Any, qrels: Any, runs: Path) -> Any:
-    """Means, and p-values against BM25 and against FirstP."""
+def table(systems: dict[str, Any], topics: Any, qrels: Any, runs: Path | None) -> Any:
+    """Means, and p-values against BM25 and, where it is there, against FirstP; runs are kept in a folder."""
     import pyterrier as pt
     from ir_measures import RR, nDCG
 
@@ -50,13 +51,25 @@ def table(systems: dict[str, Any], topics: Any, qrels: Any, runs: Path) -> Any:
             baseline=baseline,
             correction="holm",
             filter_by_qrels=True,
-            save_dir=str(runs),
-            save_mode="reuse",
+            **({} if runs is None else {"save_dir": str(runs), "save_mode": "reuse"}),
         ).set_index("name")
         rows = result[list(map(str, measures))].round(4) if rows is None else rows
         for measure in map(str, measures):
             rows[f"{measure} p({baseline})"] = result[f"{measure} p-value corrected"].map("{:.1e}".format)
     return rows
+
+
+def added(names: Any, runs: Path) -> dict[str, Any]:
+    """By name, runs of BM25 and of each model plus BM25: sums of the scores as they are, no weight is tuned."""
+    import pyterrier as pt
+
+    found = {name: pt.io.read_results(str(runs / f"{name}.res.gz")) for name in ("BM25", *names)}
+    first = found.pop("BM25")[["qid", "docno", "score"]]
+    both = {name: run.merge(first, on=["qid", "docno"], suffixes=("", "_first")) for name, run in found.items()}
+    sums = {
+        f"{name} + BM25": pt.model.add_ranks(x.assign(score=x["score"] + x["score_first"])) for name, x in both.items()
+    }
+    return {"BM25": pt.model.add_ranks(first), **sums}
 
 
 def main() -> None:
@@ -67,6 +80,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     parser.add_argument("--folder", type=Path, help="where the models are; default: the package")
+    parser.add_argument("--add-bm25", action="store_true", help="also evaluate each model's scores plus BM25's")
     parser.add_argument("--output", type=Path, help="folder for the runs")
     parser.add_argument("--threads", type=int, help="of torch")
     args = parser.parse_args()
@@ -90,6 +104,8 @@ def main() -> None:
         runs.mkdir(parents=True, exist_ok=True)
         print(f"{len(topics)} topics, {args.depth} documents each")
         print(table(systems, topics, qrels, runs).to_string())
+        if args.add_bm25:
+            print(table(added(args.models, runs), topics, qrels, None).to_string())
 
 
 if __name__ == "__main__":
