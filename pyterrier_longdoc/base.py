@@ -27,7 +27,7 @@ from .saving import WithCheckpoints
 from .score_cache import ScoreCache, score_with_cache
 from .scorer import LongDocScorer
 from .training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
-from .training.identity import settings_of
+from .training.identity import training_settings
 from .weights import HeadSpec, Weights
 from .windows import Windows
 
@@ -245,7 +245,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             validate=validate,
             on_step=partial(weights.mark_trained, args.as_dict()),
             history=weights.history,
-            settings=settings_of(self),
+            settings=None if args.checkpoint is None else training_settings(self, topics_or_res_va, qrels_va),
             verbose=self.verbose,
         )
         return self

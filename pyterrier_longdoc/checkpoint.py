@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,16 +104,22 @@ def save_pretrained(
         "README.md": _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters)),
         **({} if training is None else {"training.json": _pretty(training)}),
     }
-    with ExitStack() as complete:
-        # They take their places when the weights have: where the disk is full a model saved before stays whole.
+    with ExitStack() as complete, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
+        # All take their places when all are written: where the disk is full a model saved before stays whole.
         for file, text in texts.items():
             complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
         if adapter is None:
             weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
-            scorer.tokenizer.save_pretrained(folder)
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            part = complete.enter_context(replacing(folder / "model.safetensors"))
+            save_file(weights, part, metadata={"format": "pt"})
+            scorer.tokenizer.save_pretrained(scratch)
+            for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
         else:
-            save_file(adapter.tensors, folder / ADAPTER_FILE, metadata={"format": "pt"})
+            part = complete.enter_context(replacing(folder / ADAPTER_FILE))
+            save_file(adapter.tensors, part, metadata={"format": "pt"})
     if training is None:
         (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
 

@@ -240,14 +240,23 @@ class OwnMaxP(ld.MaxP):
     """What a user writes to give MaxP other defaults."""
 
 
-def test_full_disk_leaves_the_model_that_was_saved_before(cross_encoder, saved, monkeypatch):
+@pytest.mark.parametrize("failing", ["weights", "tokenizer"])
+def test_full_disk_leaves_the_model_that_was_saved_before(failing, saved, tmp_path, monkeypatch):
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    other = ld.MaxP(cross_encoder, **{**SLIDING, "window_size": SLIDING["window_size"] + 1})
+    # With another tokenizer, so that a new one beside the old weights would show.
+    other = ld.MaxP(tiny.checkpoint(tmp_path / "roberta", "roberta"), **SLIDING)
+    scorer = other.load_scorer()
 
-    def full(*_, **__):
+    def half_written(path: Path) -> None:
+        Path(path).write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("pyterrier_longdoc.checkpoint.save_file", full)
+    if failing == "weights":
+        monkeypatch.setattr("pyterrier_longdoc.checkpoint.save_file", lambda _, path, **__: half_written(path))
+    else:
+        monkeypatch.setattr(
+            type(scorer.tokenizer), "save_pretrained", lambda _, path: half_written(Path(path) / "tokenizer.json")
+        )
     with pytest.raises(OSError, match="No space left"):
         other.save(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -210,7 +211,7 @@ def test_folder_of_another_model(cross_encoder, maxp, tmp_path):
         with pytest.raises(ValueError, match=f"fold-0.*another training: not the same are its {message}"):
             ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
     # What changes nothing in weights and scores may change.
-    other = make("MaxP", cross_encoder, training=RECIPE, device="cpu", batch_size=7)
+    other = make("MaxP", Path(cross_encoder), training=RECIPE, device="cpu", batch_size=7)
     models = ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path).models
     assert [model.batch_size for model in models] == [7, 7, 7]
 

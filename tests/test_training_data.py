@@ -254,6 +254,9 @@ class Cut:
     def __call__(self, text: str, rng: random.Random) -> str:
         return text[:2]
 
+    def first(self, text: str, rng: random.Random) -> str:
+        return text[:1]
+
 
 @pytest.mark.parametrize(
     ("augment", "described"),
@@ -262,6 +265,8 @@ class Cut:
         (partial(bounded, length=5), "bounded(length=5)"),
         (ld.position_augmentation("windows"), None),
         (Cut(), "Cut"),
+        (Cut().first, "Cut.first"),
+        (partial(bounded, length=Cut()), "bounded(length=Cut)"),
     ],
 )
 def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, described):

@@ -282,6 +282,13 @@ def test_lora_on_named_layers(cross_encoder):
     broken(RUN)
 
 
+def test_lora_needs_a_backbone():
+    model = Toy()
+    with pytest.raises(ValueError, match="lora= needs a model with a Hugging Face backbone"):
+        train(model, toy_groups(2), TrainingArgs(lora=Lora(rank=2)))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("labels", [None, 1])
 def test_lora_of_a_decoder(labels, tmp_path):
     folder = tiny_long.decoder(tmp_path / "llama", "llama", **({} if labels is None else {"labels": labels}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -233,8 +234,11 @@ def test_state_of_another_model(name, changes, different, cross_encoder, tmp_pat
     with pytest.raises(ValueError, match=f"not the same are its {different}"):
         other.fit(RUN, JUDGED)
     assert (tmp_path / STATE_FILE).read_bytes() == before
-    # What says nothing about weights and scores may change.
-    same = make("MaxP", cross_encoder, training=args, batch_size=3, verbose=False)
+    with pytest.raises(ValueError, match="not the same are its validation data"):
+        make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED, RUN, JUDGED)
+    # What says nothing about weights and scores may change, and the backbone may lie elsewhere.
+    moved = shutil.copytree(cross_encoder, tmp_path / "moved")
+    same = make("MaxP", moved, training=args, batch_size=3, verbose=False)
     assert same.fit(RUN, JUDGED).history["epoch"].tolist() == [1]
 
 

@@ -46,8 +46,9 @@ def attach(scorer: nn.Module, lora: Lora) -> None:
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
     trainable = {name: p.requires_grad for name, p in scorer.named_parameters()}
+    modules = _adapted_modules(scorer)
     try:
-        for module in _adapted_modules(scorer):
+        for module in modules:
             peft.inject_adapter_in_model(config, module)
     except ValueError as error:
         merge(scorer)
@@ -71,7 +72,9 @@ def merge(scorer: nn.Module) -> None:
 
 
 def _adapted_modules(scorer: nn.Module) -> list[nn.Module]:
-    """Backbones and pre-trained aggregators."""
+    """Backbones and pre-trained aggregators; ValueError without any backbone."""
     heads = [module for module in scorer.modules() if isinstance(module, Head)]
     backbones = [module for name, module in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
+    if not backbones:
+        raise ValueError("lora= needs a model with a Hugging Face backbone at encoder.backbone")
     return [*backbones, *(part for head in heads for part in head.pretrained().values())]

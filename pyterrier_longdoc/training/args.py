@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,7 +30,7 @@ _CHOICES = {
 _NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "margin": (lambda value: value >= 0.0, "at least 0"),
     "alpha": (lambda value: 0.0 <= value <= 1.0, "a weight, between 0 and 1"),
-    "min_label": (lambda value: True, "a number"),
+    "min_label": (lambda value: value == value, "a number"),
     "weight_decay": (lambda value: value >= 0.0, "at least 0"),
     "warmup": (lambda value: 0.0 <= value <= 1.0, "a share of the steps, between 0 and 1"),
     "epoch_decay": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
@@ -65,6 +66,8 @@ class Lora:
     def __post_init__(self) -> None:
         if not isinstance(self.rank, Integral) or self.rank < 1:
             raise ValueError(f"rank={self.rank!r} must be a whole number of at least 1")
+        if not isinstance(self.alpha, Real) or not self.alpha > 0:
+            raise ValueError(f"alpha={self.alpha!r} must be above 0")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
@@ -262,11 +265,20 @@ class TrainingArgs:
 def _described(function: Any) -> str:
     """A function's name and what is bound to it, the same in every process."""
     if isinstance(function, partial):
-        bound = [*map(repr, function.args), *(f"{name}={value!r}" for name, value in function.keywords.items())]
+        bound = [
+            *map(_described_value, function.args),
+            *(f"{name}={_described_value(value)}" for name, value in function.keywords.items()),
+        ]
         return f"{_described(function.func)}({', '.join(bound)})"
+    if inspect.ismethod(function):
+        return f"{_described(function.__self__)}.{function.__name__}"
     if hasattr(function, "__qualname__"):
         return function.__qualname__
     return type(function).__qualname__ if type(function).__repr__ is object.__repr__ else repr(function)
+
+
+def _described_value(value: Any) -> str:
+    return _described(value) if callable(value) else repr(value)
 
 
 def _rebuild(values: dict) -> TrainingArgs:

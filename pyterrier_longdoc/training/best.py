@@ -19,7 +19,7 @@ from ..files import replacing
 from ..windows import sentence_starts
 from .args import TrainingArgs
 from .groups import make_groups
-from .identity import settings_of
+from .identity import training_settings
 from .kept import TrainingData, check_new, fit_kept, is_kept, writes
 from .loop import train
 from .losses import LOSSES
@@ -252,7 +252,10 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, spans: list[lis
         on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
         objective=_joint_objective(texts, spans, args),
-        settings={**settings_of(ranker), "segments": crc32(repr((texts, spans)).encode())},
+        settings={
+            **training_settings(ranker, data.validation_run, data.validation_qrels),
+            "segments": crc32(repr((texts, spans)).encode()),
+        },
         verbose=ranker.verbose,
     )
 

@@ -7,10 +7,12 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import pandas as pd
 from torch import nn
 
 from ..changes import fingerprints
@@ -21,8 +23,10 @@ from .state import STATE_FILE
 OF_THIS_MACHINE = (
     "text_loader", "device", "training", "verbose", "score_cache", "batch_size", "max_batch_tokens", "explain",
 )  # fmt: skip
-"""Constructor arguments that a model is read again with; neither its weights nor its scores depend on them."""
+"""Constructor arguments on which neither the weights of a model nor its scores depend."""
 _NOT_COMPARED = {*OF_THIS_MACHINE, "trust_remote_code"}
+_CHECKPOINTS = {"backbone", "aggregator", "interaction"}
+"""Arguments that name checkpoints, which may lie elsewhere on another machine."""
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
@@ -37,26 +41,57 @@ class Start:
     """
 
     folder: Path
-    weights: int
+    weights: str
     entries: int
 
 
-_left: WeakKeyDictionary[nn.Module, tuple[Start, int]] = WeakKeyDictionary()
+_left: WeakKeyDictionary[nn.Module, tuple[Start, str]] = WeakKeyDictionary()
 """For the models that were trained in this process: how that began, and the digest of the weights at its end."""
 
 
 def settings_of(model: Any) -> dict[str, Any]:
     """Class and arguments of a model, for JSON, without what decides about neither weights nor scores."""
-    arguments = {
-        name: _ADDRESS.sub("", repr(value)) for name, value in model._parameters().items() if name not in _NOT_COMPARED
-    }
+    arguments = {name: _shown(value) for name, value in model._parameters().items() if name not in _NOT_COMPARED}
     return {"class": type(model).__name__, "arguments": arguments}
 
 
-def weights_digest(module: nn.Module) -> int:
-    """A number that other weights do not have."""
+def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
+    """The same for a training, whose starting weights say more than the names of checkpoints do.
+
+    Args:
+        model: the model.
+        *validation: on what it is validated.
+    """
+    found = settings_of(model)
+    arguments = {name: value for name, value in found["arguments"].items() if name not in _CHECKPOINTS}
+    return {**found, "arguments": arguments, "validation data": [frame_digest(frame) for frame in validation]}
+
+
+def frame_digest(frame: pd.DataFrame | None) -> str | None:
+    """Of the rows and columns that a training or a score may depend on; None of none."""
+    if frame is None:
+        return None
+    digest = blake2b(digest_size=16)
+    for name in sorted(set(map(str, frame.columns)) - {"rank"}):
+        digest.update(f"{name}\0".encode())
+        for value in frame[name].tolist():
+            digest.update(f"{value}\0".encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def weights_digest(module: nn.Module) -> str:
+    """The same for equal weights, wherever they are; other weights have the same one by a chance of about 2^-32."""
     tensors = module.state_dict()
-    return zlib.crc32(repr((list(tensors), fingerprints(tensors.values()))).encode())
+    # On an accelerator another hash would be taken.
+    found = fingerprints(tensor.cpu() for tensor in tensors.values())
+    return blake2b(repr((list(tensors), found)).encode(), digest_size=16).hexdigest()
+
+
+def _shown(value: Any) -> str:
+    """An argument, alike in every process and however it was written."""
+    if isinstance(value, Path):
+        value = str(value)
+    return _ADDRESS.sub("", repr(tuple(value) if isinstance(value, list) else value))
 
 
 def start_of(scorer: nn.Module, folder: Path, entries: int) -> Start:
@@ -68,7 +103,7 @@ def start_of(scorer: nn.Module, folder: Path, entries: int) -> Start:
         entries: of the history so far.
     """
     weights = weights_digest(scorer)
-    start, end = _left.get(scorer, (None, 0))
+    start, end = _left.get(scorer, (None, ""))
     if start is not None and (start.folder, end) == (folder, weights) and (folder / STATE_FILE).exists():
         return start
     return Start(folder, weights, entries)
@@ -88,7 +123,7 @@ def training_identity(
         scorer: the model.
         groups: the training data.
         args: the recipe.
-        settings: of `settings_of`, where there is such a model.
+        settings: of `training_settings`, where there is such a model.
         start: how it began.
     """
     data = 0
@@ -109,7 +144,7 @@ def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) ->
     for whole in ("recipe", "arguments"):
         if whole in different:
             old, new = found.get(whole, {}), expected[whole]
-            names = [name for name in new if old.get(name) != new[name]]
+            names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
             different[different.index(whole)] = f"{whole} ({', '.join(names)})"
     if different:
         anew = "make the model as it was made then to go on, " if "starting weights" in different else ""

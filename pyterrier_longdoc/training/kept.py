@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import pyterrier as pt
 from ..experiment.runs import read_run, write_run
 from ..files import replacing
 from .args import TrainingArgs
-from .identity import OF_THIS_MACHINE, check_same, settings_of, weights_digest
+from .identity import OF_THIS_MACHINE, check_same, frame_digest, settings_of, weights_digest
 
 MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
 """In the folder of a model: itself, what it made of its candidates, and what it is made with."""
@@ -74,7 +73,8 @@ def fit_kept(
     kept = read_notes(folder / _FINISHED)
     if kept is not None:
         check_same(kept, identity, folder)
-        return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in OF_THIS_MACHINE})
+        again = (*OF_THIS_MACHINE, "backend")  # which is not saved
+        return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in again})
     (folder / _SCORED).unlink(missing_ok=True)
     before = model.training
     model.training = replace(recipe_of(model), checkpoint=folder / _STATE)
@@ -108,7 +108,7 @@ def score_kept(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.
     Raises:
         ValueError: if the model does not return the rows that it was given.
     """
-    identity = {"candidates": _digest_of_frame(candidates)}
+    identity = {"candidates": frame_digest(candidates)}
     if folder is not None and read_notes(folder / _SCORED) == identity:
         scores = read_run(folder / RUN)["score"].to_numpy()
     else:
@@ -186,18 +186,8 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
     return {
         **settings_and_recipe(model),
         "starting weights": weights_digest(model._loaded.scorer) if trained else None,
-        "training data": [None if frame is None else _digest_of_frame(frame) for frame in data],
+        "training data": [frame_digest(frame) for frame in data],
     }
-
-
-def _digest_of_frame(frame: pd.DataFrame) -> str:
-    """Of the rows and columns that a training or a score may depend on."""
-    digest = blake2b(digest_size=16)
-    for name in sorted(set(map(str, frame.columns)) - {"rank"}):
-        digest.update(f"{name}\0".encode())
-        for value in frame[name].tolist():
-            digest.update(f"{value}\0".encode("utf-8", "replace"))
-    return digest.hexdigest()
 
 
 def writes() -> bool:

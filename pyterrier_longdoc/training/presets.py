@@ -16,8 +16,9 @@ _BOYTSOV = TrainingArgs(negative_pool=5, epoch_decay=0.95, restart_each_epoch=Tr
 _ROBUST04 = TrainingArgs(epochs=100, negative_pool=100, max_negative_rank=1000, metric="nDCG@20")
 
 # Li et al. (PARADE): every candidate alone, from a model trained on MS MARCO passages; their 2-logit cross entropy is
-# the binary one here. Differs from their code: steps are not rounded down to thousands; the rate decays from the end of the
-# warm-up on (theirs from the first step: 0.9 is left after it); AdamW corrects its means, with 1e-8 for their 1e-6.
+# the binary one here. Differs from their code: steps are not rounded down to thousands; the rate decays from the end
+# of the warm-up on (theirs from the first step: 0.9 is left after it); AdamW corrects its means, and its epsilon is
+# 1e-8 (1e-6).
 _PARADE = TrainingArgs(
     epochs=3,
     loss="pointwise_bce",

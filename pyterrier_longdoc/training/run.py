@@ -165,8 +165,10 @@ class Run:
         progress, args = self.progress, self.args
         last = progress.step == self.total_steps
         due = last or (epoch_ends if args.validate_steps is None else progress.step % args.validate_steps == 0)
+        saves = due or epoch_ends or progress.step % args.save_steps == 0
+        if saves:
+            self._check_weights()  # in all processes; a state that has diverged must not replace a good one
         if due or epoch_ends:
-            self._check_weights()
             earlier = self.history[self._earlier_entries - 1] if self._earlier_entries else {"epoch": 0, "step": 0}
             entry = {
                 "epoch": earlier["epoch"] + progress.epoch + 1,
@@ -182,7 +184,7 @@ class Run:
             progress.loss, progress.examples = 0.0, 0
             self._seconds = self._documents = 0.0
         progress.finished = last or (args.patience is not None and progress.worse >= args.patience)
-        if progress.finished or due or epoch_ends or progress.step % args.save_steps == 0:
+        if saves:
             self.save()
 
     def _check_weights(self) -> None:
@@ -217,16 +219,15 @@ class Run:
         self.scorer.eval()
         if self.best is not None:
             restore_tensors(self.scorer, self.best)
+        self.processes.end()
         if self._start is not None:
             leave(self.scorer, self._start)
-        self.processes.end()
 
     # On disk.
 
     def save(self) -> None:
-        """Writes the state to the checkpoint folder, if there is one; never one that has diverged."""
+        """Writes the state to the checkpoint folder, if there is one."""
         if self.args.checkpoint is not None and self.processes.main:
-            self._check_weights()
             sections = {
                 "model": trained_tensors(self.scorer),
                 "best": self.best or {},
