@@ -11,7 +11,6 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, read_run, write_run
-from pyterrier_longdoc.experiment import runs as runs_module
 
 from . import synthetic
 
@@ -274,7 +273,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "run.res"
     write_run(run_of(0), path, "x")
     before = path.read_bytes()
-    monkeypatch.setattr(runs_module.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("pyterrier_longdoc.files.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         write_run(run_of(1), path, "x")
     assert path.read_bytes() == before
