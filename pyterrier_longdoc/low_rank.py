@@ -63,12 +63,12 @@ def restore(stored: Tensors, base: Tensors) -> dict[str, torch.Tensor]:
     return state
 
 
-def fingerprint(base: Tensors) -> str:
-    """Tells whether two models begin with the same weights."""
+def fingerprint(weights: Tensors) -> str:
+    """Tells whether two models have the same weights, wherever they are."""
     digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(base):
+    for name in sorted(weights):
         digest.update(name.encode())
-        digest.update(base[name].detach().cpu().contiguous().numpy().tobytes())
+        digest.update(weights[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 from torch import nn
 
-from ..changes import fingerprints
+from ..low_rank import fingerprint
 from .args import TrainingArgs
 from .groups import Group
 from .state import STATE_FILE
@@ -36,7 +36,7 @@ class Start:
 
     Attributes:
         folder: for its state.
-        weights: digest of the weights.
+        weights: fingerprint of the weights.
         entries: of the history, of earlier trainings.
     """
 
@@ -46,7 +46,7 @@ class Start:
 
 
 _left: WeakKeyDictionary[nn.Module, tuple[Start, str]] = WeakKeyDictionary()
-"""For the models that were trained in this process: how that began, and the digest of the weights at its end."""
+"""For the models that were trained in this process: how that began, and the fingerprint of the weights at its end."""
 
 
 def settings_of(model: Any) -> dict[str, Any]:
@@ -79,14 +79,6 @@ def frame_digest(frame: pd.DataFrame | None) -> str | None:
     return digest.hexdigest()
 
 
-def weights_digest(module: nn.Module) -> str:
-    """The same for equal weights, wherever they are; other weights have the same one by a chance of about 2^-32."""
-    tensors = module.state_dict()
-    # On an accelerator another hash would be taken.
-    found = fingerprints(tensor.cpu() for tensor in tensors.values())
-    return blake2b(repr((list(tensors), found)).encode(), digest_size=16).hexdigest()
-
-
 def _shown(value: Any) -> str:
     """An argument, alike in every process and however it was written."""
     if isinstance(value, Path):
@@ -102,7 +94,7 @@ def start_of(scorer: nn.Module, folder: Path, entries: int) -> Start:
         folder: for the state.
         entries: of the history so far.
     """
-    weights = weights_digest(scorer)
+    weights = fingerprint(scorer.state_dict())
     start, end = _left.get(scorer, (None, ""))
     if start is not None and (start.folder, end) == (folder, weights) and (folder / STATE_FILE).exists():
         return start
@@ -111,7 +103,7 @@ def start_of(scorer: nn.Module, folder: Path, entries: int) -> Start:
 
 def leave(scorer: nn.Module, start: Start) -> None:
     """Remembers how the training of a model began, for as long as the model has the weights of its end."""
-    _left[scorer] = start, weights_digest(scorer)
+    _left[scorer] = start, fingerprint(scorer.state_dict())
 
 
 def training_identity(

@@ -15,8 +15,9 @@ import pyterrier as pt
 
 from ..experiment.runs import read_run, write_run
 from ..files import replacing
+from ..low_rank import fingerprint
 from .args import TrainingArgs
-from .identity import OF_THIS_MACHINE, check_same, frame_digest, settings_of, weights_digest
+from .identity import OF_THIS_MACHINE, check_same, frame_digest, settings_of
 
 MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
 """In the folder of a model: itself, what it made of its candidates, and what it is made with."""
@@ -185,7 +186,7 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
     trained = model._loaded is not None and model._loaded.trained  # else it starts from its backbone
     return {
         **settings_and_recipe(model),
-        "starting weights": weights_digest(model._loaded.scorer) if trained else None,
+        "starting weights": fingerprint(model._loaded.scorer.state_dict()) if trained else None,
         "training data": [frame_digest(frame) for frame in data],
     }
 
