@@ -245,7 +245,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             validate=validate,
             on_step=partial(weights.mark_trained, args.as_dict()),
             history=weights.history,
-            settings=None if args.checkpoint is None else training_settings(self, topics_or_res_va, qrels_va),
+            settings=partial(training_settings, self, topics_or_res_va, qrels_va),
             verbose=self.verbose,
         )
         return self

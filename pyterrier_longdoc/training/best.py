@@ -252,7 +252,7 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, spans: list[lis
         on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
         objective=_joint_objective(texts, spans, args),
-        settings={
+        settings=lambda: {
             **training_settings(ranker, data.validation_run, data.validation_qrels),
             "segments": crc32(repr((texts, spans)).encode()),
         },

@@ -67,6 +67,11 @@ def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str,
     return {**found, "arguments": arguments, "validation data": [frame_digest(frame) for frame in validation]}
 
 
+def recipe_notes(args: TrainingArgs) -> dict[str, Any]:
+    """A recipe as JSON gives it back."""
+    return json.loads(json.dumps(args.as_dict(), default=str))
+
+
 def frame_digest(frame: pd.DataFrame | None) -> str | None:
     """Of the rows and columns that a training or a score may depend on; None of none."""
     if frame is None:
@@ -107,7 +112,7 @@ def leave(scorer: nn.Module, start: Start) -> None:
 
 
 def training_identity(
-    scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs, settings: Mapping[str, Any] | None, start: Start
+    scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs, settings: Mapping[str, Any], start: Start
 ) -> dict[str, Any]:
     """Model, recipe, data and starting weights of a training, JSON-able.
 
@@ -115,15 +120,15 @@ def training_identity(
         scorer: the model.
         groups: the training data.
         args: the recipe.
-        settings: of `training_settings`, where there is such a model.
+        settings: of `training_settings`; empty where there is no such model.
         start: how it began.
     """
     data = 0
     for group in groups:
         data = zlib.crc32(repr((group.qid, group.query, group.texts, group.labels, group.targets)).encode(), data)
     return {
-        **json.loads(json.dumps(settings or {})),
-        "recipe": json.loads(json.dumps(args.as_dict(), default=str)),
+        **json.loads(json.dumps(settings)),
+        "recipe": recipe_notes(args),
         "training data": data,
         "starting weights": start.weights,
         "trainable weights": sorted(name for name, parameter in scorer.named_parameters() if parameter.requires_grad),

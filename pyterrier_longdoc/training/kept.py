@@ -17,7 +17,7 @@ from ..experiment.runs import read_run, write_run
 from ..files import replacing
 from ..low_rank import fingerprint
 from .args import TrainingArgs
-from .identity import OF_THIS_MACHINE, check_same, frame_digest, settings_of
+from .identity import OF_THIS_MACHINE, check_same, frame_digest, recipe_notes, settings_of
 
 MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
 """In the folder of a model: itself, what it made of its candidates, and what it is made with."""
@@ -161,7 +161,7 @@ def off_device(model: Any) -> Any:
 
 def settings_and_recipe(model: Any) -> dict[str, Any]:
     """Class, arguments and recipe of a model, for JSON, without what decides about neither weights nor scores."""
-    return {**settings_of(model), "recipe": json.loads(json.dumps(recipe_of(model).as_dict(), default=str))}
+    return {**settings_of(model), "recipe": recipe_notes(recipe_of(model))}
 
 
 def keep_settings(settings: dict[str, Any], folder: Path) -> None:

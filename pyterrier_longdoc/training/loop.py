@@ -30,7 +30,7 @@ def train(
     on_step: Callable[[], None] | None = None,
     history: list[dict[str, Any]] | None = None,
     objective: Objective | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Callable[[], Mapping[str, Any]] = dict,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
@@ -47,7 +47,7 @@ def train(
         on_step: called after each optimiser step.
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
-        settings: of the model, JSON-able: with others a training is not continued.
+        settings: gives those of the model, JSON-able: with others a training is not continued.
         verbose: show a progress bar.
 
     Returns:

@@ -241,12 +241,12 @@ class Run:
             }
             save_state(Path(self.args.checkpoint), sections, about)
 
-    def restore(self, groups: Sequence[Group], settings: Mapping[str, Any] | None) -> bool:
+    def restore(self, groups: Sequence[Group], settings: Callable[[], Mapping[str, Any]]) -> bool:
         """Continues from the state in the checkpoint folder, if there is one.
 
         Args:
             groups: the training data, which must be the same as in the run that wrote it.
-            settings: of the model, the same.
+            settings: gives those of the model, the same; only asked where there is a checkpoint folder.
 
         Returns:
             Whether there is one.
@@ -258,7 +258,7 @@ class Run:
             return False
         folder = Path(self.args.checkpoint)
         start = start_of(self.scorer, folder, len(self.history))
-        self._identity = training_identity(self.scorer, groups, self.args, settings, start)
+        self._identity = training_identity(self.scorer, groups, self.args, settings(), start)
         found = load_state(folder)
         if found is not None:
             check_same(found[1]["identity"], self._identity, folder)
