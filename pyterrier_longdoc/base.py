@@ -66,10 +66,10 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             passes are made smaller by themselves.
         device: `"cuda"`, `"cpu"`, ...; a list of GPUs, e.g. `["cuda:0", "cuda:1"]`, shares a `transform` among them
             (`fit` uses the first; see README for training on several). None for all GPUs, or the CPU if there is none.
-        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for the one in
-            which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
-            else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
-            the third digit; `dtype="float32"` gives the same ones everywhere.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for float32 on a
+            CPU, so that all CPUs give the same scores, and for bfloat16 on a GPU that has it natively; `"fastest"` for what
+            the device is best at: bfloat16 also on CPUs with AMX or AVX512_BF16. `coverage.dtype` tells which it was; in
+            bfloat16 scores differ in the third digit.
         backend: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), and on a CPU
             `"openvino"`, `"onnx"` (ONNX Runtime) or `"onnx-int8"` (linear layers in 8 bits: scores are approximate).
             Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first scores after

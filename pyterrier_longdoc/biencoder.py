@@ -52,10 +52,10 @@ class BiEncoder(WithBackbone, pt.Transformer):
         max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
             passes are made smaller by themselves.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for the one in
-            which the device multiplies matrices fastest, measured once: bfloat16 on recent GPUs and on CPUs with AMX,
-            else float32. `coverage.dtype` tells which it was. With another machine's precision scores may differ in
-            the third digit; `dtype="float32"` gives the same ones everywhere.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"` or `"float16"`; None for float32 on a
+            CPU, so that all CPUs give the same scores, and for bfloat16 on a GPU that has it natively; `"fastest"` for what
+            the device is best at: bfloat16 also on CPUs with AMX or AVX512_BF16. `coverage.dtype` tells which it was; in
+            bfloat16 scores differ in the third digit.
         explain: add the columns described in `LongDocReranker`.
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show a progress bar.

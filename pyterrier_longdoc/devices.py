@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-logger = logging.getLogger(__name__)
-
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_CPU_SIZE, _GPU_SIZE = 512, 4096
-"""Rows of the matrices that are multiplied to compare precisions: a GPU takes as long to start as for small ones."""
-
-_WORTHWHILE = 1.5
-"""So many times faster must bfloat16 be to be worth its rounding."""
+FASTEST = "fastest"
+"""What `dtype=` is called that asks for the precision in which a device is best."""
 
 
 def resolve_device(device: str | None) -> torch.device:
@@ -93,19 +85,26 @@ def check_device(device: Any) -> None:
 
 
 def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
-    """The named precision; None for the one in which the device is fastest.
+    """The named precision.
+
+    Args:
+        dtype: a name; None for float32 on a CPU, and for bfloat16 on a GPU that has it natively; `"fastest"` for what the
+            device is best at.
+        device: where models compute.
 
     Raises:
         ValueError: for an unknown name.
     """
     check_dtype(dtype)
-    return _DTYPES[fastest_dtype(device) if dtype is None else dtype]
+    if dtype == FASTEST or (dtype is None and device.type != "cpu"):
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    return _DTYPES[dtype or "float32"]
 
 
 def check_dtype(dtype: str | None) -> None:
     """Raises ValueError for the name of an unknown precision."""
-    if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
+    if dtype is not None and dtype not in (*_DTYPES, FASTEST):
+        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join((*_DTYPES, FASTEST))}")
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -113,33 +112,10 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-@functools.cache
-def fastest_dtype(device: torch.device) -> str:
-    """The precision in which a device multiplies matrices fastest, measured once: "float32" or "bfloat16".
-
-    CPUs with AMX and recent GPUs are several times faster in bfloat16; other CPUs are slower in it.
-    """
-    size = _CPU_SIZE if device.type == "cpu" else _GPU_SIZE
-    try:
-        seconds = {name: _multiply_seconds(size, _DTYPES[name], device) for name in ("float32", "bfloat16")}
-    except (RuntimeError, TypeError):
-        return "float32"  # some devices have no bfloat16 at all
-    chosen = "bfloat16" if seconds["bfloat16"] * _WORTHWHILE < seconds["float32"] else "float32"
-    logger.info(
-        "%s: models compute in %s, unless dtype= says otherwise (a matrix product takes %.2g ms in float32, %.2g ms in "
-        "bfloat16)",
-        *(device, chosen, 1e3 * seconds["float32"], 1e3 * seconds["bfloat16"]),
-    )
-    return chosen
-
-
-def _multiply_seconds(size: int, dtype: torch.dtype, device: torch.device) -> float:
-    """The least of a few attempts, of which the first also sets things up."""
-    matrix = torch.ones(size, size, device=device, dtype=dtype)
-    seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        # Reading a value waits for a GPU to finish.
-        (matrix @ matrix)[0, 0].item()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions that multiply matrices in bfloat16: no emulation, which is slow."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Versions of torch that do not say so are older than 2.5.
+    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in asked)

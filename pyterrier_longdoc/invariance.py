@@ -205,7 +205,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
     models = [model, *_selecting(model)]
     before = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in models]
     for each, own in zip(models, before, strict=True):
-        if hasattr(each, "load_scorer") and own.get("dtype", "") is None:
+        if hasattr(each, "load_scorer") and own.get("dtype", "") in (None, "fastest"):
             each.dtype = "float32"
         if "score_cache" in own:
             each.score_cache = None

@@ -20,16 +20,6 @@ def pytest_configure(config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _one_precision():
-    """Models compute in float32 wherever the tests run, also where bfloat16 is faster."""
-    from pyterrier_longdoc import devices
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(devices, "fastest_dtype", lambda device: "float32")
-        yield
-
-
 @pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory) -> str:
     """Folder of a tiny random BERT cross-encoder with one label."""

@@ -1,8 +1,6 @@
-"""The precision that is fastest on a device is used unless another one is asked for, and told."""
+"""Which precision is used: float32 on CPUs, whatever they are fast at, unless another one is asked for; and told."""
 
 from __future__ import annotations
-
-import logging
 
 import numpy as np
 import pytest
@@ -16,14 +14,12 @@ from .systems import make
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.frames.TruncationWarning")
 CPU = torch.device("cpu")
-MEASURED = devices.fastest_dtype
-"""As it was when this module was imported: before it was replaced for the session."""
 
 
 @pytest.fixture
 def fast_bfloat16(monkeypatch):
-    """A machine on which bfloat16 is fastest."""
-    monkeypatch.setattr(devices, "fastest_dtype", lambda device: "bfloat16")
+    """A machine with instructions for bfloat16."""
+    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: True)
 
 
 @pytest.fixture
@@ -43,15 +39,15 @@ def computed(monkeypatch) -> list[str]:
 
 @pytest.mark.usefixtures("fast_bfloat16")
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
-def test_the_fastest_precision_is_the_default(name, cross_encoder, plain_encoder, results, computed):
+def test_the_fastest_precision(name, cross_encoder, plain_encoder, results, computed):
     backbone = plain_encoder if name.startswith("Bi") else cross_encoder
-    model = make(name, backbone)
+    model = make(name, backbone, dtype="fastest")
     low = model(results)["score"]
     assert "bfloat16" in computed
     assert model.coverage.dtype == "bfloat16"
     assert "in bfloat16" in str(model.coverage)
     computed.clear()
-    exact = make(name, backbone, dtype="float32")
+    exact = make(name, backbone)
     high = exact(results)["score"]
     assert set(computed) == {"float32"}
     assert exact.coverage.dtype == "float32"
@@ -60,7 +56,8 @@ def test_the_fastest_precision_is_the_default(name, cross_encoder, plain_encoder
     np.testing.assert_allclose(low, high, atol=0.1 + 0.1 * np.abs(high).max())
 
 
-def test_float32_where_it_is_fastest(cross_encoder, results, computed):
+@pytest.mark.usefixtures("fast_bfloat16")
+def test_float32_is_the_default_on_every_cpu(cross_encoder, results, computed):
     model = make("MaxP", cross_encoder)
     model(results)
     assert set(computed) == {"float32"}
@@ -69,7 +66,7 @@ def test_float32_where_it_is_fastest(cross_encoder, results, computed):
 
 @pytest.mark.usefixtures("fast_bfloat16")
 def test_training_stays_in_its_own_precision(cross_encoder, computed):
-    scorer = make("MaxP", cross_encoder).load_scorer()
+    scorer = make("MaxP", cross_encoder, dtype="fastest").load_scorer()
     scorer(["old dog"], ["the cat"]).sum().backward()
     assert set(computed) == {"float32"}
 
@@ -79,7 +76,8 @@ def test_cached_scores_are_of_one_precision(cross_encoder, results, tmp_path, mo
     model = make("MaxP", cross_encoder, score_cache=path)
     high = model(results)["score"]
     entries = len(ScoreCache(path))
-    monkeypatch.setattr(devices, "fastest_dtype", lambda device: "bfloat16")
+    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: True)
+    model.dtype = "fastest"
     low = model(results)["score"]
     assert len(ScoreCache(path)) == 2 * entries
     assert model.coverage.dtype == "bfloat16"
@@ -92,41 +90,37 @@ def test_cached_scores_are_of_one_precision(cross_encoder, results, tmp_path, mo
 
 @pytest.mark.usefixtures("fast_bfloat16")
 def test_invariance_is_checked_in_float32(cross_encoder, results):
-    model = make("MaxP", cross_encoder)
+    model = make("MaxP", cross_encoder, dtype="fastest")
     table = ld.check_invariance(model, results, dtypes=("bfloat16",), verbose=False).set_index("check")
     assert table.loc["alone", "difference"] < 1e-5 < table.loc["dtype bfloat16", "difference"]
-    assert model.dtype is None
+    assert model.dtype == "fastest"
 
 
-@pytest.fixture
-def measure(monkeypatch):
-    """`fastest_dtype` itself, which the other tests go without, on a machine of given speeds."""
-    MEASURED.cache_clear()
-    yield lambda seconds: monkeypatch.setattr(devices, "_multiply_seconds", lambda size, dtype, device: seconds(dtype))
-    MEASURED.cache_clear()
-
-
-@pytest.mark.parametrize(("low", "expected"), [(1.0, "bfloat16"), (2.5, "float32"), (8.0, "float32")])
-def test_bfloat16_must_be_clearly_faster(low, expected, measure, caplog):
-    measure(lambda dtype: low if dtype == torch.bfloat16 else 3.0)
-    with caplog.at_level(logging.INFO):
-        assert [MEASURED(CPU), MEASURED(CPU)] == [expected] * 2
-    [record] = caplog.records
-    assert f"cpu: models compute in {expected}, unless dtype= says otherwise" in record.getMessage()
-
-
-def test_devices_without_bfloat16(measure):
-    def seconds(dtype):
-        if dtype == torch.bfloat16:
-            raise TypeError("BFloat16 is not supported on MPS")
-        return 1.0
-
-    measure(seconds)
-    assert MEASURED(CPU) == "float32"
-
-
-def test_measured_here():
-    assert devices._multiply_seconds(8, torch.bfloat16, CPU) > 0
-    assert devices.resolve_dtype("float16", CPU) == torch.float16
+def test_the_rule(monkeypatch):
+    native = {"cpu": True, "cuda": True, "mps": False}
+    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: native[device.type])
+    chosen = {
+        (dtype, kind): devices.resolve_dtype(dtype, torch.device(kind))
+        for dtype in (None, "fastest")
+        for kind in native
+    }
+    assert chosen == {
+        (None, "cpu"): torch.float32,
+        (None, "cuda"): torch.bfloat16,
+        (None, "mps"): torch.float32,
+        ("fastest", "cpu"): torch.bfloat16,
+        ("fastest", "cuda"): torch.bfloat16,
+        ("fastest", "mps"): torch.float32,
+    }
+    assert devices.resolve_dtype("float32", torch.device("cuda")) == torch.float32
     with pytest.raises(ValueError, match=r"dtype='float8' is unknown.*bfloat16"):
         devices.resolve_dtype("float8", CPU)
+
+
+@pytest.mark.parametrize("flag", ["_is_amx_tile_supported", "_is_avx512_bf16_supported", None])
+def test_a_cpu_is_asked_for_its_instructions(flag, monkeypatch):
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name == flag)
+    expected = torch.float32 if flag is None else torch.bfloat16
+    assert devices.resolve_dtype("fastest", CPU) == expected
+    assert devices.resolve_dtype(None, CPU) == torch.float32

@@ -17,7 +17,7 @@ alone: seconds, growth of the process, each in a process of its own, and by how 
 most from those that they have without it. Tiny random backbone. Linux only.
 
 Tables but memory and huge need the extra `demo`, whose encoder is used unless `--backbone` names another. Precision is
-the one that models choose by themselves unless `--dtype` says otherwise. Times are the least over `--rounds`, those of
+what the device is best at unless `--dtype` says otherwise. Times are the least over `--rounds`, those of
 memory and huge of one round.
 """
 
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--backbone", default="longdoc:minilm-l6")
     parser.add_argument("--collection", help="folder with docs.jsonl and topics.tsv")
     parser.add_argument("--device", help="default: a GPU if there is one")
-    parser.add_argument("--dtype", help="default: what models choose by themselves")
+    parser.add_argument("--dtype", default="fastest", help="default: what the device is best at")
     for name, default in {"threads": os.cpu_count(), "rounds": 3, "topics": 5, "depth": 50, "passes": 4}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--size", type=int, default=2048, help="rows of the matrices whose product gives the peak")

@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--stride", type=int, help="default: the window's size; at most that")
     parser.add_argument("--backbone", default="longdoc:minilm-l6")
     parser.add_argument("--device", help="default: a GPU if there is one")
-    parser.add_argument("--dtype", help="default: the one in which the device is fastest")
+    parser.add_argument("--dtype", default="fastest", help="default: what the device is best at")
     parser.add_argument("--systems", nargs="+", choices=[*WINDOWED, *LONG], default=[*WINDOWED, *LONG])
     parser.add_argument("--peak", nargs=2, metavar=("SYSTEM", "PAIR"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -40,12 +40,13 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.backbones import load_backbone
 from pyterrier_longdoc.caches import forget_embeddings
 from pyterrier_longdoc.demo import first_stage
-from pyterrier_longdoc.devices import fastest_dtype
+from pyterrier_longdoc.devices import resolve_dtype
 from pyterrier_longdoc.runtimes import BackboneRuntime
 from pyterrier_longdoc.texts import tokenize
 
 OURS = {
     "torch": ("torch", "float32"),
+    "torch-fastest": ("torch", "fastest"),
     "torch-bf16": ("torch", "bfloat16"),
     "compile": ("compile", "float32"),
     "compile-bf16": ("compile", "bfloat16"),
@@ -134,7 +135,7 @@ def peer(name: str, folder: str, frame: pd.DataFrame, cut: list[list[str]], args
     if name == "st-openvino":
         options |= {"backend": "openvino", "model_kwargs": {"ov_config": {"INFERENCE_NUM_THREADS": args.threads}}}
     model = CrossEncoder(folder, **options)
-    bfloat16 = name == "st-export" and fastest_dtype(torch.device("cpu")) == "bfloat16"
+    bfloat16 = name == "st-export" and resolve_dtype("fastest", torch.device("cpu")) == torch.bfloat16
     if name == "st-export":
         replace_encoder(model, folder)
     pairs = [(query, passage) for query, texts in zip(frame["query"], cut, strict=True) for passage in texts]
