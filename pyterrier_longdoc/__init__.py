@@ -12,9 +12,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "base": ["LongDocReranker", "UntrainedWarning"],
-    "frames": ["TruncationWarning"],
-    "rerankers": [
+    "rerankers.base": ["LongDocReranker", "UntrainedWarning", "save_adapter"],
+    "common.frames": ["TruncationWarning"],
+    "rerankers.cross": [
         "FirstP",
         "MaxP",
         "SumP",
@@ -26,12 +26,12 @@ _PUBLIC = {
         "MORESPlus",
         "CEDR",
         "NeuralModel1",
+        "LongP",
     ],
-    "mores": ["ExperimentalWarning"],
-    "longp": ["LongP"],
-    "papers": ["Preset", "presets"],
-    "invariance": ["check_invariance"],
-    "biencoder": ["BiEncoder"],
+    "modelling.apart": ["ExperimentalWarning"],
+    "papers.presets": ["Preset", "presets"],
+    "rerankers.invariance": ["check_invariance"],
+    "rerankers.biencoder": ["BiEncoder"],
     "experiment": [
         "Experiment",
         "ExperimentResults",
@@ -73,16 +73,9 @@ _PUBLIC = {
     "data.leaks": ["check_leaks", "find_leaks"],
     "data.needle": ["needle", "passkey", "read_longembed"],
     "data.rotation": ["RotateDocuments", "position_augmentation"],
-    "windows": [
-        "Truncate",
-        "WholeText",
-        "GreedyChunks",
-        "SlidingWindows",
-        "SlidingWords",
-        "SentenceWindows",
-    ],
-    "preselection": ["FirstK", "KeyBlocks"],
-    "selectors": ["BM25Windows", "EmbeddingWindows", "CrossEncoderWindows"],
+    "modelling.windows": ["Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "SlidingWords", "SentenceWindows"],
+    "modelling.preselection": ["FirstK", "KeyBlocks"],
+    "rerankers.selectors": ["BM25Windows", "EmbeddingWindows", "CrossEncoderWindows"],
     "training": [
         "Lora",
         "TeacherScores",
@@ -93,12 +86,10 @@ _PUBLIC = {
         "pseudo_qrels",
         "recipes",
     ],
-    "saving": ["save_adapter"],
     "training.folds": ["k_fold_fit"],
     "training.seeds": ["fit_seeds"],
-    "protocol": ["Protocol"],
-    "named_protocols": ["protocols"],
-    "artifact": ["LongDocArtifact"],
+    "papers.protocols": ["Protocol", "protocols"],
+    "rerankers.artifact": ["LongDocArtifact"],
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from . import tiny
+from .support import tiny
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..frames import TextField, check_choice, field_names, strings, texts_of, validated
+from ..common.arguments import check_choice
+from ..common.frames import TextField, field_names, strings, texts_of, validated
+from ..common.presentation import Presented
 from ..listwise.backends.base import required
 from ..listwise.client import LLMClient, wrapped
 from ..listwise.errors import IncompleteReplyWarning, UnreadableReplyError
@@ -22,9 +24,8 @@ from ..listwise.ledger import Ledger
 from ..listwise.parallel import Lock, in_parallel
 from ..listwise.parsing import without_reasoning
 from ..listwise.prompts import Message, check_fields, clean, reminder
-from ..presentation import Presented
-from ..texts import TokenizedText, tokenize
-from ..windows import SentenceWindows
+from ..modelling.texts import TokenizedText, tokenize
+from ..modelling.windows import SentenceWindows
 
 UNJUDGED = -1
 """Grade of a chunk, and label of a document, that has none; evaluation tools take negative labels for not judged."""

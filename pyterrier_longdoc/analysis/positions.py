@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import TextField, strings
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
-from ..frames import TextField, strings
-from ..texts import Span, TokenizedText
-from ..windows import CHUNK_TOKENS, SentenceWindows
+from ..modelling.texts import Span, TokenizedText
+from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
 from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
 from .locating import Match, PassageLocator
 from .triples import Reader, relevant_pairs, texts_of_corpus

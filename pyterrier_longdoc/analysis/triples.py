@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..common.frames import TextField, field_names, strings
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
-from ..frames import TextField, field_names, strings
-from ..texts import TokenizedText
+from ..modelling.texts import TokenizedText
 from .judging import tokenized
 
 

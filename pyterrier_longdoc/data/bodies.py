@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.presentation import HELP_URL
+from pyterrier_longdoc.common.presentation import HELP_URL
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
 _META = re.compile(rb"<meta[^>]*charset[^>]*>", re.IGNORECASE)

@@ -31,8 +31,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pyterrier_longdoc.common.language import count_tokens
+from pyterrier_longdoc.common.presentation import HELP_URL
 from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset, kept_rows
-from pyterrier_longdoc.presentation import HELP_URL
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,6 @@ _SKIPPED_FOLDERS = re.compile(
     r"|_?externals?|_?vendor(ed)?|third_party|__pycache__"
 )
 _LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _RULER = re.compile(r"[^\w\s]{3,}\s*$")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
@@ -89,18 +89,6 @@ class Entry:
     text: str
     query: str
     tokens: int
-
-
-def count_tokens(text: str) -> int:
-    """Number of words and punctuation marks in ``text``, as BERT's basic tokenizer splits them.
-
-    A lower bound on the number of word pieces of any BERT vocabulary, and one that needs no vocabulary.
-
-    Example:
-        >>> count_tokens("Return a_b.")
-        5
-    """
-    return sum(1 for _ in _TOKEN.finditer(text))
 
 
 def split_of(docno: str) -> str:

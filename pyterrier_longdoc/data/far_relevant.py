@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pyterrier_longdoc.common.language import Counter, token_counter
 from pyterrier_longdoc.data.passages import PassagePool, digest
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection
 from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
 from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
-from pyterrier_longdoc.data.tokens import Counter, token_counter
 
 _ATTEMPTS = 50  # random draws before the whole pool is searched for a passage that fits
 

@@ -21,10 +21,10 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from pyterrier_longdoc.common.language import token_counter
 from pyterrier_longdoc.data.folder import qrel
 from pyterrier_longdoc.data.passages import TextSpool
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
-from pyterrier_longdoc.data.tokens import token_counter
 
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 
 import pandas as pd
 
+from pyterrier_longdoc.common.language import token_counter
 from pyterrier_longdoc.data.docstrings import SPLITS, DocstringsDataset, split_of
 from pyterrier_longdoc.data.far_relevant import far_relevant
 from pyterrier_longdoc.data.needle import LENGTHS, needle, passkey
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, kept_parts
-from pyterrier_longdoc.data.tokens import token_counter
 
 LONGEST_PASSAGE = 256
 """Docstrings of at most so many tokens (`count_tokens`) are the passages of the docstrings collections."""

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pyterrier_longdoc.common.language import Counter, token_counter
 from pyterrier_longdoc.data.jsonl import checked_fields, read_jsonl
 from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
 from pyterrier_longdoc.data.recipe import between
-from pyterrier_longdoc.data.tokens import Counter, token_counter
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Context lengths of LongEmbed, in tokens."""

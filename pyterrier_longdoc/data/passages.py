@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pyterrier_longdoc.data.tokens import Counter
+from pyterrier_longdoc.common.language import Counter
 
 _BATCH = 2048  # texts that are tokenized at once
 _IN_MEMORY = 1 << 24  # bytes; a larger collection moves to a temporary file

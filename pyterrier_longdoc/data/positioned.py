@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from pyterrier_longdoc.common.language import Counter
 from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset, kept_rows
-from pyterrier_longdoc.data.tokens import Counter
 
 GOLD_COLUMNS = {
     "qid": "str",

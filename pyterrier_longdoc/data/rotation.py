@@ -18,8 +18,8 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.frames import strings
-from pyterrier_longdoc.presentation import HELP_URL
+from pyterrier_longdoc.common.frames import strings
+from pyterrier_longdoc.common.presentation import HELP_URL
 
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""

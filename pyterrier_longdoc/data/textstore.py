@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.presentation import HELP_URL
+from pyterrier_longdoc.common.presentation import HELP_URL
 
 _log = logging.getLogger(__name__)
 

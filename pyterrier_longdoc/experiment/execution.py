@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from ..caches import forget_embeddings
+from ..common.caches import forget_embeddings
 from .efficiency import Cost, add_coverage, measured
 from .extras import required
 

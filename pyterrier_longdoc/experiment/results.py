@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..files import replacing
+from ..common.files import replacing
 from .comparisons import Statistics, compare
 from .papertable import PaperTable, paper_table
 from .perquery import aggregate

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..files import replacing
+from ..common.files import replacing
 
 EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from ..files import replacing
+from ..common.files import replacing
 from .runs import read_run, write_run
 from .systems import Fold, Job
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..reports import Coverage
+from ..common.coverage import Coverage
 from .parallel import Lock
 from .prompts import Message
 

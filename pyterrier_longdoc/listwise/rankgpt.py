@@ -12,18 +12,10 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..frames import (
-    TextField,
-    TruncationWarning,
-    check_choice,
-    field_names,
-    strings,
-    texts_of,
-    validated,
-    with_scores,
-)
-from ..presentation import Presented, changed_arguments
-from ..reports import Coverage
+from ..common.arguments import check_choice
+from ..common.coverage import Coverage
+from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
+from ..common.presentation import Presented, changed_arguments
 from .budget import DocumentReader, Tokens
 from .client import LLMClient, wrapped
 from .errors import IncompleteReplyWarning

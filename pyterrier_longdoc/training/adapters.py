@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from ..heads.base import Head
+from ..modelling.heads.base import Head
 from .args import Lora
 from .extras import required
 

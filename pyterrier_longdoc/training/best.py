@@ -15,8 +15,8 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ..files import replacing
-from ..windows import sentence_starts
+from ..common.files import replacing
+from ..common.language import sentence_starts
 from .args import TrainingArgs
 from .groups import make_groups
 from .identity import training_settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..extras import import_extra
+from ..common.files import import_extra
 
 
 def required(name: str, purpose: str) -> Any:

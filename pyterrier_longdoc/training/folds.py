@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.presentation import Presented
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
 from ..experiment.systems import Fold, make_folds
-from ..presentation import Presented
 from .groups import check_qrels
 from .kept import TrainingData, check_new, copies_of, fit_kept, off_device, score_kept
 

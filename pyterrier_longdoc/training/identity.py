@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import pandas as pd
 from torch import nn
 
-from ..low_rank import fingerprint
+from ..modelling.checkpoint import fingerprint
 from .args import TrainingArgs
 from .groups import Group
 from .state import STATE_FILE

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pyterrier as pt
 
+from ..common.files import replacing
 from ..experiment.runs import read_run, write_run
-from ..files import replacing
-from ..low_rank import fingerprint
+from ..modelling.checkpoint import fingerprint
 from .args import TrainingArgs
 from .identity import OF_THIS_MACHINE, check_same, frame_digest, recipe_notes, settings_of
 

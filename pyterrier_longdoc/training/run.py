@@ -20,14 +20,7 @@ from .objective import Objective
 from .processes import Processes
 from .sampling import Example
 from .schedule import make_optimizer, rate_factor, set_rates
-from .state import (
-    load_state,
-    optimizer_tensors,
-    restore_optimizer,
-    restore_tensors,
-    save_state,
-    trained_tensors,
-)
+from .state import load_state, optimizer_tensors, restore_optimizer, restore_tensors, save_state, trained_tensors
 
 
 @dataclass

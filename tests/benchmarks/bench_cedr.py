@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pyterrier_longdoc.backbones import load_backbone
-from pyterrier_longdoc.heads import build_head
-from pyterrier_longdoc.scorer import LongDocScorer
-from pyterrier_longdoc.windows import GreedyChunks
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.scorer import LongDocScorer
+from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests import tiny
+from tests.support import tiny
 
 HEADS = ("avgp", "cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
 

@@ -42,11 +42,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.backbones import load_backbone
-from pyterrier_longdoc.devices import resolve_device, resolve_dtype
-from pyterrier_longdoc.encoder import WindowEncoder
-from pyterrier_longdoc.microbatches import encode_distinct
-from tests import tiny
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.devices import resolve_device, resolve_dtype
+from pyterrier_longdoc.modelling.encoder import WindowEncoder, encode_distinct
+from tests.support import tiny
 
 GIGA = 1e9
 

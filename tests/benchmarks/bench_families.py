@@ -38,15 +38,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.backbones import build_backbone, load_backbone
-from pyterrier_longdoc.caches import forget_embeddings
-from pyterrier_longdoc.devices import dtype_name, resolve_device, resolve_dtype
-from pyterrier_longdoc.heads import build_head
-from pyterrier_longdoc.scorer import LongDocScorer
-from pyterrier_longdoc.texts import tokenize
-from tests import tiny
+from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
+from pyterrier_longdoc.modelling.devices import dtype_name, resolve_device, resolve_dtype
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.scorer import LongDocScorer
+from pyterrier_longdoc.modelling.texts import tokenize
 from tests.benchmarks.bench_engine import grown
 from tests.benchmarks.bench_speed import collection
+from tests.support import tiny
 
 WINDOWED: dict[str, Callable[..., ld.LongDocReranker]] = {
     "MaxP": ld.MaxP,

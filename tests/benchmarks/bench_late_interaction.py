@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.caches import forget_embeddings
+from pyterrier_longdoc.common.caches import forget_embeddings
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests import tiny
+from tests.support import tiny
 
 WINDOWS = {"window_size": 150, "stride": 75}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from pyterrier_longdoc.listwise import OpenAIBackend, RankGPT
-from tests.llm import Answer, candidates, completion, oracle, serving
+from tests.support.llm import Answer, candidates, completion, oracle, serving
 
 LATENCY = 0.2
 QUERIES = 32

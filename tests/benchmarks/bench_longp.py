@@ -58,11 +58,11 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     import torch
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from pyterrier_longdoc.backbones import build_backbone
-    from pyterrier_longdoc.heads import build_head
-    from pyterrier_longdoc.scorer import LongDocScorer
-    from pyterrier_longdoc.windows import SlidingWindows, WholeText
-    from tests import tiny
+    from pyterrier_longdoc.modelling.backbones.load import build_backbone
+    from pyterrier_longdoc.modelling.heads import build_head
+    from pyterrier_longdoc.modelling.scorer import LongDocScorer
+    from pyterrier_longdoc.modelling.windows import SlidingWindows, WholeText
+    from tests.support import tiny
 
     config = configuration(name, layers)
     if config["model_type"] == "alibi-bert":

@@ -23,11 +23,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from pyterrier_longdoc import packing
-from pyterrier_longdoc.architectures import EqualLengthRules
-from pyterrier_longdoc.backbones import load_backbone
-from pyterrier_longdoc.batching import PairLayout, WindowBatch
-from pyterrier_longdoc.encoder import WindowEncoder
+from pyterrier_longdoc.modelling import runtimes as packing
+from pyterrier_longdoc.modelling.backbones.architectures import EqualLengthRules
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.batching import PairLayout, WindowBatch
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
 
 
 def windows_of(layout: PairLayout, lengths: np.ndarray, device: str) -> WindowBatch:

@@ -28,8 +28,8 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.demo import first_stage
-from pyterrier_longdoc.packaged import ENCODER
+from pyterrier_longdoc.__main__ import first_stage
+from pyterrier_longdoc.modelling.backbones.load import ENCODER
 
 PLACES = ("early", "uniform", "far")
 FIRST_WINDOW = ("BiEncoder first", "FirstP")

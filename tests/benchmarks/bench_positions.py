@@ -28,7 +28,8 @@ import pyterrier as pt
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis.locating import words
-from pyterrier_longdoc.data.docstrings import DocstringsDataset, count_tokens
+from pyterrier_longdoc.common.language import count_tokens
+from pyterrier_longdoc.data.docstrings import DocstringsDataset
 
 Change = Callable[[str, random.Random], str]
 

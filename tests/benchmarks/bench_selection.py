@@ -30,7 +30,7 @@ def candidates(args: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]
     import pandas as pd
     import pyterrier as pt
 
-    from pyterrier_longdoc.demo import first_stage
+    from pyterrier_longdoc.__main__ import first_stage
 
     folder = args.collection
     dataset = pt.get_dataset("longdoc:docstrings" if folder is None else f"longdoc:folder:{folder}")
@@ -53,7 +53,7 @@ def candidates(args: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]
 
 def is_long(tokenizer: Any, texts: Any, tokens: int) -> Any:
     """Which texts have more than so many tokens."""
-    from pyterrier_longdoc.texts import tokenize
+    from pyterrier_longdoc.modelling.texts import tokenize
 
     distinct = list(dict.fromkeys(texts))
     lengths = dict(zip(distinct, map(len, tokenize(tokenizer, distinct)), strict=True))
@@ -85,7 +85,7 @@ def load(name: str, device: str | None) -> Any:
 
 def timed(model: Any, found: Any, rounds: int, *, indexed: bool) -> tuple[Any, float]:
     """The reranked frame, and the seconds of the fastest round."""
-    from pyterrier_longdoc.caches import forget_embeddings
+    from pyterrier_longdoc.common.caches import forget_embeddings
 
     model.transform(found.head(1))  # loads everything
     if indexed:

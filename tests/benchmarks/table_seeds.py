@@ -24,13 +24,13 @@ import pyterrier as pt
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.batching import Encoded, to_dense
+from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.data.folder import FolderDataset
-from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import Experiment
-from pyterrier_longdoc.heads import build_head
-from pyterrier_longdoc.packaged import ENCODER
-from pyterrier_longdoc.texts import tokenize
+from pyterrier_longdoc.modelling.backbones.load import ENCODER
+from pyterrier_longdoc.modelling.batching import Encoded, to_dense
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.texts import tokenize
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "time"
 HEADS = {

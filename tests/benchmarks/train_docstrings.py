@@ -26,7 +26,7 @@ PAIR_STEPS, STEPS = 460, {"parade-transformer": 60}
 
 def candidates(dataset: Any) -> dict[str, Any]:
     """BM25's candidates with their texts for the train split, and the top 20 of 100 queries of the dev split."""
-    from pyterrier_longdoc.demo import first_stage
+    from pyterrier_longdoc.__main__ import first_stage
 
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = first_stage(dataset, Path(scratch) / "index", DEPTH) >> dataset.text_loader()
@@ -60,7 +60,7 @@ def recipe(state: Path, *, rank: int, rate: float, head_rate: float, **changes: 
 def pair_model(folder: Path) -> Any:
     """The FirstP with which all models begin."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.packaged import ENCODER
+    from pyterrier_longdoc.modelling.backbones.load import ENCODER
 
     args = recipe(
         folder / "state-pairs",
@@ -79,7 +79,7 @@ def pair_model(folder: Path) -> Any:
 def model_named(name: str, folder: Path) -> Any:
     """A model that is to be trained; training reads at most 4 windows of a document."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.packaged import ENCODER
+    from pyterrier_longdoc.modelling.backbones.load import ENCODER
 
     args = recipe(
         folder / f"state-{name}",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from ...extras import import_extra
+from ...common.files import import_extra
 from ..errors import MalformedReplyError
 from ..prompts import Message
 

@@ -82,7 +82,7 @@ class HuggingFaceBackend:
         if self._loaded is None:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
-            from ...devices import resolve_device, resolve_dtype
+            from ...modelling.devices import resolve_device, resolve_dtype
 
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             tokenizer = AutoTokenizer.from_pretrained(self.model, **options)

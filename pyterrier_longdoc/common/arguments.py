@@ -1,0 +1,74 @@
+"""Constructor arguments of transformers: what role each plays, and checks of what users give.
+
+What an argument decides stands once, where it is defined: `max_doc_len: int | None = argument(None, role="windows")`.
+Saving, identities and fusing ask for roles and never keep lists of names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field, fields
+from numbers import Integral
+from typing import Any, Literal
+
+Role = Literal["checkpoint", "weights", "head", "windows", "input", "computing", "call"]
+"""What an argument decides.
+
+- `checkpoint`: from which checkpoint weights come; the same one may lie elsewhere on another machine;
+- `weights`: how weights are made, with the checkpoint's;
+- `head`: the aggregation;
+- `windows`: which part of a text is read, and how it is cut;
+- `input`: how query and window become one input;
+- `computing`: where, how fast and in which precision;
+- `call`: what one use of the transformer asks for (progress, text loader, explanations, recipe of `fit`).
+
+The first five make a model what it is: they are saved with it and belong to its identity.
+"""
+
+OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
+
+
+def argument(default: Any, *, role: Role) -> Any:
+    """A field of a transformer's dataclass with its role."""
+    return field(default=default, metadata={"role": role})
+
+
+def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
+    """The constructor arguments with these roles, by name; all of them if none is named."""
+    chosen = (f.name for f in fields(transformer) if not roles or f.metadata.get("role") in roles)
+    return {name: getattr(transformer, name) for name in chosen}
+
+
+def changed_names(transformer: Any, *roles: Role) -> list[str]:
+    """The names of those among them that differ from their defaults."""
+    defaults = {f.name: f.default for f in fields(transformer)}
+    return [n for n, value in arguments_of(transformer, *roles).items() if not same(value, defaults[n])]
+
+
+def same(value: Any, other: Any) -> bool:
+    """Whether two arguments are equal, arrays included."""
+    return value is other or repr(value) == repr(other)
+
+
+def check_positive(**sizes: int | None) -> None:
+    """Raises ValueError, naming it, for any size that is not None or a whole number of at least 1."""
+    for name, value in sizes.items():
+        if value is None:
+            continue
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be a whole number")
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+
+
+def check_given(**sizes: int | None) -> None:
+    """As `check_positive`, and None is refused too."""
+    for name, value in sizes.items():
+        if value is None:
+            raise ValueError(f"{name}=None must be a whole number")
+    check_positive(**sizes)
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the known values, if `value` is none of them."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")

@@ -1,0 +1,175 @@
+"""What every reranker does with frames: checks columns, gets the text, adds scores, ranks and explanations."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from .coverage import Coverage, Explanation
+
+EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms")
+
+TextField = str | tuple[str, ...] | list[str]
+
+
+class TruncationWarning(UserWarning):
+    """Some text was not read; `coverage` of the transformer says how much."""
+
+
+class Reranking(Protocol):
+    """What `rerank` needs to know of a transformer; its constructor arguments of the same names."""
+
+    text_field: TextField
+    text_loader: Any
+    explain: bool
+    verbose: bool
+    coverage: Coverage | None
+    _warned_cut: bool
+
+
+ScoreFunction = Callable[
+    [list[str], list[str], Callable[[int], None] | None], tuple[np.ndarray, list[Explanation], Coverage]
+]
+"""`(queries, texts, on_rows) -> (scores, explanations, coverage)`; no explanations where none are asked for."""
+
+
+def rerank(transformer: Any, inp: pd.DataFrame, score: ScoreFunction) -> pd.DataFrame:
+    """Scores every row of a result frame.
+
+    Args:
+        transformer: a `Reranking` transformer; its `coverage` is set.
+        inp: `qid, query, docno` and the text column(s).
+        score: called only if there are rows.
+
+    Returns:
+        A new frame: same rows, order, index and columns, with new `score` and `rank`.
+    """
+    fields = validated(inp, transformer.text_field, transformer.text_loader, transformer)
+    if not len(inp):
+        return with_scores(inp, [], **({name: [] for name in EXPLANATION_COLUMNS} if transformer.explain else {}))
+    queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, transformer.text_loader)
+    with pt.tqdm(total=len(inp), desc=type(transformer).__name__, unit="doc", disable=not transformer.verbose) as bar:
+        advance = (lambda n: bar.update(n) and None) if transformer.verbose else None
+        scores, explanations, coverage = score(queries, texts, advance)
+    transformer.coverage = coverage
+    if coverage.is_cut and not transformer._warned_cut:
+        transformer._warned_cut = True
+        warnings.warn(
+            f"{type(transformer).__name__} did not read all of the text: {coverage.losses()} (see .coverage).",
+            TruncationWarning,
+            stacklevel=4,
+        )
+    return with_scores(inp, scores, **(_explanation_columns(explanations) if transformer.explain else {}))
+
+
+def _explanation_columns(explanations: list[Explanation]) -> dict[str, list[Any]]:
+    best = [explanation.spans[explanation.best] for explanation in explanations]
+    return {
+        "window_scores": [explanation.scores for explanation in explanations],
+        "window_weights": [explanation.weights for explanation in explanations],
+        "window_spans": [explanation.spans for explanation in explanations],
+        "best_start": [start for start, _ in best],
+        "best_end": [end for _, end in best],
+        "query_terms": [explanation.query_terms for explanation in explanations],
+    }
+
+
+def field_names(text_field: TextField) -> list[str]:
+    """The text columns, in order.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    names = [text_field] if isinstance(text_field, str) else text_field
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"text_field={text_field!r} must be the name of a column, or a tuple of names")
+    return list(names)
+
+
+def validated(
+    inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, further: Sequence[str] = ()
+) -> list[str]:
+    """Checks the columns of a result frame, `further` ones included, and returns the text columns.
+
+    Raises:
+        pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
+    """
+    fields = field_names(text_field)
+    twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
+    if twice:
+        raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
+    try:
+        with pt.validate.any(inp, context=context) as v:
+            v.result_frame(["query", *fields, *further], mode="text")
+            if text_loader is not None:
+                v.result_frame(["query", *further], mode="text_loader")
+    except pt.validate.InputValidationError as error:
+        missing = [name for name in fields if name not in inp.columns]
+        if text_loader is None and missing and {"qid", "query", "docno"} <= set(inp.columns):
+            error.args = (
+                f"{type(context).__name__} needs the text of the documents, but the column(s) {', '.join(missing)} "
+                f"are missing (there are: {', '.join(map(str, inp.columns))}). Put a text loader before it "
+                f"(retriever >> dataset.text_loader() >> {type(context).__name__}(...)), pass text_loader=, or name "
+                f"the column(s) that hold the text with text_field=.",
+            )
+        raise
+    return fields
+
+
+def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str]:
+    """The text of each row: its text columns joined by one space; None and NaN count as empty.
+
+    Where a text column is absent, `text_loader` supplies it.
+
+    Raises:
+        ValueError: if a column holds bytes, or the loader does not supply the text of every row.
+    """
+    frame: Any = inp
+    if not set(fields) <= set(inp.columns):
+        loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
+        frame = loader(inp.reset_index(drop=True))
+        if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
+            raise ValueError(f"text_loader {loader!r} did not return the rows it was given")
+        absent = [name for name in fields if name not in frame.columns]
+        if absent:
+            raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    columns = [strings(frame[name], name) for name in fields]
+    if len(columns) == 1:
+        return columns[0]
+    return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
+
+
+def strings(column: pd.Series, name: str) -> list[str]:
+    """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
+
+    Equal values become one string, so that a text that stands in many rows is held once.
+
+    Raises:
+        ValueError: if it holds bytes.
+    """
+    known: dict[str, str] = {}
+    found = []
+    # One value at a time: a list of an Arrow column would be a copy of all of its text.
+    for value, missing in zip(column, column.isna(), strict=True):
+        if isinstance(value, bytes):
+            raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
+        text = "" if missing else str(value)
+        if text not in known:
+            # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
+            known[text] = text.encode("utf-8", "replace").decode("utf-8")
+        found.append(known[text])
+    return found
+
+
+def with_scores(inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any]) -> pd.DataFrame:
+    """A new frame: the input's rows, columns and index with new scores, further columns and ranks."""
+    out = inp.drop(columns=["score", "rank", *columns], errors="ignore")
+    out = out.assign(score=np.asarray(scores, dtype="float64"))
+    for name, values in columns.items():
+        out[name] = pd.Series(values, index=out.index, dtype=object)
+    return pt.model.add_ranks(out)

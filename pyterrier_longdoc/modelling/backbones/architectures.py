@@ -1,0 +1,250 @@
+"""What single architectures need beyond token ids and a mask, so that no score depends on its batch.
+
+Shapes: V inputs of a pass, T tokens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from ..batching import WindowBatch
+
+_LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
+"""Families whose mask does not reach every step (convolutions, Fourier transforms)."""
+
+_NUMPY_STATE = threading.Lock()
+"""Held by who saves and restores the state of numpy's global generator."""
+
+GLOBAL_ATTENTION = ("query", "query_only", "cls")
+
+
+class InputRules:
+    """How passes through a backbone are made up; here: nothing special."""
+
+    def group(self, length: int) -> int:
+        """Inputs of a pass are of one group; a group holds neighbours in length."""
+        return 0
+
+    def padded(self, length: int) -> int:
+        """To how many tokens an input of `length` tokens is padded if it is alone."""
+        return length
+
+    def cost(self, length: int) -> int:
+        """What an input of `length` tokens counts towards the most tokens in a pass."""
+        return self.padded(length)
+
+    def longest(self, positions: int) -> int:
+        """The longest input for which a table of so many positions suffices, padding included."""
+        return positions
+
+    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        """Inputs besides ids, mask, segments and positions.
+
+        Args:
+            batch: the windows.
+            rows: `(V,)` those of this pass.
+            mask: `(V, T)` their padded mask.
+        """
+        return {}
+
+    @contextmanager
+    def around(self, model: Any, length: int) -> Iterator[None]:
+        """Prepares the model for a pass of padded length `length`, and tidies up after it."""
+        yield
+
+
+class DecoderRules(InputRules):
+    """Language models: no cache of keys and values, which only generation needs."""
+
+    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        """See the base class."""
+        return {"use_cache": False}
+
+
+class EqualLengthRules(InputRules):
+    """Encoders that let padding into their states, mask or no mask: passes are of one length, without padding."""
+
+    def group(self, length: int) -> int:
+        """See the base class."""
+        return length
+
+
+class LongformerRules(InputRules):
+    """Longformer: tokens with global attention.
+
+    Args:
+        window: inputs are padded to a multiple of it, as the model would do itself.
+        global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (what Boytsov et al. 2025 ran);
+            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone.
+    """
+
+    def __init__(self, window: int, global_attention: str) -> None:
+        self.window = window
+        self.global_attention = global_attention
+
+    def padded(self, length: int) -> int:
+        """See the base class."""
+        return -(-length // self.window) * self.window
+
+    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        """See the base class."""
+        position = torch.arange(mask.shape[1], device=mask.device)
+        start = batch.query_start[rows].unsqueeze(1)
+        end = start + batch.query_length[rows].unsqueeze(1)
+        query = (position >= start) & (position < end)
+        cls = (position == 0).expand_as(query)
+        between = (position >= end) & (position < batch.content_start[rows].unsqueeze(1)) & mask
+        # The first real token between query and text; a single text has none, and then this is `[CLS]`.
+        separator = position == between.int().argmax(1, keepdim=True)
+        chosen = {"query": cls | query | separator, "query_only": query, "cls": cls}[self.global_attention]
+        return {"global_attention_mask": chosen.long()}
+
+
+class BigBirdRules(InputRules):
+    """BigBird: block-sparse attention restored for every pass, and passes of one padded length.
+
+    The model turns itself to full attention at the first short input and stays there; and its last block, which all
+    tokens attend to, moves with the padding. Inputs of one pass therefore share their number of blocks.
+
+    Args:
+        block: tokens in a block.
+        random_blocks: blocks that each block attends to at random (in training only).
+        sparse: False for full attention at any length.
+    """
+
+    def __init__(self, block: int, random_blocks: int, sparse: bool) -> None:
+        self.block = block
+        self.sparse = sparse
+        # With fewer tokens the model does not attend block by block.
+        self.longest_full = (5 + 2 * random_blocks) * block
+
+    def group(self, length: int) -> int:
+        """See the base class."""
+        return self.padded(length) if self.is_sparse(length) else 0
+
+    def padded(self, length: int) -> int:
+        """See the base class."""
+        return -(-length // self.block) * self.block if self.is_sparse(length) else length
+
+    def cost(self, length: int) -> int:
+        """See the base class; transformers 5 writes down all T x T attention weights, block-sparse or not."""
+        return self.padded(length) * max(1, length // 1024)
+
+    def longest(self, positions: int) -> int:
+        """See the base class."""
+        return positions // self.block * self.block if self.is_sparse(positions) else positions
+
+    def is_sparse(self, length: int) -> bool:
+        """Whether an input of that length is attended to block by block."""
+        return self.sparse and length > self.longest_full
+
+    @contextmanager
+    def around(self, model: Any, length: int) -> Iterator[None]:
+        """See the base class."""
+        sparse = self.is_sparse(length)
+        model.set_attention_type("block_sparse" if sparse else "original_full")
+        # The model seeds numpy's global generator, in transformers 4 also when it is not in training.
+        if not sparse:
+            yield
+            return
+        # The block-sparse code of transformers 5 fails in mixed precision.
+        with _NUMPY_STATE, torch.autocast(model.device.type, enabled=False):
+            state = np.random.get_state()  # noqa: NPY002
+            try:
+                yield
+            finally:
+                np.random.set_state(state)  # noqa: NPY002
+
+
+def rules_for(
+    config: Any,
+    *,
+    global_attention: str = "query",
+    attention_type: str | None = None,
+    answers: tuple[str, str] | None = None,
+) -> InputRules:
+    """The rules of an architecture.
+
+    Args:
+        config: the backbone's configuration.
+        global_attention: for Longformer, see `LongformerRules`.
+        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        answers: for language models: the words whose logits are compared; None for other backbones.
+
+    Raises:
+        ValueError: for an option that the architecture does not have.
+    """
+    family = config.model_type
+    if global_attention != "query" and family != "longformer":
+        raise ValueError(
+            f"global_attention={global_attention!r} would have no effect: it is Longformer's, not {family}'s"
+        )
+    if attention_type is not None and family != "big_bird":
+        raise ValueError(f"attention_type={attention_type!r} would have no effect: it is BigBird's, not {family}'s")
+    # Of remote code it is not known here whether it answers.
+    if answers is not None and not is_decoder(config) and not getattr(config, "auto_map", None):
+        raise ValueError(f"answers={answers!r} would have no effect: it is for language models, not {family}")
+    if family == "longformer":
+        window = config.attention_window
+        return LongformerRules(window if isinstance(window, int) else max(window), global_attention)
+    if family == "big_bird":
+        sparse = (attention_type or config.attention_type) == "block_sparse"
+        return BigBirdRules(config.block_size, config.num_random_blocks, sparse)
+    if family in _LET_PADDING_IN:
+        return EqualLengthRules()
+    return DecoderRules() if is_decoder(config) else InputRules()
+
+
+def is_decoder(config: Any) -> bool:
+    """Whether an architecture is a left-to-right language model."""
+    family = config.model_type
+    return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def use_attention(model: Any, implementation: str | None) -> None:
+    """Makes a backbone compute attention by an implementation.
+
+    Args:
+        model: the backbone.
+        implementation: `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
+
+    Raises:
+        ValueError: if the architecture does not have it.
+        ImportError: if it needs a package that is not installed.
+    """
+    present = getattr(model.config, "_attn_implementation", None)
+    if implementation is None or implementation == present:
+        return
+    if hasattr(model, "set_attn_implementation"):
+        with quiet():
+            model.set_attn_implementation(implementation)
+        present = model.config._attn_implementation
+    if present != implementation:
+        its_own = repr(present) if present else "code of its own"
+        raise ValueError(
+            f"attn_implementation={implementation!r} is not available for {model.config.model_type}, which computes "
+            f"attention by {its_own}: leave attn_implementation=None"
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps transformers from logging and showing progress: what matters of it is checked and raised."""
+    verbosity = transformers_logging.get_verbosity()
+    shows_bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if shows_bars:
+            transformers_logging.enable_progress_bar()

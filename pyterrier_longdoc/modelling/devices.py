@@ -1,0 +1,121 @@
+"""Where and in which precision to compute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+FASTEST = "fastest"
+"""What `dtype=` is called that asks for the precision in which a device is best."""
+
+
+def resolve_device(device: str | None) -> torch.device:
+    """The named device; None for a GPU if there is one, else the CPU.
+
+    Raises:
+        ValueError: for an unknown name, or a GPU where torch sees none.
+    """
+    check_device(device)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu', or None to take what there is")
+    return chosen
+
+
+def resolve_devices(device: str | Sequence[str] | None) -> list[torch.device]:
+    """The named devices; None for the current GPU and all others of its model if there are any, else the CPU.
+
+    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is that one.
+
+    Raises:
+        ValueError: for an unknown name, no name, several names in one of several processes, or a GPU where torch sees
+            none.
+    """
+    check_devices(device)
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if device is None and torch.cuda.is_available():
+        return _gpu_of_this_process() if together else _equal_gpus()
+    names = device_names(device)
+    if together and len(names) > 1:
+        raise ValueError(f"device={names!r}: one of several processes has one GPU: leave device=None")
+    return list(map(resolve_device, names))
+
+
+def _gpu_of_this_process() -> list[torch.device]:
+    return [torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())]
+
+
+def _equal_gpus() -> list[torch.device]:
+    """The current one first; one of another model, a small one for the screen perhaps, would hold the others up."""
+    current = torch.cuda.current_device()
+    model = torch.cuda.get_device_name(current)
+    others = (n for n in range(torch.cuda.device_count()) if n != current and torch.cuda.get_device_name(n) == model)
+    return [torch.device("cuda", number) for number in (current, *others)]
+
+
+def device_names(device: Any) -> list[Any]:
+    """What `device=` names, one device or a list of them, as a list."""
+    return list(device) if isinstance(device, list | tuple) else [device]
+
+
+def check_devices(device: Any, several: bool = True) -> None:
+    """As `check_device`, also for a list of devices, if the model can work on several."""
+    names = device_names(device)
+    if not names:
+        raise ValueError("device=[] names no device: leave device=None to take what there is")
+    if not several and len(names) > 1:
+        raise ValueError(f"device={device!r}: this model, or its backend=, works on one device at a time: name one")
+    for each in names:
+        check_device(each)
+    if len({torch.device(each or "cpu").type for each in names}) > 1:
+        raise ValueError(f"device={device!r}: devices that share the work must be of one kind")
+
+
+def check_device(device: Any) -> None:
+    """Raises ValueError if torch knows no device of this name; whether it is there shows when it is used."""
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is unknown to torch; use 'cpu', 'cuda', 'cuda:1', 'mps', ...") from error
+
+
+def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
+    """The named precision.
+
+    Args:
+        dtype: a name; None for float32 on a CPU, and for bfloat16 on a GPU that has it natively; `"fastest"` for what
+            the device is best at.
+        device: where models compute.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    check_dtype(dtype)
+    if dtype == FASTEST or (dtype is None and device.type != "cpu"):
+        return torch.bfloat16 if _has_bfloat16(device) else torch.float32
+    return _DTYPES[dtype or "float32"]
+
+
+def check_dtype(dtype: str | None) -> None:
+    """Raises ValueError for the name of an unknown precision."""
+    if dtype is not None and dtype not in (*_DTYPES, FASTEST):
+        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join((*_DTYPES, FASTEST))}")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a precision, as it is given to a model."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions that multiply matrices in bfloat16: no emulation, which is slow."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    # Versions of torch that do not say so are older than 2.5.
+    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in asked)

@@ -1,0 +1,272 @@
+"""PARADE: window vectors are aggregated into one document vector, which is scored.
+
+Li et al., "PARADE: Passage Representation Aggregation for Document Reranking", section 3.2, and Boytsov et al.
+2025, section 3. Shapes: B documents, N windows, H hidden size. `p_i` are the window vectors, `d` the document vector.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..backbones.load import described
+from ..batching import Encoded
+from ..vectors import (
+    Part,
+    VectorTransformer,
+    first_state,
+    join,
+    projection,
+    random_transformer,
+    random_vector,
+    vector_transformer,
+    without_positions,
+)
+from .base import Head, WarmStart, masked_mean
+
+
+class ParadeAvgHead(Head, name="parade-avg"):
+    """`d = mean_i p_i` (PARADE Avg)."""
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.score(masked_mean(encoded.cls, encoded.mask))
+
+
+class ParadeMaxHead(Head, name="parade-max"):
+    """`d = max_i p_i`, feature by feature (PARADE Max)."""
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        vectors = encoded.cls.masked_fill(~encoded.mask.unsqueeze(-1), float("-inf"))
+        return self.score(vectors.amax(1))
+
+
+class ParadeAttnHead(Head, name="parade-attn"):
+    """`a = softmax_i(p_i . c)`, `d = sum_i a_i p_i` (PARADE Attn, as in the PARADE paper).
+
+    The attention vector `c` starts at zero, where PARADE Attn is PARADE Avg, so that a head on top of a trained
+    cross-encoder ranks sensibly from the start. Differs from PARADE, which draws `c` from N(0, 0.02).
+    """
+
+    def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
+        super().__init__(hidden_size, dropout=dropout)
+        self.attention = nn.Parameter(torch.zeros(hidden_size))
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        weights = self.window_weights(encoded).unsqueeze(-1)  # (B, N, 1)
+        return self.score((weights * encoded.cls).sum(1))
+
+    def window_weights(self, encoded: Encoded) -> torch.Tensor:
+        """`(B, N)` softmax over real windows; 0 where there is none."""
+        logits = encoded.cls @ self.attention
+        return logits.masked_fill(~encoded.mask, float("-inf")).softmax(1)
+
+
+class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
+    """`A = softmax_i(W p_i + b)` for each feature by itself, `d = sum_i A_i * p_i`.
+
+    This is what Boytsov et al. 2025 measured as PARADE Attn. `W` starts at zero, where it is PARADE Avg.
+    """
+
+    def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
+        super().__init__(hidden_size, dropout=dropout)
+        self.attention = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.attention.weight)
+        nn.init.zeros_(self.attention.bias)
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.score((self._attend(encoded) * encoded.cls).sum(1))
+
+    def window_weights(self, encoded: Encoded) -> torch.Tensor:
+        """`(B, N)` weights averaged over the H features; 0 where there is no window."""
+        return self._attend(encoded).mean(-1)
+
+    def _attend(self, encoded: Encoded) -> torch.Tensor:
+        logits = self.attention(encoded.cls)  # (B, N, H)
+        return logits.masked_fill(~encoded.mask.unsqueeze(-1), float("-inf")).softmax(1)
+
+
+SPECIAL_VECTORS = ("random", "words")
+
+
+class ParadeTransformerHead(Head, name="parade-transformer"):
+    """A transformer over `[c, s, p_1 ... p_N, s]`, read at `c` (Boytsov et al. 2025, equation 1).
+
+    `c` and `s` are learnable. With `separators=False` the sequence is `[c, p_1 ... p_N]`, as in the PARADE paper. The
+    layers start at random (RAND-L2) or are those of a checkpoint (PRETR-L6), whose table of word embeddings is
+    dropped, as it is never read. Either way the head must be trained before its scores mean anything.
+
+    Args:
+        hidden_size: H; also the width of random layers.
+        aggregator: a checkpoint whose layers aggregate, or the configuration of one, whose weights follow; None for
+            random layers. Where it reads another width than H, `p_i` goes through a linear layer.
+        layers: random transformer layers; 2 in both papers.
+        attention_heads: of random layers; 12 in PARADE, and what Boytsov et al. ran (their text says 4); fewer where
+            12 does not divide H.
+        separators: whether `s` stands before and after the windows.
+        positions: add position and segment embeddings and a layer norm, as both BERT and Boytsov et al. do. Without
+            them the aggregation does not depend on the order of the windows.
+        special_vectors: how `c` and `s` start: `"random"`, or `"words"`: the word embeddings of `[CLS]` and `[SEP]`
+            in the aggregator, or for random layers in the backbone. None for the choice of Boytsov et al.: random
+            with a checkpoint, words with random layers.
+        max_positions: the longest sequence that the position embeddings of random layers can number; BERT's 512.
+        dropout: in random layers and before the final layer. A checkpoint's layers keep their own.
+
+    Raises:
+        ValueError: if `attention_heads` does not divide H, or (when scoring) a document has too many windows.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        aggregator: str | dict[str, Any] | None = None,
+        layers: int = 2,
+        attention_heads: int | None = None,
+        separators: bool = True,
+        positions: bool = True,
+        special_vectors: str | None = None,
+        max_positions: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        if special_vectors not in (None, *SPECIAL_VECTORS):
+            raise ValueError(f"special_vectors={special_vectors!r} is unknown; choose one of random, words, or None")
+        loaded: VectorTransformer
+        if aggregator is None:
+            heads = _attention_heads(hidden_size, attention_heads)
+            model = random_transformer(hidden_size, layers, heads, max_positions, dropout)
+            loaded = VectorTransformer(model, None, max_positions, hidden_size)
+        else:
+            loaded = vector_transformer(aggregator)
+        super().__init__(loaded.output_width, dropout=dropout)
+        self.hidden_size = hidden_size
+        self.separators = separators
+        self.max_positions = loaded.max_vectors if positions else None
+        self.aggregator: Any = loaded.model if positions else without_positions(loaded.model)
+        self.project = projection(hidden_size, loaded.width)
+        self.cls_vector = random_vector(loaded.width)
+        if separators:
+            self.sep_vector = random_vector(loaded.width)
+        self._pretrained = aggregator is not None
+        self._words_of_backbone = aggregator is None and special_vectors != "random"
+        if special_vectors == "words" and loaded.special is not None:
+            self._start_special(*loaded.special)
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        vectors, mask, types = join(self._parts(encoded))
+        if self.max_positions is not None and vectors.shape[1] > self.max_positions:
+            for windows, query in zip(encoded.mask.sum(1).tolist(), self._query_lengths(encoded), strict=True):
+                self.check_windows(windows, query)
+        return self.score(first_state(self.aggregator, vectors, mask, types))
+
+    def check_windows(self, windows: int, query: int = 0) -> None:
+        if self.max_positions is not None and windows > self.max_positions - self._specials(query):
+            raise ValueError(
+                f"a document has {windows} windows, but the aggregator takes "
+                f"{max(0, self.max_positions - self._specials(query))}: raise stride, or set max_windows or max_doc_len"
+            )
+
+    def warm_start(self, start: WarmStart) -> bool:
+        if self._words_of_backbone and start.cls_embedding.shape == self.cls_vector.shape:
+            self._start_special(start.cls_embedding, start.sep_embedding)
+        # The last layer of a cross-encoder knows nothing of what these layers put out.
+        return False
+
+    def pretrained(self) -> dict[str, nn.Module]:
+        return {"aggregator": self.aggregator} if self._pretrained else {}
+
+    def built_from(self) -> dict[str, Any]:
+        return {"aggregator": described(self.aggregator.config)} if self._pretrained else {}
+
+    def _parts(self, encoded: Encoded) -> list[Part]:
+        """The parts of the sequence, each with its segment."""
+        one = encoded.mask.new_ones(len(encoded.mask), 1)
+        windows = (self.project(encoded.cls), encoded.mask, 1)
+        if not self.separators:
+            return [(self.cls_vector, one, 0), windows]
+        separator = (self.sep_vector, one, 0)
+        return [(self.cls_vector, one, 0), separator, windows, separator]
+
+    def _specials(self, query: int) -> int:
+        """Positions that are not a window's, in a sequence with a query of so many tokens."""
+        return 3 if self.separators else 1
+
+    def _query_lengths(self, encoded: Encoded) -> list[int]:
+        return [0] * len(encoded.mask)
+
+    def _start_special(self, cls: torch.Tensor, sep: torch.Tensor) -> None:
+        with torch.no_grad():
+            self.cls_vector.copy_(cls)
+            if self.separators:
+                self.sep_vector.copy_(sep)
+
+
+class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer-query"):
+    """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: an aggregator that sees the query (PRETR-Q, Boytsov et al. 2022).
+
+    `q_j` are the states of the query's tokens in the document's first window; with `separators=False` the sequence
+    is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. Differs from their code, in which a query shorter than 32 tokens
+    leaves a gap before the windows, so that their positions are the same for all queries.
+
+    Args:
+        hidden_size: H.
+        separate_projection: a linear layer of its own for `q_j`, and not that of `p_i`.
+
+    All other arguments: see `ParadeTransformerHead`.
+    """
+
+    needs = "query"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        aggregator: str | dict[str, Any] | None = None,
+        layers: int = 2,
+        attention_heads: int | None = None,
+        separators: bool = True,
+        positions: bool = True,
+        special_vectors: str | None = None,
+        separate_projection: bool = False,
+        max_positions: int = 512,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            aggregator=aggregator,
+            layers=layers,
+            attention_heads=attention_heads,
+            separators=separators,
+            positions=positions,
+            special_vectors=special_vectors,
+            max_positions=max_positions,
+            dropout=dropout,
+        )
+        self.project_query: nn.Module | None = None
+        if separate_projection:
+            self.project_query = nn.Linear(hidden_size, self.cls_vector.shape[0])
+            nn.init.xavier_uniform_(self.project_query.weight)
+
+    def _parts(self, encoded: Encoded) -> list[Part]:
+        if encoded.query is None:
+            raise ValueError("this head needs the states of the query's tokens, but the encoder kept none")
+        query = ((self.project_query or self.project)(encoded.query.states), encoded.query.mask, 0)
+        parts = super()._parts(encoded)
+        after_specials = 2 if self.separators else 1
+        separator = parts[1:2] if self.separators else []
+        return [*parts[:after_specials], query, *separator, *parts[after_specials:]]
+
+    def _specials(self, query: int) -> int:
+        return query + (4 if self.separators else 1)
+
+    def _query_lengths(self, encoded: Encoded) -> list[int]:
+        return [] if encoded.query is None else encoded.query.mask.sum(1).tolist()
+
+
+def _attention_heads(hidden_size: int, wanted: int | None) -> int:
+    if wanted is None:
+        return next(n for n in range(12, 0, -1) if hidden_size % n == 0)
+    if hidden_size % wanted:
+        raise ValueError(f"attention_heads={wanted} does not divide the hidden size {hidden_size}")
+    return wanted

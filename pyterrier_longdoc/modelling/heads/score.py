@@ -1,0 +1,91 @@
+"""Score aggregation: every window is scored by the same layer, then the scores are combined.
+
+Shapes: B documents, N windows, H hidden size. `s` are the window scores, `m` the mask of real windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from ...common.arguments import check_given
+from ..batching import Encoded
+from .base import Head, masked_mean
+
+
+class FirstPHead(Head, name="firstp"):
+    """`s_1`: the first window alone (FirstP; with one long window, LongP)."""
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.score(encoded.cls[:, 0])
+
+
+class MaxPHead(Head, name="maxp"):
+    """`max_i s_i` (Dai & Callan 2019; Boytsov et al. 2025, section 3)."""
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        scores = self.score(encoded.cls)  # (B, N)
+        return scores.masked_fill(~encoded.mask, float("-inf")).amax(1)
+
+
+class SumPHead(Head, name="sump"):
+    """`sum_i s_i` (Dai & Callan 2019; Boytsov et al. 2025, section 3).
+
+    Differs from FlexNeuART: windows made of padding do not take part.
+    """
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.score(encoded.cls).masked_fill(~encoded.mask, 0.0).sum(1)
+
+
+class AvgPHead(Head, name="avgp"):
+    """`final(mean_i x_i)`, which without dropout is `mean_i s_i` (Boytsov et al. 2025, section 3).
+
+    Differs from FlexNeuART: windows made of padding do not take part in the mean.
+    """
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.score(masked_mean(encoded.cls, encoded.mask))
+
+
+class KMaxPHead(Head, name="kmaxp"):
+    """The best `min(k, n)` of `n` window scores, averaged or weighted.
+
+    With `k=1` this is MaxP; with `k >= n` and no weights, AvgP over the same windows. Birch (Yilmaz et al. 2019)
+    takes the weighted sum `sum_i w_i s_(i)` of the best sentences.
+
+    Args:
+        hidden_size: H.
+        k: how many scores count.
+        weights: `w_1 ... w_k`, of the best score, the second best and so on; None averages.
+        dropout: before the final layer.
+
+    Raises:
+        ValueError: if `k` is below 1 or there are not exactly `k` weights.
+    """
+
+    tunable: ClassVar[tuple[str, ...]] = ("k", "weights")
+
+    def __init__(
+        self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, dropout: float = 0.1
+    ) -> None:
+        super().__init__(hidden_size, dropout=dropout)
+        check_given(k=k)
+        if weights is not None and (not isinstance(weights, Sequence | np.ndarray) or len(weights) != k):
+            raise ValueError(f"weights={weights} must have k={k} entries")
+        if weights is not None and not np.isfinite(np.asarray(weights, dtype=float)).all():
+            raise ValueError(f"weights={list(weights)} must be finite")
+        self.k = k
+        self.weights = None if weights is None else [float(w) for w in weights]
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        scores = self.score(encoded.cls).masked_fill(~encoded.mask, float("-inf"))  # (B, N)
+        best = scores.topk(min(self.k, scores.shape[1]), dim=1).values  # (B, k')
+        real = torch.arange(best.shape[1], device=best.device) < encoded.mask.sum(1, keepdim=True)
+        best = best.masked_fill(~real, 0.0)
+        if self.weights is None:
+            return best.sum(1) / real.sum(1)
+        return best @ best.new_tensor(self.weights[: best.shape[1]])

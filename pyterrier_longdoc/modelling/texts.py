@@ -1,0 +1,307 @@
+"""Tokenising texts once, and walking through many (query, text) pairs in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..common.caches import EmbeddingCache
+
+Span = tuple[int, int]
+"""Half-open: start and end of a window, in tokens or characters."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedText:
+    """A text and its tokens, without special tokens.
+
+    Attributes:
+        ids: `(L,)` int32 token ids.
+        text: the text the tokens come from.
+        starts: `(L,)` int32 character offset at which each token begins; None if offsets were not asked for.
+        ends: `(L,)` int32 character offset at which each token ends.
+    """
+
+    ids: np.ndarray
+    text: str = ""
+    starts: np.ndarray | None = None
+    ends: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def head(self, length: int) -> TokenizedText:
+        """The same text, of which only the first `length` tokens are kept."""
+        if len(self) <= length:
+            return self
+        if self.starts is None or self.ends is None:
+            return replace(self, ids=self.ids[:length])
+        return replace(self, ids=self.ids[:length], starts=self.starts[:length], ends=self.ends[:length])
+
+    def only(self, spans: Sequence[Span]) -> TokenizedText:
+        """The same text, of which only the tokens in these windows are kept, in order and each once."""
+        keep = np.zeros(len(self), dtype=bool)
+        for start, end in spans:
+            keep[start:end] = True
+        if self.starts is None or self.ends is None:
+            return replace(self, ids=self.ids[keep])
+        return replace(self, ids=self.ids[keep], starts=self.starts[keep], ends=self.ends[keep])
+
+    def characters(self, span: Span) -> Span:
+        """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
+        start, end = span
+        if self.starts is None or self.ends is None:
+            raise ValueError("this text was tokenised without character offsets")
+        if start >= end:
+            return (0, 0)
+        return int(self.starts[start]), int(self.ends[start:end].max())
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
+    """Token ids, without special tokens and without a limit on their number.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        texts: any texts, empty ones included.
+        offsets: also keep the character offsets of each token (needed for windows in words or sentences and for
+            showing a window to a reader; costs several times the time).
+        lead: put before every text that is not empty; offsets do not count it.
+    """
+    if not texts:
+        return []
+    encoded = tokenizer(
+        [lead + text if text else text for text in texts],
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=offsets,
+        truncation=False,
+        verbose=False,
+    )
+    ids = [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
+    if not offsets:
+        return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
+    tokenized = []
+    for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
+        characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
+        tokenized.append(TokenizedText(row, text, characters[:, 0], characters[:, 1]))
+    return tokenized
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some of the distinct (query, text) pairs of a run.
+
+    Attributes:
+        texts: distinct texts, of like length.
+        pairs: `(index of a distinct query, index into texts)`.
+        rows: for each pair, the rows of the input that ask for it.
+        seen: for each text, whether an earlier block had it already.
+    """
+
+    texts: list[str]
+    pairs: list[tuple[int, int]]
+    rows: list[list[int]]
+    seen: list[bool]
+
+
+def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
+    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
+    return list(numbers), np.fromiter((numbers[value] for value in values), np.int64, len(values))
+
+
+def rows_by_pair(query_of_row: Sequence[int], texts: Sequence[str]) -> dict[str, dict[int, list[int]]]:
+    """For each distinct text and each of its queries, the rows that ask for the pair."""
+    wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for row, (query, text) in enumerate(zip(query_of_row, texts, strict=True)):
+        wanted[text][query].append(row)
+    return wanted
+
+
+def blocks(
+    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[str], *, characters: int, pairs: int
+) -> Iterator[Block]:
+    """Divides a run into blocks, longest texts first.
+
+    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that
+    little is padded. Longest first lets a run that does not fit into memory fail at its start.
+
+    Args:
+        query_of_row: for each row, the index of its distinct query.
+        texts: for each row, its text.
+        characters: bound on the number of pairs times the characters of the longest text, which is what a block
+            takes when padded; a single pair may exceed it.
+        pairs: bound on the number of pairs.
+    """
+    distinct, text_of_row = numbered(texts)
+    of_row = np.asarray(query_of_row, dtype=np.int64)
+    lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
+    # Arrays: an object for every pair would take more memory than the rest of a run.
+    order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
+    block, last_text, last_pair = Block([], [], [], []), -1, (-1, -1)
+    for row in order:
+        number, query = int(text_of_row[row]), int(of_row[row])
+        if (number, query) == last_pair:
+            block.rows[-1].append(int(row))
+            continue
+        count = len(block.pairs)
+        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
+            yield block
+            block = Block([], [], [], [])
+        if number != last_text or not block.texts:
+            block.texts.append(distinct[number])
+            block.seen.append(number == last_text)
+        block.pairs.append((query, len(block.texts) - 1))
+        block.rows.append([int(row)])
+        last_text, last_pair = number, (number, query)
+    if block.pairs:
+        yield block
+
+
+def share_out(on_rows: Callable[[int], None] | None, rows: int) -> Callable[[float], None] | None:
+    """Turns shares of a block's work, which add up to 1, into whole rows."""
+    if on_rows is None:
+        return None
+    done, reported = 0.0, 0
+
+    def report(share: float) -> None:
+        nonlocal done, reported
+        done += share
+        whole = round(done * rows)
+        on_rows(whole - reported)
+        reported = whole
+
+    return report
+
+
+T = TypeVar("T")
+
+CACHED_TOKEN_BYTES = 64 * 2**20
+"""Most memory for remembered tokens of one model: 16 million tokens, a third of that with character offsets."""
+
+ENTRY_BYTES = 400
+"""About what an entry takes besides its tokens: key, hash and the two objects around the array."""
+
+_CONTENTS: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...] | None, bytes | None]] = weakref.WeakKeyDictionary()
+
+
+class TokenCache:
+    """Tokenises texts, each distinct one once as long as its tokens are remembered.
+
+    Texts are known by their hashes, so that they need not be kept. Everything is forgotten when the tokenizer is
+    another one or has other settings, and nothing is remembered of one with BPE dropout, or with a step that is
+    written in Python (RoFormer's), whose settings cannot be read. A copy starts empty.
+
+    Args:
+        max_bytes: most memory for tokens; the least recently used go first.
+    """
+
+    def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
+        self.cache = EmbeddingCache(max_bytes, entry_bytes=ENTRY_BYTES)
+        self._tokenizer: Any = None
+        self._settings: tuple[Any, ...] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TokenCache:
+        return TokenCache(self.cache.max_bytes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenCache, (self.cache.max_bytes,)
+
+    def __call__(
+        self, tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = ""
+    ) -> list[TokenizedText]:
+        """As `texts.tokenize`; equal texts share one result."""
+        remembers = self._forget_if_changed(tokenizer)
+        hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
+        found = {
+            text: self._recall(text, (lead, content), offsets) if remembers else None
+            for text, content in hashes.items()
+        }
+        new = [text for text, tokens in found.items() if tokens is None]
+        made = dict(zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True))
+        if remembers:
+            for text, tokens in made.items():
+                self.cache.put((lead, hashes[text], offsets), _as_array(tokens))
+        known = {text: tokens for text, tokens in found.items() if tokens is not None} | made
+        return [known[text] for text in texts]
+
+    def _recall(self, text: str, key: tuple[str, bytes], offsets: bool) -> TokenizedText | None:
+        kept = self.cache.get((*key, True))
+        if kept is not None:
+            return TokenizedText(kept[0], text, kept[1], kept[2])
+        kept = None if offsets else self.cache.get((*key, False))
+        return None if kept is None else TokenizedText(kept[0], text)
+
+    def _forget_if_changed(self, tokenizer: Any) -> bool:
+        """Forgets what another tokenizer has made; returns whether this one makes the same of a text every time."""
+        settings = tokenizer_settings(tokenizer)
+        if tokenizer is not self._tokenizer or settings != self._settings:
+            self.cache.clear()
+            self._tokenizer, self._settings = tokenizer, settings
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        return settings is not None and not getattr(getattr(backend, "model", None), "dropout", None)
+
+
+def tokenizer_settings(tokenizer: Any) -> tuple[Any, ...] | None:
+    """What of a tokenizer can be changed in place: added tokens, and the steps around its model; None if unreadable."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return ()
+    around = (backend.normalizer, backend.pre_tokenizer)
+    steps = [b"" if step is None else _read(step.__getstate__) for step in around]
+    if None in steps:
+        return None
+    added = tuple(sorted((number, str(token)) for number, token in backend.get_added_tokens_decoder().items()))
+    return (added, backend.encode_special_tokens, *steps)
+
+
+def as_json(tokenizer: Any) -> str | None:
+    """All of a fast tokenizer; None if a step of it is written in Python."""
+    return _read(tokenizer.backend_tokenizer.to_str)
+
+
+def _read(read: Callable[[], T]) -> T | None:
+    """What a tokenizer, or a step of it, writes down; None of what is written in Python."""
+    try:
+        return read()
+    except Exception as error:  # tokenizers has no class of its own for it
+        if "cannot be serialized" not in str(error):
+            raise
+        return None
+
+
+def same_tokens(tokenizer: Any, other: Any) -> bool:
+    """Whether two fast tokenizers are known to make the same of every text."""
+    if tokenizer is other:
+        return True
+    content = _content(tokenizer)
+    return content is not None and content == _content(other)
+
+
+def _content(tokenizer: Any) -> bytes | None:
+    """A hash of all of a fast tokenizer; writing it down takes long, so that it is remembered. None if unreadable."""
+    settings = tokenizer_settings(tokenizer)
+    known, content = _CONTENTS.get(tokenizer, (None, None))
+    if settings is None or known != settings:
+        written = as_json(tokenizer)
+        content = None if written is None else hashlib.blake2b(written.encode()).digest()
+        _CONTENTS[tokenizer] = settings, content
+    return content
+
+
+def _as_array(tokens: TokenizedText) -> np.ndarray:
+    """`(1, L)` ids, or `(3, L)` ids, starts and ends."""
+    if tokens.starts is None or tokens.ends is None:
+        return tokens.ids[None]
+    return np.stack([tokens.ids, tokens.starts, tokens.ends])
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,169 @@
+"""Transformers that read vectors instead of words: PARADE's aggregators and LATEIR's interaction.
+
+Shapes: B sequences, n vectors of one part of them, S vectors of the longest sequence, E width that the transformer
+reads, A width of its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel
+
+from .backbones.alibi import AlibiBert
+from .backbones.architectures import InputRules
+from .backbones.load import Backbone, build_backbone, described, load_backbone
+
+# With these, positions and segments are added in `embeddings` and nowhere else.
+_WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
+
+
+@dataclass(eq=False)
+class VectorTransformer:
+    """A transformer whose table of word embeddings is gone: it is never read.
+
+    Attributes:
+        model: the transformer, without pooler and head.
+        special: `(2, E)` word embeddings of `[CLS]` and `[SEP]`; None where there were none.
+        max_vectors: the longest sequence; None where nothing limits it.
+        width: E.
+    """
+
+    model: Any
+    special: torch.Tensor | None
+    max_vectors: int | None
+    width: int
+
+    @property
+    def output_width(self) -> int:
+        """A, the width of the states."""
+        return int(self.model.config.hidden_size)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able configuration from which `vector_transformer` makes the same modules."""
+        return described(self.model.config)
+
+
+def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
+    """Loads a checkpoint, or makes the modules of a configuration with random weights.
+
+    Args:
+        source: a model on the Hugging Face hub, a folder, or what `VectorTransformer.describe` gave. Of a
+            cross-encoder the layers are used, not its head.
+
+    Raises:
+        ValueError: for a model in which the first vector would not see all others, or would see padding.
+    """
+    if isinstance(source, dict):
+        return of_backbone(build_backbone({"config": source, "cross_encoder": False}, None))
+    return of_backbone(load_backbone(source))
+
+
+def of_backbone(backbone: Backbone) -> VectorTransformer:
+    """Takes the words out of a loaded encoder."""
+    model, tokenizer = backbone.model, backbone.tokenizer
+    if type(backbone.rules) is not InputRules or isinstance(model, AlibiBert):
+        raise ValueError(
+            f"a checkpoint of type {model.config.model_type!r} cannot aggregate vectors: choose an encoder that "
+            f"attends to its whole input, such as BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT"
+        )
+    words = model.get_input_embeddings().weight.detach()
+    special = None
+    if tokenizer is not None and None not in (tokenizer.cls_token_id, tokenizer.sep_token_id):
+        special = words[[tokenizer.cls_token_id, tokenizer.sep_token_id]].clone()
+    longest = backbone.max_length
+    _drop_words(model)
+    return VectorTransformer(model, special, longest, words.shape[1])
+
+
+def random_transformer(width: int, layers: int, attention_heads: int, max_vectors: int, dropout: float) -> Any:
+    """BERT layers with random weights over vectors of this width."""
+    config = BertConfig(
+        vocab_size=1,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=attention_heads,
+        intermediate_size=4 * width,
+        max_position_embeddings=max_vectors,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    model = BertModel(config, add_pooling_layer=False)
+    _drop_words(model)
+    return model
+
+
+def without_positions(model: Any) -> Any:
+    """The same transformer, to which the order of the vectors is all the same.
+
+    Raises:
+        ValueError: if its layers know positions by themselves.
+    """
+    kind = model.config.model_type
+    if kind not in _WITHOUT_POSITIONS:
+        raise ValueError(f"positions=False is not possible with an aggregator of type {kind!r}: its layers use them")
+    model.embeddings = _VectorsAsTheyAre()
+    return model
+
+
+def projection(width: int, other: int) -> nn.Module:
+    """A linear layer from one width to another; nothing where they are the same."""
+    if width == other:
+        return nn.Identity()
+    layer = nn.Linear(width, other)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
+
+
+def random_vector(width: int) -> nn.Parameter:
+    """A special vector, drawn from N(0, 1) / sqrt(width) as Boytsov et al. 2025 do with pre-trained aggregators."""
+    return nn.Parameter(torch.randn(width) / width**0.5)
+
+
+Part = tuple[torch.Tensor, torch.Tensor, int]
+"""`(B, n, E)` vectors or `(E,)` one for all, `(B, n)` bool mask or `(B, 1)`, and their segment."""
+
+
+def join(parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Puts the real vectors of all parts one after the other.
+
+    Padding of a part leaves no gap: the positions of what follows must not depend on how long the parts of other
+    sequences in the batch are.
+
+    Returns:
+        `(B, S, E)` vectors, `(B, S)` bool mask and `(B, S)` segments.
+    """
+    vectors = torch.cat([v.expand(len(m), 1, -1) if v.dim() == 1 else v for v, m, _ in parts], 1)
+    mask = torch.cat([m for _, m, _ in parts], 1)
+    types = torch.cat([torch.full_like(m, segment, dtype=torch.long) for _, m, segment in parts], 1)
+    order = (~mask).long().argsort(dim=1, stable=True)[:, : int(mask.sum(1).max())]  # (B, S)
+    index = order.unsqueeze(-1).expand(-1, -1, vectors.shape[-1])
+    return vectors.gather(1, index), mask.gather(1, order), types.gather(1, order)
+
+
+def first_state(model: Any, vectors: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+    """`(B, A)` states of the first vectors."""
+    inputs = {"inputs_embeds": vectors, "attention_mask": mask.long()}
+    if getattr(model.config, "type_vocab_size", 0) > 1:
+        inputs["token_type_ids"] = types
+    return model(**inputs).last_hidden_state[:, 0]
+
+
+class _VectorsAsTheyAre(nn.Module):
+    """Stands in for an embedding module where vectors get neither positions nor segments."""
+
+    def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
+        return inputs_embeds
+
+
+def _drop_words(model: Any) -> None:
+    words = model.get_input_embeddings()
+    for module in model.modules():
+        for name, child in module.named_children():
+            if child is words:
+                setattr(module, name, None)
+                return

@@ -1,0 +1,379 @@
+"""How a document is cut into windows.
+
+A window is a half-open span of token positions `(start, end)` of one tokenised document. Every class
+here is a frozen dataclass that is called with a tokenised document and returns at least one window, also
+for an empty document; together the windows cover every token (unless `max_windows` says otherwise), so
+nothing at the end of a document is lost.
+
+Sources: greedy chunks and sliding token windows, Boytsov et al. 2025 (A.1.3 and their configurations);
+windows in words and the choice of first, last and random middle passages, Li et al. (PARADE), section 3.1.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..common.arguments import check_given, check_positive
+from ..common.language import sentence_starts
+from .texts import Span, TokenizedText
+
+CHUNK_TOKENS = 477
+"""512 positions - 32 query tokens - 3 special tokens: the papers' document budget of one BERT input."""
+
+SELECTIONS = ("first", "first_last_random")
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Base class: cuts a tokenised document into windows.
+
+    Args:
+        max_windows: keep at most this many windows of a document; None keeps all.
+        selection: which ones to keep: `"first"`, or `"first_last_random"` (PARADE: the first, the last and
+            a random choice of the others, in document order; the choice depends on the document's tokens and
+            `seed` alone, so that a document always gets the same windows).
+        seed: seed of that choice.
+
+    Raises:
+        ValueError: for sizes below 1 or an unknown `selection`.
+    """
+
+    max_windows: int | None = None
+    selection: str = "first"
+    seed: int = 42
+
+    needs_text: ClassVar[bool] = False
+    """Whether the windows depend on the text and its character offsets, not on the number of tokens alone."""
+
+    def __post_init__(self) -> None:
+        if self.max_windows is not None:
+            check_positive(max_windows=self.max_windows)
+        if self.selection not in SELECTIONS:
+            raise ValueError(f"selection={self.selection!r} is unknown; choose one of {', '.join(SELECTIONS)}")
+
+    def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        """Windows of one document, in document order.
+
+        Args:
+            tokens: a tokenised text; where `needs_text` is False a plain sequence of token ids will do.
+
+        Returns:
+            Half-open spans of token positions; at least one.
+        """
+        spans = [span for span in self._spans(tokens) if span[0] < span[1]] or [(0, 0)]
+        return self._select(spans, tokens)
+
+    def within(self, capacity: int) -> Windows:
+        """These windows, checked against the number of document tokens that a backbone can take.
+
+        Raises:
+            ValueError: if a window is longer than `capacity` tokens.
+        """
+        raise NotImplementedError
+
+    @property
+    def largest(self) -> int | None:
+        """The most tokens that a window can have; None if only the backbone limits it."""
+        raise NotImplementedError
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        raise NotImplementedError
+
+    def _select(self, spans: list[Span], tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        if self.max_windows is None or len(spans) <= self.max_windows:
+            return spans
+        if self.selection == "first" or self.max_windows == 1:
+            return spans[: self.max_windows]
+        ids = tokens.ids if isinstance(tokens, TokenizedText) else tokens
+        document = zlib.crc32(np.ascontiguousarray(ids, dtype=np.int64).tobytes())
+        middle = random.Random(f"{self.seed}:{document}").sample(range(1, len(spans) - 1), self.max_windows - 2)
+        return [spans[0], *(spans[i] for i in sorted(middle)), spans[-1]]
+
+
+@dataclass(frozen=True)
+class _Chunks(Windows):
+    """Windows of a size that the backbone's input bounds."""
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(size=self.size)
+
+    @property
+    def largest(self) -> int:
+        return self.size or CHUNK_TOKENS
+
+    def within(self, capacity: int) -> Windows:
+        return _sized_within(self, capacity)
+
+
+@dataclass(frozen=True)
+class Truncate(_Chunks):
+    """One window: the first `size` tokens (FirstP, and LongP with a large size).
+
+    Args:
+        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    Example:
+        >>> Truncate(4)([1, 2, 3, 4, 5])
+        [(0, 4)]
+    """
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return [(0, min(len(tokens), self.largest))]
+
+
+@dataclass(frozen=True)
+class WholeText(Windows):
+    """One window: as much of the text as the backbone takes (LongP).
+
+    Args:
+        size: most tokens; None, or more than the backbone takes, for what it takes.
+
+    Example:
+        >>> WholeText()([1, 2, 3, 4, 5])
+        [(0, 5)]
+    """
+
+    size: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(size=self.size)
+
+    @property
+    def largest(self) -> int | None:
+        return self.size
+
+    def within(self, capacity: int) -> Windows:
+        return replace(self, size=min(self.size or capacity, capacity))
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return [(0, len(tokens) if self.size is None else min(len(tokens), self.size))]
+
+
+@dataclass(frozen=True)
+class GreedyChunks(_Chunks):
+    """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
+
+    Args:
+        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    Example:
+        >>> GreedyChunks(2)([1, 2, 3, 4, 5])
+        [(0, 2), (2, 4), (4, 5)]
+    """
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return _slide(len(tokens), self.largest, self.largest)
+
+
+@dataclass(frozen=True)
+class SlidingWindows(Windows):
+    """Windows of `size` tokens that begin every `stride` tokens (MaxP, SumP, PARADE).
+
+    A document of `D` tokens has `ceil(max(0, D - size) / stride) + 1` windows, the last one ending with the
+    document.
+
+    Args:
+        size: tokens in a window.
+        stride: tokens from one window's start to the next one's.
+
+    Raises:
+        ValueError: also if `stride` exceeds `size`, which would leave tokens out.
+
+    Example:
+        >>> SlidingWindows(4, 2)(range(7))
+        [(0, 4), (2, 6), (4, 7)]
+    """
+
+    size: int = 150
+    stride: int = 75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_given(size=self.size, stride=self.stride)
+        _check_stride(self.size, self.stride)
+
+    @property
+    def largest(self) -> int:
+        return self.size
+
+    def within(self, capacity: int) -> Windows:
+        return _sized_within(self, capacity)
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return _slide(len(tokens), self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class SlidingWords(Windows):
+    """Windows of `size` whitespace-separated words that begin every `stride` words (PARADE, section 3.1).
+
+    Differs from PARADE: a window with more tokens than the backbone takes is divided, not cut.
+
+    Args:
+        size: words in a window.
+        stride: words from one window's start to the next one's.
+        max_tokens: most tokens in a window; None for what the backbone takes.
+    """
+
+    size: int = 150
+    stride: int = 100
+    max_tokens: int | None = None
+
+    needs_text: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_given(size=self.size, stride=self.stride)
+        check_positive(max_tokens=self.max_tokens)
+        _check_stride(self.size, self.stride)
+
+    @property
+    def largest(self) -> int | None:
+        return self.max_tokens
+
+    def within(self, capacity: int) -> Windows:
+        return _limited_within(self, self.max_tokens, capacity)
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        text = _require_text(self, tokens)
+        first = _first_tokens(text, [match.start() for match in _WORD.finditer(text.text)])
+        spans = [(first[a], first[b]) for a, b in _slide(len(first) - 1, self.size, self.stride)]
+        return _divide(spans, self.max_tokens)
+
+
+@dataclass(frozen=True)
+class SentenceWindows(Windows):
+    """Disjoint windows of whole sentences (BeST; with one sentence each, Birch).
+
+    Sentences end at `.`, `!` or `?` followed by white space, at their CJK, Arabic and Indic counterparts and
+    at blank lines. Only a sentence longer than `max_tokens` is divided.
+
+    Args:
+        max_tokens: most tokens in a window; None for what the backbone takes.
+        max_sentences: most sentences in a window; None for as many as fit.
+    """
+
+    max_tokens: int | None = None
+    max_sentences: int | None = None
+
+    needs_text: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(max_tokens=self.max_tokens, max_sentences=self.max_sentences)
+
+    @property
+    def largest(self) -> int | None:
+        return self.max_tokens
+
+    def within(self, capacity: int) -> Windows:
+        return _limited_within(self, self.max_tokens, capacity)
+
+    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        text = _require_text(self, tokens)
+        ends = _first_tokens(text, [0, *sentence_starts(text.text)])[1:]
+        limit = self.max_tokens or len(text)
+        spans: list[Span] = []
+        start = end = sentences = 0
+        for sentence_end in ends:
+            full = sentences == self.max_sentences or sentence_end - start > limit
+            if full and end > start:
+                spans.append((start, end))
+                start, sentences = end, 0
+            if sentence_end > end:
+                end, sentences = sentence_end, sentences + 1
+        return _divide([*spans, (start, end)], self.max_tokens)
+
+
+_CLASSES: dict[str, type[Windows]] = {
+    cls.__name__: cls for cls in (Truncate, WholeText, GreedyChunks, SlidingWindows, SlidingWords, SentenceWindows)
+}
+
+
+def windows_to_config(windows: Windows) -> dict[str, Any]:
+    """JSON-able description of `windows`, read back by `windows_from_config`."""
+    return {"type": type(windows).__name__, **asdict(windows)}
+
+
+def windows_from_config(config: dict[str, Any]) -> Windows:
+    """The windows that `windows_to_config` described.
+
+    Raises:
+        ValueError: if the type is not one of this module's.
+    """
+    arguments = dict(config)
+    name = arguments.pop("type", None)
+    if name not in _CLASSES:
+        raise ValueError(f"unknown windows {name!r}; known are {', '.join(_CLASSES)}")
+    return _CLASSES[name](**arguments)
+
+
+def _slide(length: int, size: int, stride: int) -> list[Span]:
+    count = -(-max(0, length - size) // stride) + 1
+    return [(i * stride, min(i * stride + size, length)) for i in range(count)]
+
+
+def _divide(spans: list[Span], limit: int | None) -> list[Span]:
+    if limit is None:
+        return spans
+    return [(start + a, start + b) for start, end in spans for a, b in _slide(end - start, limit, limit)]
+
+
+def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
+    """Index of the first token that reaches beyond each character offset, then the number of tokens.
+
+    Ends count, not starts: the tokens of byte-level tokenizers begin with the space before their word. The first
+    entry is always 0, so that no token before the first offset is lost.
+    """
+    if text.ends is None:
+        raise ValueError("this text was tokenised without character offsets")
+    ends = np.maximum.accumulate(text.ends)
+    indices = np.searchsorted(ends, characters, side="right").tolist()
+    return [0, *indices[1:], len(text)] if indices else [0, len(text)]
+
+
+def _require_text(windows: Windows, tokens: Sequence[int] | TokenizedText) -> TokenizedText:
+    if not isinstance(tokens, TokenizedText) or tokens.starts is None:
+        raise TypeError(f"{type(windows).__name__} needs a TokenizedText with character offsets, not bare token ids")
+    return tokens
+
+
+def _sized_within(windows: Any, capacity: int) -> Windows:
+    if windows.size is None:
+        return replace(windows, size=min(CHUNK_TOKENS, capacity))
+    if windows.size > capacity:
+        raise ValueError(
+            f"{windows!r} does not fit: next to the query and the special tokens the backbone takes {capacity} "
+            f"document tokens; lower the window size to {capacity} or less, lower max_query_len, or use a backbone "
+            f"with longer inputs"
+        )
+    return windows
+
+
+def _limited_within(windows: Any, limit: int | None, capacity: int) -> Windows:
+    if limit is None:
+        return replace(windows, max_tokens=capacity)
+    if limit > capacity:
+        raise ValueError(
+            f"max_tokens={limit} does not fit: next to the query and the special tokens the backbone takes "
+            f"{capacity} document tokens; lower max_tokens or max_query_len, or use a backbone with longer inputs"
+        )
+    return windows
+
+
+def _check_stride(size: int, stride: int) -> None:
+    if stride > size:
+        raise ValueError(f"stride={stride} is larger than the window size {size}: tokens between windows would be lost")

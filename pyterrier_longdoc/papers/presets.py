@@ -1,0 +1,273 @@
+"""The papers' models by name: backbone, windows, pooling and lengths as in Boytsov et al. 2025, with published figures.
+
+Backbones are those of the authors' configurations, e.g. an MS MARCO cross-encoder for ELECTRA. All read queries of 32
+tokens (E5-4K: special tokens included); FirstP reads 477 document tokens, all others 1,431 = 3 x 477.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from ..training import TrainingArgs
+from collections.abc import Iterator
+from typing import ClassVar, TypeVar
+
+Thing = TypeVar("Thing")
+
+
+class Named(Mapping[str, Thing]):
+    """Things by name; an unknown name is answered by all that are known.
+
+    Args:
+        entries: the things.
+    """
+
+    kind: ClassVar[str]
+    """What they are called in messages."""
+
+    def __init__(self, entries: Mapping[str, Thing]) -> None:
+        self._entries = dict(entries)
+
+    def __getitem__(self, name: str) -> Thing:
+        if name not in self._entries:
+            raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
+"""MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 by title and by description."""
+FAR_MEASURES = ("far RR, zero-shot", "far RR, fine-tuned")
+"""MS MARCO FarRelevant with the MS MARCO model as it is, and after one epoch on FarRelevant."""
+
+BERT = "google-bert/bert-base-uncased"
+ELECTRA = "cross-encoder/ms-marco-electra-base"
+DEBERTA = "microsoft/deberta-v3-base"
+LONGFORMER = "allenai/longformer-base-4096"
+BIGBIRD = "google/bigbird-roberta-base"
+JINA = "jinaai/jina-embeddings-v2-base-en"
+MOSAIC = "mosaicml/mosaic-bert-base-seqlen-2048"
+TINYLLAMA = "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"
+E5 = "dwzhu/e5-base-4k"
+MINILM = "cross-encoder/ms-marco-MiniLM-L6-v2"
+
+FIRST = 477
+"""Document tokens of FirstP: 512 - 32 - 3."""
+WHOLE = 1431
+"""Document tokens of all other models: 3 x 477."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model as a paper configured it. Call it for a new transformer.
+
+    Attributes:
+        row: what the paper's table calls it.
+        transformer: the name of the class in this package.
+        arguments: of its constructor.
+        published: figures of the trained model by measure, means over three seeds; zero-shot for E5-4K and RankGPT.
+        partner: the preset that is its FirstP, None for a FirstP.
+        source: where the figures stand.
+        epochs: of training on MS MARCO; None where nothing was trained.
+        note: where this model differs from the one that was measured.
+    """
+
+    row: str
+    transformer: str
+    arguments: Mapping[str, Any]
+    published: Mapping[str, float] = field(default_factory=dict)
+    partner: str | None = None
+    source: str = "Boytsov et al. 2025, Table 1"
+    epochs: int | None = 1
+    note: str = ""
+
+    def __call__(self, **changes: Any) -> Any:
+        """A new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
+
+        Args:
+            **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
+        """
+        package = importlib.import_module("pyterrier_longdoc")
+        arguments = {**self.arguments, **changes}
+        model = getattr(package, self.transformer)(**arguments)
+        if self.epochs not in (None, 1) and "training" not in arguments:
+            model.training = with_own_rates(package.TrainingArgs.preset("boytsov2025", epochs=self.epochs), model)
+        return model
+
+
+def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
+    """A recipe of Boytsov et al. with the model's own learning rates: they differ where a head is pre-trained."""
+    return replace(recipe, learning_rates=model._default_training().learning_rates)
+
+
+class Presets(Named[Preset]):
+    """The papers' models by name; `table()` shows them all.
+
+    Example:
+        >>> presets["parade-attn-electra"].published["dev RR"]
+        0.431
+    """
+
+    kind = "preset"
+
+    def table(self) -> pd.DataFrame:
+        """One row per preset: its row in the paper, class, backbone, partner, and every published figure."""
+        rows = [
+            {
+                "name": name,
+                "row": preset.row,
+                "transformer": preset.transformer,
+                "backbone": preset.arguments.get("backbone", preset.arguments.get("llm")),
+                "partner": preset.partner,
+                "epochs": preset.epochs,
+                "note": preset.note,
+                **{measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)},
+            }
+            for name, preset in self._entries.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+Figures = tuple[float | None, ...]
+"""MS MARCO dev, TREC DL, Robust04 title and description, FarRelevant zero-shot and fine-tuned."""
+
+
+def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
+    """Arguments of a model over windows."""
+    return {"backbone": backbone, "max_doc_len": WHOLE, "pad_query": True, **options}
+
+
+def _longp(backbone: str, length: int, pooling: str = "cls", **options: Any) -> dict[str, Any]:
+    """Arguments of a model that reads the document in one piece; those with mean pooling do not pad queries."""
+    return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, **options}
+
+
+_FIRSTP = {"window_size": FIRST, "pad_query": True}
+_CHUNKS = {"window_size": 477}
+_MAXP = {"window_size": 150, "stride": 100}
+_PARADE = {"window_size": 150, "stride": 75}
+_ATTN = {**_PARADE, "aggregation": "attn", "attention": "elementwise"}
+_RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
+_PRETRAINED = {**_PARADE, "aggregation": "transformer", "aggregator": MINILM}
+_E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
+       "max_query_len": 30}  # fmt: skip
+_GPT = {"llm": "gpt-4o-mini", "window_size": 20, "stride": 10}
+
+_TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (
+    # name, row, transformer, its FirstP, arguments, figures
+    ("firstp", "FirstP (BERT)", "FirstP", None, {"backbone": BERT, **_FIRSTP},
+     (0.394, 0.632, 0.475, 0.527, 0.016, 0.090)),
+    ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST, pad_query=True),
+     (0.404, 0.643, 0.483, 0.540, 0.017, 0.091)),
+    ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, {"backbone": ELECTRA, **_FIRSTP},
+     (0.417, 0.662, 0.492, 0.552, 0.019, 0.089)),
+    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None, {"backbone": DEBERTA, **_FIRSTP},
+     (0.415, 0.672, 0.534, 0.596, None, None)),
+    ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST, pad_query=True),
+     (0.408, 0.656, 0.507, 0.560, 0.021, 0.089)),
+    ("firstp-jina", "FirstP (JINA)", "LongP", None, _longp(JINA, FIRST, "mean"),
+     (0.422, 0.654, 0.488, 0.532, 0.018, 0.088)),
+    ("firstp-mosaic", "FirstP (MOSAIC)", "LongP", None, _longp(MOSAIC, FIRST, pad_query=True),
+     (0.423, 0.643, 0.453, 0.538, 0.018, 0.089)),
+    ("firstp-tinyllama", "FirstP (TinyLLAMA)", "LongP", None, _longp(TINYLLAMA, FIRST, "mean"),
+     (0.395, 0.615, 0.431, 0.473, 0.020, 0.079)),
+    ("firstp-e5-4k", "FirstP (E5-4K) zero-shot", "BiEncoder", None, {**_E5, "window_size": FIRST - 2},
+     (0.380, 0.641, 0.438, 0.429, 0.015, None)),
+    ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_tokens": 512},
+     (None, 0.708, None, 0.562, None, None)),
+    ("avgp", "AvgP", "AvgP", "firstp", _splitp(BERT, **_CHUNKS), (0.389, 0.642, 0.478, 0.531, 0.154, 0.365)),
+    ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_MAXP), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
+    ("maxp-electra", "MaxP (ELECTRA)", "MaxP", "firstp-electra", _splitp(ELECTRA, **_MAXP),
+     (0.414, 0.659, 0.502, 0.563, 0.328, 0.349)),
+    ("maxp-deberta", "MaxP (DEBERTA)", "MaxP", "firstp-deberta", _splitp(DEBERTA, **_MAXP),
+     (0.402, 0.671, 0.535, 0.609, 0.298, 0.332)),
+    ("sump", "SumP", "SumP", "firstp", _splitp(BERT, **_MAXP), (0.390, 0.639, 0.486, 0.538, 0.211, 0.327)),
+    ("cedr-drmm", "CEDR-DRMM", "CEDR", "firstp", _splitp(BERT, head="drmm", **_CHUNKS),
+     (0.385, 0.629, 0.466, 0.533, 0.157, 0.372)),
+    ("cedr-knrm", "CEDR-KNRM", "CEDR", "firstp", _splitp(BERT, head="knrm", **_CHUNKS),
+     (0.379, 0.630, 0.483, 0.535, 0.055, 0.382)),
+    ("cedr-pacrr", "CEDR-PACRR", "CEDR", "firstp", _splitp(BERT, head="pacrr", **_CHUNKS),
+     (0.395, 0.643, 0.496, 0.549, 0.209, 0.393)),
+    ("model1", "Neural Model1", "NeuralModel1", "firstp", _splitp(BERT, **_CHUNKS),
+     (0.398, 0.650, 0.484, 0.537, 0.085, 0.396)),
+    ("parade-attn", "PARADE Attn", "PARADE", "firstp", _splitp(BERT, **_ATTN),
+     (0.416, 0.652, 0.503, 0.556, 0.300, 0.337)),
+    ("parade-attn-electra", "PARADE Attn (ELECTRA)", "PARADE", "firstp-electra", _splitp(ELECTRA, **_ATTN),
+     (0.431, 0.680, 0.523, 0.581, 0.338, 0.354)),
+    ("parade-attn-deberta", "PARADE Attn (DEBERTA)", "PARADE", "firstp-deberta", _splitp(DEBERTA, **_ATTN),
+     (0.422, 0.688, 0.549, 0.615, 0.307, 0.343)),
+    ("parade-avg", "PARADE Avg", "PARADE", "firstp", _splitp(BERT, aggregation="avg", **_PARADE),
+     (0.392, 0.646, 0.483, 0.534, 0.274, 0.322)),
+    ("parade-max", "PARADE Max", "PARADE", "firstp", _splitp(BERT, aggregation="max", **_PARADE),
+     (0.405, 0.655, 0.489, 0.548, 0.291, 0.330)),
+    ("parade-rand-l2", "PARADE Transf-RAND-L2", "PARADE", "firstp", _splitp(BERT, **_RANDOM_L2),
+     (0.419, 0.655, 0.488, 0.548, 0.243, 0.419)),
+    ("parade-rand-l2-electra", "PARADE Transf-RAND-L2 (ELECTRA)", "PARADE", "firstp-electra",
+     _splitp(ELECTRA, **_RANDOM_L2), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
+    ("parade-pretr-l6", "PARADE Transf-PRETR-L6", "PARADE", "firstp", _splitp(BERT, **_PRETRAINED),
+     (0.402, 0.643, 0.494, 0.554, 0.267, 0.413)),
+    ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE, pad_query=True),
+     (0.412, 0.668, 0.500, 0.568, 0.233, 0.399)),
+    ("longp-bigbird", "LongP (Big-Bird)", "LongP", "firstp-bigbird", _longp(BIGBIRD, WHOLE, pad_query=True),
+     (0.397, 0.651, 0.452, 0.477, 0.126, 0.401)),
+    ("longp-jina", "LongP (JINA)", "LongP", "firstp-jina", _longp(JINA, WHOLE, "mean"),
+     (0.416, 0.665, 0.503, 0.558, 0.069, 0.372)),
+    ("longp-mosaic", "LongP (MOSAIC)", "LongP", "firstp-mosaic", _longp(MOSAIC, WHOLE, pad_query=True),
+     (0.421, 0.664, 0.456, 0.570, 0.120, 0.397)),
+    ("longp-tinyllama", "LongP (TinyLLAMA)", "LongP", "firstp-tinyllama", _longp(TINYLLAMA, WHOLE, "mean"),
+     (0.402, 0.608, 0.452, 0.505, 0.078, 0.397)),
+    ("longp-e5-4k", "LongP (E5-4K) zero-shot", "BiEncoder", "firstp-e5-4k", {**_E5, "window_size": WHOLE - 2},
+     (0.353, 0.649, 0.439, 0.434, 0.057, None)),
+    ("longp-rankgpt", "LongP RankGPT (GPT-4o-mini)", "RankGPT", "firstp-rankgpt", {**_GPT, "max_doc_tokens": None},
+     (None, 0.706, None, 0.562, 0.043, None)),
+)  # fmt: skip
+
+_OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], ...] = (
+    ("parade-lateir-l6", "PARADE Transf-PRETR-LATEIR-L6", "LateIR", "firstp", _splitp(BERT, **_PARADE),
+     (0.398, 0.626, 0.450, 0.501, 0.244, 0.358), "Boytsov et al. 2025, appendix"),
+    ("parade-pretr-q-l6", "PARADE Transf-PRETR-Q-L6", "PARADE", "firstp",
+     _splitp(BERT, **_PRETRAINED, query_states=True), (0.408, 0.650, 0.498, 0.561, None, None),
+     "Boytsov et al. 2022, Table 4"),
+)  # fmt: skip
+
+
+_EPOCHS: dict[str, int | None] = {
+    # The others were trained for one epoch; JINA and MOSAIC for two, of which the better one was kept.
+    "firstp-jina": 2, "longp-jina": 2, "firstp-mosaic": 2, "longp-mosaic": 2, "parade-rand-l2": 2,
+    "parade-rand-l2-electra": 2, "parade-lateir-l6": 3,
+    "firstp-e5-4k": None, "longp-e5-4k": None, "firstp-rankgpt": None, "longp-rankgpt": None,
+}  # fmt: skip
+_ELECTRA_NOTE = "starts from the checkpoint's own last layer, which the paper discards"
+
+
+def _presets() -> dict[str, Preset]:
+    rows = [(*row, Preset.source) for row in _TABLE_1] + list(_OTHERS)
+    measures = (*MEASURES, *FAR_MEASURES)
+    return {
+        name: Preset(
+            row,
+            transformer,
+            arguments,
+            {measure: value for measure, value in zip(measures, figures, strict=True) if value is not None},
+            partner,
+            source,
+            epochs=_EPOCHS.get(name, 1),
+            note=_ELECTRA_NOTE if arguments.get("backbone") == ELECTRA else "",
+        )
+        for name, row, transformer, partner, arguments, figures, source in rows
+    }
+
+
+presets = Presets(_presets())
+"""All rows of Table 1 of Boytsov et al. 2025, and two more models of the two papers."""

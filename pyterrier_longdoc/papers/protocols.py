@@ -1,0 +1,609 @@
+"""An experiment of a paper as one call: what is trained, tested and measured, and how."""
+
+from __future__ import annotations
+
+import random
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.frames import texts_of
+from ..experiment import Experiment, ExperimentResults
+from ..experiment.perquery import check_columns
+from ..experiment.runs import as_strings
+from ..rerankers.base import LongDocReranker
+from ..training.args import TrainingArgs
+from ..training.folds import k_fold_fit
+from ..training.groups import make_groups
+from ..training.kept import MODEL, TrainingData, check_new, fit_kept, keep_settings, recipe_of, settings_and_recipe
+from ..training.presets import recipes
+from ..training.seeds import check_seeds
+from .presets import Named, presets, with_own_rates
+
+FIRST_STAGE = "first stage"
+"""The name of the first stage among the systems of a protocol."""
+
+Factory = Callable[[int], Any]
+"""Makes a new model for a seed."""
+Source = LongDocReranker | str | Path | Callable[[str, int], Any]
+"""Where trained models are: see `Protocol.run`."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a collection is used: data, candidates, texts, recipe, folds, measures.
+
+    Attributes:
+        test: topics to test on; those of several sets are pooled.
+        fields: of the documents, joined by a space.
+        metrics: measures, the first of which the paper's Table 1 gives.
+        train: topics to train on; None where the models are trained on other folds.
+        folds: names of datasets whose topics are the folds.
+        start: the protocol whose models, of the same configuration and seed, are trained further; None for models that
+            start from their backbone.
+        recipe: name of the recipe, see `training.recipes`.
+        depth: candidates for each query, of the first stage.
+        max_train_queries: train on so many queries, chosen at random; None for all.
+        max_query_len: tokens of a query that are read.
+        max_doc_len: tokens of a document that are read; FirstP reads 477.
+        alpha: significance level of the paired t-test.
+        published: the paper's figure that `compare` puts beside one's own.
+        note: what the paper does not say, or does otherwise.
+    """
+
+    test: tuple[TopicSet, ...]
+    fields: tuple[str, ...]
+    metrics: tuple[str, ...]
+    train: TopicSet | None = None
+    folds: tuple[str, ...] = ()
+    start: str | None = None
+    recipe: str = "boytsov2025"
+    depth: int = 100
+    max_train_queries: int | None = None
+    max_query_len: int = 32
+    max_doc_len: int = 1431
+    alpha: float = 0.05
+    published: str | None = None
+    note: str = ""
+
+    def run(
+        self,
+        models: Mapping[str, Factory] | Sequence[str],
+        first_stage: pt.Transformer | Mapping[str, pt.Transformer],
+        folder: str | Path,
+        *,
+        seeds: Sequence[int] = (0, 1, 2),
+        start_from: Source | bool | None = None,
+        trained: Source | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        partner: Mapping[str, str] | None = None,
+        correction: str | None = None,
+        verbose: bool = False,
+    ) -> ExperimentResults:
+        """Trains the models with each seed, reranks the candidates and compares.
+
+        Models without `fit` are not trained. Others get the protocol's recipe (unless they have one), its document
+        length (unless they have one) and the seed. Presets that the paper trains for more epochs on MS MARCO (two for
+        PARADE Transf-RAND-L2) are; the last epoch's weights are kept, without looking at validation data.
+
+        Args:
+            models: functions that make a model for a seed, by name: `{"MaxP": lambda seed: ld.MaxP(seed=seed)}`; or
+                names of `ld.presets`.
+            first_stage: a retriever; a dict with one for each corpus (`"msmarco-document"`, `"msmarco-document-v2"`)
+                if there are several.
+            folder: for models, runs and results. A second call goes on where the first one was interrupted.
+            seeds: 0, 1, 2 in the paper.
+            start_from: where the models of the protocol `start` are: the `folder` of its run; a function
+                `(name, seed) -> model or its folder`; or one model for all. False trains from the backbones.
+            trained: where models are that need no training, e.g. MS MARCO's for a zero-shot test: as `start_from`.
+            datasets: own datasets by the names of PyTerrier's that they stand for: anything with `get_topics`,
+                `get_qrels` and `text_loader`.
+            arguments: further constructor arguments of presets and of trained models, e.g. `{"device": "cuda",
+                "batch_size": 128}`.
+            partner: for a model the name of its FirstP; None for that of its preset.
+            correction: of p-values, see `ld.Experiment`; the paper has none.
+            verbose: show progress bars.
+
+        Returns:
+            The results, with the first stage as the baseline: `.table`, `.perquery`, `.to_markdown()`, `.run(name,
+            seed)`.
+
+        Raises:
+            ValueError: if something is missing that only the user can give, or does not fit.
+            FileNotFoundError: if a model to start from, or a trained one, is not where it should be.
+        """
+        check_seeds(seeds)
+        if self.start is not None and start_from is None and trained is None:
+            raise ValueError(
+                f"these models start from those of protocols[{self.start!r}]: give the folder of its run as "
+                f"start_from=, or start_from=False to train from the backbones, or trained models as trained="
+            )
+        factories = self._factories(models, dict(arguments or {}), trained)
+        data = self._data(first_stage, datasets or {}, self.train if trained is None else None)
+        start = None if start_from is False else start_from
+        systems = {
+            name: _System(self, name, factory, data, start, trained is not None, Path(folder), verbose)
+            for name, factory in factories.items()
+        }
+        # Finished runs are read without asking the factories, so that only this tells whether they are the same.
+        if trained is None:
+            for system in systems.values():
+                for seed in seeds:
+                    system.keep_settings(seed)
+        return Experiment(
+            {FIRST_STAGE: data.first_run, **systems},
+            data.topics,
+            data.qrels,
+            self.metrics,
+            seeds=seeds,
+            baselines=[FIRST_STAGE],
+            partner=_partners(factories) if partner is None else partner,
+            correction=correction,
+            alpha=self.alpha,
+            save_dir=folder,
+            verbose=verbose,
+        )
+
+    def compare(self, results: ExperimentResults, *, published: str | None = None) -> pd.DataFrame:
+        """The presets' own figures beside the paper's: `name, measure, own, published`.
+
+        Args:
+            results: of `run`.
+            published: another of the paper's figures, e.g. `"far RR, zero-shot"`.
+        """
+        figure, measure = published or self.published, self.metrics[0]
+        rows = [
+            (name, measure, results.means.at[name, measure], presets[name].published.get(figure or ""))
+            for name in results.names
+            if name in presets
+        ]
+        return pd.DataFrame(rows, columns=["name", "measure", "own", "published"])
+
+    def fold_qids(self, datasets: Mapping[str, Any] | None = None) -> list[list[str]]:
+        """The qids of each fold, as `ld.k_fold_fit` and `ld.Experiment` take them; empty where there are no folds.
+
+        Args:
+            datasets: see `run`.
+        """
+        return self._data(None, datasets or {}, None).fold_qids
+
+    def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
+        """The recipe with a seed.
+
+        Args:
+            seed: of the order and choice of examples and of dropout.
+            epochs: other than the recipe's.
+        """
+        (args,) = recipes(self.recipe, seed=int(seed))
+        return args if epochs is None else replace(args, epochs=epochs)
+
+    def _data(self, first_stage: Any, datasets: Mapping[str, Any], train: TopicSet | None) -> ProtocolData:
+        known = [part.dataset for part in (*self.test, *([self.train] if self.train else []))] + list(self.folds)
+        unknown = [name for name in datasets if name not in known]
+        if unknown:
+            raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
+        return ProtocolData(
+            train, self.test, self.folds, self.fields, self.depth, self.max_train_queries, first_stage, datasets
+        )
+
+    def _factories(self, models: Any, arguments: dict[str, Any], trained: Source | None) -> dict[str, Factory]:
+        """By name, what makes a model for a seed: new ones, or the trained ones."""
+        if isinstance(models, str) or not isinstance(models, Mapping | Sequence):
+            raise ValueError(f"models={models!r} must be a dict of functions by name, or a list of presets' names")
+        if not models or FIRST_STAGE in models:
+            raise ValueError(f"models= needs at least one model, and none can be named {FIRST_STAGE!r}")
+        if trained is not None:
+            return {name: partial(find_model, trained, name, **arguments) for name in models}
+        if not isinstance(models, Mapping):
+            return {name: self._preset_factory(name, arguments) for name in models}
+        if arguments:
+            raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
+        wrong = [
+            name for name, factory in models.items() if isinstance(factory, pt.Transformer) or not callable(factory)
+        ]
+        if wrong:
+            raise ValueError(f"models= needs a function of the seed for each name, but {wrong[0]!r} has none")
+        return dict(models)
+
+    def _preset_factory(self, name: str, arguments: dict[str, Any]) -> Factory:
+        if name not in presets:
+            raise ValueError(f"there is no preset {name!r}; known are {', '.join(presets)}")
+        preset = presets[name]
+        if preset.epochs is None:
+            return lambda seed: preset(**arguments)
+        # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
+        epochs = preset.epochs if self.start is None and preset.epochs > 1 else None
+
+        def make(seed: int) -> Any:
+            model = preset(**{"seed": seed, **arguments})
+            if "training" not in arguments:
+                model.training = with_own_rates(self.training(seed, epochs=epochs), model)
+            return model
+
+        return make
+
+
+@dataclass(eq=False)
+class _System:
+    """A model of a protocol, as a factory `seed -> run` of `ld.Experiment`."""
+
+    protocol: Protocol
+    name: str
+    factory: Factory
+    data: ProtocolData
+    start_from: Any
+    is_trained: bool
+    folder: Path
+    verbose: bool
+    _last: weakref.ref | None = field(default=None, init=False)
+
+    def keep_settings(self, seed: int) -> None:
+        """Notes what a model is trained with; raises ValueError if the folder has one that was trained otherwise."""
+        model = self.factory(seed)
+        if hasattr(model, "fit"):
+            start = self.start_from
+            shown = str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__
+            settings = {
+                **settings_and_recipe(self._prepared(model, seed)),
+                "protocol": repr(self.protocol),
+                "start": shown,
+            }
+            keep_settings(settings, models_folder(self.folder, self.name, seed))
+
+    def __call__(self, seed: int) -> pd.DataFrame:
+        model, data = self.factory(seed), self.data
+        if self.is_trained or not hasattr(model, "fit"):
+            return model.transform(data.candidates)
+        check_new(model, [self._last and self._last()])
+        self._last = weakref.ref(model)  # keeps no trained model in memory
+        model, own = self._prepared(model, seed), models_folder(self.folder, self.name, seed)
+        if self.start_from is not None:
+            model.start_from(find_model(self.start_from, self.name, seed))
+        if self.protocol.folds:
+            folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
+            return folds.run
+        return fit_kept(model, data.training(recipe_of(model)), own).transform(data.candidates)
+
+    def _prepared(self, model: Any, seed: int) -> LongDocReranker:
+        """The model with the protocol's settings."""
+        protocol, name = self.protocol, self.name
+        if not isinstance(model, LongDocReranker):
+            raise ValueError(f"{name!r} is a {type(model).__name__}; protocols train this package's models")
+        if model.text_field != "text":
+            raise ValueError(f"{name!r} reads {model.text_field!r}; here {protocol.fields} are in the column 'text'")
+        length = protocol.max_query_len
+        if model.max_query_len != length:
+            message = f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {length}"
+            warnings.warn(message, UserWarning, stacklevel=2)
+        model.max_doc_len = model.max_doc_len or protocol.max_doc_len
+        model.training = replace(model.training or with_own_rates(protocol.training(seed), model), seed=int(seed))
+        return model
+
+
+def models_folder(folder: str | Path, name: str, seed: int) -> Path:
+    """Where the run of a protocol keeps a model."""
+    return Path(folder) / "models" / quote(name, safe=" ()+,=@-_").replace(".", "%2E") / f"seed-{seed}"
+
+
+def find_model(source: Source, name: str, seed: int, **arguments: Any) -> Any:
+    """The trained model of a name and seed.
+
+    Args:
+        source: see `Protocol.run`.
+        name: of the model.
+        seed: that it was trained with.
+        **arguments: constructor arguments to change.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    if isinstance(source, str | Path):
+        found: Any = models_folder(source, name, seed) / MODEL
+        if not found.is_dir():
+            raise FileNotFoundError(f"{str(source)!r} has no finished model {name!r} with seed {seed}: no {found}")
+        return LongDocReranker.load(found, **arguments)
+    if not callable(source):
+        raise ValueError(f"{source!r} must be a folder, a model, or a function (name, seed) -> model or its folder")
+    found = source if isinstance(source, pt.Transformer) else source(name, seed)
+    if isinstance(found, str | Path):
+        return LongDocReranker.load(found, **arguments)
+    return found.apply_attributes(**arguments) if arguments else found
+
+
+def _partners(names: Mapping[str, Any]) -> dict[str, str]:
+    """The FirstP of each preset, where it is among the models."""
+    partners = {name: presets[name].partner for name in names if name in presets}
+    return {name: partner for name, partner in partners.items() if partner is not None and partner in names}
+
+
+@dataclass(frozen=True)
+class TopicSet:
+    """Topics and their judgements.
+
+    Attributes:
+        dataset: PyTerrier's name of the dataset, e.g. `"irds:msmarco-document/train"`.
+        topics: the variant of its topics, e.g. `"title"`; None where there is only one.
+        qrels: the variant of its qrels.
+    """
+
+    dataset: str
+    topics: str | None = None
+    qrels: str | None = None
+
+    @property
+    def corpus(self) -> str:
+        """The collection that it is about, e.g. `"msmarco-document"`."""
+        return self.dataset.removeprefix("irds:").partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """In short, e.g. `"trec-dl-2019"`."""
+        return next((part for part in self.dataset.split("/")[1:] if part != "judged"), self.dataset)
+
+
+@dataclass(eq=False)
+class ProtocolData:
+    """What a protocol trains and tests on.
+
+    Args:
+        train: topics to train on; None if these are other folds, or nothing is trained.
+        test: topics to test on; of several the qids get the set's name in front.
+        folds: names of datasets whose topics are the folds.
+        fields: of the documents, joined by a space into the column `text`.
+        depth: candidates for each query.
+        max_train_queries: take so many of the training queries, chosen at random with the seed 0; None for all.
+        first_stage: a retriever, or one for each corpus.
+        datasets: the user's own datasets by the names of PyTerrier's that they stand for.
+    """
+
+    train: TopicSet | None
+    test: Sequence[TopicSet]
+    folds: Sequence[str]
+    fields: Sequence[str]
+    depth: int
+    max_train_queries: int | None
+    first_stage: pt.Transformer | Mapping[str, pt.Transformer]
+    datasets: Mapping[str, Any]
+    _known: dict[TopicSet, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict, init=False)
+
+    # Test.
+
+    @cached_property
+    def topics(self) -> pd.DataFrame:
+        """`qid, query` of all test topics with a relevant document; others count for nothing, as in trec_eval."""
+        return pd.concat([self._prefixed(part, self._judged(part)[0]) for part in self.test], ignore_index=True)
+
+    @cached_property
+    def qrels(self) -> pd.DataFrame:
+        """`qid, docno, label` of these."""
+        return pd.concat([self._prefixed(part, self._judged(part)[1]) for part in self.test], ignore_index=True)
+
+    @cached_property
+    def first_run(self) -> pd.DataFrame:
+        """`qid, query, docno, score` of the first stage for the test topics."""
+        runs = [self._prefixed(part, self._retrieved(part, self._judged(part)[0])) for part in self.test]
+        return pd.concat(runs, ignore_index=True)
+
+    @cached_property
+    def candidates(self) -> pd.DataFrame:
+        """The same with the texts, to be reranked."""
+        texts = []
+        for part in self.test:
+            run = self.first_run
+            if len(self.test) > 1:
+                run = run[run["qid"].str.startswith(f"{part.name}:")]
+            texts.append(self._with_text(part, run))
+        return pd.concat(texts, ignore_index=True)
+
+    @cached_property
+    def fold_qids(self) -> list[list[str]]:
+        """The qids of each fold."""
+        return [self._topics(TopicSet(name, self.test[0].topics))["qid"].tolist() for name in self.folds]
+
+    # Training.
+
+    def training(self, args: TrainingArgs) -> TrainingData:
+        """The training candidates, with the texts of those that the recipe may draw, and the qrels."""
+        part, run, qrels = self._train_run
+        return TrainingData(self._with_text(part, drawable(run, qrels, args)), qrels)
+
+    @cached_property
+    def _train_run(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame]:
+        if self.train is None:
+            raise ValueError("there are no topics to train on")
+        topics, qrels = self._judged(self.train)
+        tested = {qid for part in self.test for qid in self._judged(part)[0]["qid"]}
+        leaked = [qid for qid in topics["qid"] if qid in tested]
+        if leaked:
+            raise ValueError(
+                f"{len(leaked)} queries are both in training ({self.train.dataset}) and in test, e.g. {leaked[0]!r}"
+            )
+        if self.max_train_queries is not None and len(topics) > self.max_train_queries:
+            chosen = set(random.Random(0).sample(topics["qid"].tolist(), self.max_train_queries))
+            topics = topics[topics["qid"].isin(chosen)]
+        return self.train, self._retrieved(self.train, topics), qrels[qrels["qid"].isin(set(topics["qid"]))]
+
+    # Parts.
+
+    def _dataset(self, name: str) -> Any:
+        if name in self.datasets:
+            return self.datasets[name]
+        try:
+            return pt.get_dataset(name)
+        except KeyError:
+            raise ValueError(
+                f"PyTerrier knows no dataset {name!r}: say where the data is with datasets={{{name!r}: dataset}}"
+            ) from None
+
+    def _topics(self, part: TopicSet) -> pd.DataFrame:
+        topics = self._dataset(part.dataset).get_topics(part.topics)
+        check_columns(topics, ("qid", "query"), f"the topics of {part.dataset}")
+        return topics[["qid", "query"]].assign(qid=as_strings(topics["qid"])).reset_index(drop=True)
+
+    def _judged(self, part: TopicSet) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Topics with a relevant document, and their qrels."""
+        if part in self._known:
+            return self._known[part]
+        qrels = self._dataset(part.dataset).get_qrels(part.qrels)
+        check_columns(qrels, ("qid", "docno", "label"), f"the qrels of {part.dataset}")
+        qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
+        useful = set(qrels["qid"][qrels["label"] > 0])
+        topics = self._topics(part)
+        topics = topics[topics["qid"].isin(useful)]
+        if not len(topics):
+            raise ValueError(f"no topic of {part.dataset} has a relevant document: check the qids of topics and qrels")
+        self._known[part] = topics, qrels[qrels["qid"].isin(set(topics["qid"]))]
+        return self._known[part]
+
+    def _retrieved(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
+        run = (self._stage(part.corpus) % self.depth).transform(topics)
+        check_columns(run, ("qid", "docno", "score"), f"the candidates for {part.dataset}")
+        # The topics' own words: retrievers rewrite them to what their query language takes.
+        queries = dict(zip(topics["qid"], topics["query"], strict=True))
+        qids = as_strings(run["qid"]).tolist()
+        out = pd.DataFrame({"qid": qids, "query": [queries[qid] for qid in qids]})
+        return out.assign(docno=as_strings(run["docno"]).tolist(), score=run["score"].tolist())
+
+    def _stage(self, corpus: str) -> pt.Transformer:
+        if not isinstance(self.first_stage, Mapping):
+            corpora = {part.corpus for part in [*self.test, *([self.train] if self.train else [])]}
+            if len(corpora) > 1:
+                raise ValueError(
+                    f"this protocol retrieves from {' and '.join(sorted(corpora))}: give first_stage= as a dict with a "
+                    f"retriever for each"
+                )
+            return self.first_stage
+        if corpus not in self.first_stage:
+            raise ValueError(f"first_stage= has no retriever for {corpus!r}, only for {', '.join(self.first_stage)}")
+        return self.first_stage[corpus]
+
+    def _with_text(self, part: TopicSet, run: pd.DataFrame) -> pd.DataFrame:
+        fields = list(self.fields)
+        loader = self._dataset(part.dataset).text_loader(fields)
+        return run.assign(text=texts_of(run, fields, loader))
+
+    def _prefixed(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame if len(self.test) == 1 else frame.assign(qid=f"{part.name}:" + frame["qid"])
+
+
+def drawable(run: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
+    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all.
+
+    Args:
+        run: `qid, query, docno` and `score` or `rank`.
+        qrels: `qid, docno, label`.
+        args: the recipe.
+
+    Returns:
+        Some rows of `run`.
+    """
+    rows = make_groups(run, [str(row) for row in range(len(run))], qrels, args)
+    return run.iloc[sorted(int(row) for group in rows for row in group.texts)]
+
+
+class Protocols(Named[Protocol]):
+    """The protocols by name; `table()` shows them all.
+
+    Example:
+        >>> protocols["robust04-title"].recipe, protocols["robust04-title"].start
+        ('robust04', 'msmarco-document')
+    """
+
+    kind = "protocol"
+
+    def table(self) -> pd.DataFrame:
+        """One row for each protocol, a column for each setting."""
+        rows = [
+            {
+                "name": name,
+                "train": protocol.train.dataset if protocol.train else f"{len(protocol.folds)} folds",
+                "test": ", ".join(part.dataset for part in protocol.test),
+                "depth": protocol.depth,
+                "recipe": protocol.recipe,
+                "start": protocol.start,
+                "metrics": ", ".join(protocol.metrics),
+                "alpha": protocol.alpha,
+                "note": protocol.note,
+            }
+            for name, protocol in self._entries.items()
+        ]
+        return pd.DataFrame(rows)
+
+
+_MSMARCO = TopicSet("irds:msmarco-document/train")
+_MSMARCO_FIELDS = ("url", "title", "body")
+_DL = {
+    2019: TopicSet("irds:msmarco-document/trec-dl-2019/judged"),
+    2020: TopicSet("irds:msmarco-document/trec-dl-2020/judged"),
+    2021: TopicSet("irds:msmarco-document-v2/trec-dl-2021/judged"),
+}
+_ROBUST04 = "irds:disks45/nocr/trec-robust-2004"
+_FAR = "far-relevant"
+
+
+def _deep_learning(*years: int) -> Protocol:
+    return Protocol(
+        test=tuple(_DL[year] for year in years),
+        fields=_MSMARCO_FIELDS,
+        metrics=("nDCG@10", "P@10", "AP"),
+        train=_MSMARCO,
+        published="DL nDCG@10" if len(years) == len(_DL) else None,
+        note="trained on MS MARCO v1, also for 2021; the paper's candidates are ANCE's, for 2021 mixed with BM25",
+    )
+
+
+def _robust04(part: str) -> Protocol:
+    return Protocol(
+        test=(TopicSet(_ROBUST04, part),),
+        fields=("title", "body"),
+        metrics=("nDCG@20", "P@20", "AP"),
+        folds=tuple(f"{_ROBUST04}/fold{number}" for number in range(1, 6)),
+        start="msmarco-document",
+        recipe="robust04",
+        depth=1000,
+        published=f"{part} nDCG@20",
+        note="negatives come from BM25's best 1000; the depth of reranking is not stated",
+    )
+
+
+protocols = Protocols(
+    {
+        "msmarco-document": Protocol(
+            test=(TopicSet("irds:msmarco-document/dev"),),
+            fields=_MSMARCO_FIELDS,
+            metrics=("RR@100",),
+            train=_MSMARCO,
+            alpha=0.01,
+            published="dev RR",
+            note="the paper's candidates are BM25's on documents expanded by doc2query",
+        ),
+        "trec-dl": _deep_learning(2019, 2020, 2021),
+        "trec-dl-2019": _deep_learning(2019),
+        "trec-dl-2020": _deep_learning(2020),
+        "trec-dl-2021": _deep_learning(2021),
+        "robust04-title": _robust04("title"),
+        "robust04-description": _robust04("description"),
+        "far-relevant": Protocol(
+            test=(TopicSet(_FAR, "dev_official_sample1K", "dev_official_sample1K"),),
+            fields=("text",),
+            metrics=("RR@100",),
+            train=TopicSet(_FAR, "bitext", "bitext"),
+            start="msmarco-document",
+            max_train_queries=50_000,
+            alpha=0.01,
+            published="far RR, fine-tuned",
+            note="give the data as datasets={'far-relevant': ld.read_far_relevant(folder)}; candidates are BM25's",
+        ),
+    }
+)
+"""MS MARCO documents v1 (dev set), TREC DL 2019 to 2021 each and pooled, Robust04 by title and by description with the
+five folds of Huston & Croft 2014 (from ir_datasets), and MS MARCO FarRelevant."""

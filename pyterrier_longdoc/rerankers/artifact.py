@@ -1,0 +1,42 @@
+"""Saved models as PyTerrier artifacts: `pt.Artifact.load(folder)`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.presentation import HELP_URL
+from .base import LongDocReranker
+
+
+class LongDocArtifact(pt.Artifact, pt.Transformer):
+    """A model that `save` wrote, as an artifact and a transformer.
+
+    Args:
+        path: the model's folder.
+    """
+
+    schematic = {"label": "LongDoc", "help_url": HELP_URL}  # noqa: RUF012
+    ARTIFACT_TYPE = "longdoc_reranker"
+    ARTIFACT_FORMAT = "hf"
+    ARTIFACT_PACKAGE_HINT = "pyterrier-longdoc"
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(path)
+        self._reranker: LongDocReranker | None = None
+
+    def __repr__(self) -> str:
+        return f"LongDocArtifact({str(self.path)!r})"
+
+    def reranker(self, **parameters: Any) -> LongDocReranker:
+        """The model, with other constructor arguments where given (see `LongDocReranker.load`)."""
+        return LongDocReranker.load(str(self.path), **parameters)
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Reranks with the model's saved arguments."""
+        if self._reranker is None:
+            self._reranker = self.reranker()
+        return self._reranker.transform(inp)

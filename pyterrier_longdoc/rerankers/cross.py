@@ -1,0 +1,502 @@
+"""The PyTerrier transformers: thin classes that name a model by its windows and its head."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Real
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+
+from ..common.arguments import check_choice, check_positive
+from ..common.caches import CACHED_BYTES
+from ..common.frames import validated, with_scores
+from ..modelling.apart import (
+    DEFAULT_BART,
+    DEFAULT_INTERACTION,
+    ExperimentalWarning,
+    LateInteractionScorer,
+    MoresScorer,
+    load_encoder_decoder,
+    load_late_backbone,
+)
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, BackboneOptions, load_backbone, resolve_template
+from ..modelling.checkpoint import HeadSpec, Weights, seeded_head
+from ..modelling.scorer import LongDocScorer
+from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
+from ..training import TrainingArgs
+from .base import LongDocReranker
+
+
+@dataclass(eq=False, repr=False)
+class FirstP(LongDocReranker):
+    """Scores the first window of a document alone; all further text is not read.
+
+    With a cross-encoder as backbone its scores are the cross-encoder's own. The baseline of Boytsov et al. 2025.
+
+    Args:
+        window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int | None = None
+
+    def _head_spec(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _default_windows(self) -> Windows:
+        return Truncate(self.window_size)
+
+    def _make_windows(self) -> Windows:
+        return replace(super()._make_windows(), max_windows=1, selection="first")
+
+
+@dataclass(eq=False, repr=False)
+class MaxP(LongDocReranker):
+    """The best window's score (Dai & Callan 2019).
+
+    Args:
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 100 in Boytsov et al. 2025.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int = 150
+    stride: int = 100
+
+    def _head_spec(self) -> HeadSpec:
+        return "maxp", {}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+
+@dataclass(eq=False, repr=False)
+class SumP(MaxP):
+    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
+
+    def _head_spec(self) -> HeadSpec:
+        return "sump", {}
+
+
+@dataclass(eq=False, repr=False)
+class KMaxP(MaxP):
+    """The mean, or a weighted sum, of the `k` best windows' scores; windows as in `MaxP`.
+
+    Args:
+        k: how many windows count.
+        weights: of the best score, the second best and so on, `k` of them; None averages.
+    """
+
+    _: KW_ONLY
+    k: int = 3
+    weights: Sequence[float] | None = None
+
+    def _head_spec(self) -> HeadSpec:
+        weights = self.weights
+        if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
+            weights = [float(w) for w in weights]
+        return "kmaxp", {"k": self.k, "weights": weights}
+
+    def _check(self) -> None:
+        super()._check()
+        seeded_head(self._head_spec(), 1, self.seed)
+
+
+@dataclass(eq=False, repr=False)
+class Birch(KMaxP):
+    """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
+
+    The first-stage score is the input's `score` column. `a` and `weights` are found by grid search in the paper
+    (`pt.GridSearch` does it: both are plain attributes). Window arguments of `MaxP` do not apply: windows are
+    sentences.
+
+    Args:
+        first_stage_weight: `a`, between 0 and 1.
+        k: how many sentences count.
+        weights: of the best sentence, the second best and so on; None averages.
+    """
+
+    _: KW_ONLY
+    first_stage_weight: float = 0.5
+
+    def _default_windows(self) -> Windows:
+        return SentenceWindows(max_sentences=1)
+
+    def _check(self) -> None:
+        super()._check()
+        if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
+            raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
+        weight = self.first_stage_weight
+        if not isinstance(weight, Real) or not 0.0 <= float(weight) <= 1.0:
+            raise ValueError(f"first_stage_weight={weight!r} must be between 0 and 1")
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """As `LongDocReranker.transform`; the input needs a `score` column as well."""
+        validated(inp, self.text_field, self.text_loader, self, further=("score",))
+        first_stage = inp["score"].to_numpy(dtype="float64")
+        if not np.isfinite(first_stage).all():
+            raise ValueError(f"{type(self).__name__} mixes in the first stage's score, which is not finite in some row")
+        out = super().transform(inp)
+        a = self.first_stage_weight
+        return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+
+
+@dataclass(eq=False, repr=False)
+class AvgP(LongDocReranker):
+    """The mean of the scores of disjoint chunks (Boytsov et al. 2025).
+
+    Args:
+        window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    window_size: int | None = None
+
+    def _head_spec(self) -> HeadSpec:
+        return "avgp", {}
+
+    def _default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+
+@dataclass(eq=False, repr=False)
+class PARADE(LongDocReranker):
+    """Aggregates window vectors into a document vector, and scores that (Li et al.; Boytsov et al. 2025).
+
+    Args:
+        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. The first three start trained from a
+            cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
+        attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
+            per window and feature, which is what Boytsov et al. 2025 measured.
+        aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
+            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
+        layers: random layers.
+        attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
+        separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
+        positions: for `"transformer"`: whether it knows the order of the windows.
+        special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
+            None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
+        query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether they have a linear layer of their own.
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    aggregation: str = "attn"
+    attention: str = "vector"
+    aggregator: str | Path | None = None
+    layers: int = 2
+    attention_heads: int | None = None
+    separators: bool = True
+    positions: bool = True
+    special_vectors: str | None = None
+    query_states: bool = False
+    separate_query_projection: bool = False
+    window_size: int = 150
+    stride: int = 75
+
+    _of_transformer: ClassVar[tuple[str, ...]] = (
+        "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
+    )  # fmt: skip
+
+    def _head_spec(self) -> HeadSpec:
+        if self.aggregation == "transformer":
+            options = {name: getattr(self, name) for name in self._of_transformer}
+            options["aggregator"] = None if self.aggregator is None else str(self.aggregator)
+            if not self.query_states:
+                return "parade-transformer", options
+            return "parade-transformer-query", {**options, "separate_projection": self.separate_query_projection}
+        if self.aggregation == "attn" and self.attention == "elementwise":
+            return "parade-attn-elementwise", {}
+        return f"parade-{self.aggregation}", {}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
+        check_choice("attention", self.attention, ("vector", "elementwise"))
+        check_positive(layers=self.layers, attention_heads=self.attention_heads)
+        if self.special_vectors is not None:
+            check_choice("special_vectors", self.special_vectors, ("words", "random"))
+        self._refuse_unless(self.aggregation == "attn", "aggregation='attn'", "attention")
+        of_transformer = (*self._of_transformer, "query_states", "separate_query_projection")
+        self._refuse_unless(self.aggregation == "transformer", "aggregation='transformer'", *of_transformer)
+        self._refuse_unless(self.aggregator is None, "an aggregator that starts at random", "layers", "attention_heads")
+        self._refuse_unless(self.query_states, "query_states=True", "separate_query_projection")
+
+    def _refuse_unless(self, given: bool, condition: str, *names: str) -> None:
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        changed = [name for name in names if getattr(self, name) != defaults[name]]
+        if changed and not given:
+            raise ValueError(
+                f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "
+                f"only with {condition}"
+            )
+
+
+@dataclass(eq=False, repr=False)
+class LateIR(LongDocReranker):
+    """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
+
+    What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
+    the interaction and the aggregation alone. Must be trained.
+
+    Args:
+        backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
+        interaction: the transformer that lets a query and a window interact.
+        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        cached_bytes: most memory for remembered windows: with the default models and windows each token of a document
+            takes about 3 KB.
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+        training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
+            a learning rate of 1e-5 for the aggregator, too.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    _: KW_ONLY
+    interaction: str | Path = DEFAULT_INTERACTION
+    aggregator: str | Path | None = DEFAULT_BACKBONE
+    cached_bytes: int = CACHED_BYTES
+    window_size: int = 150
+    stride: int = 75
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = LateInteractionScorer
+    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "interaction", "trust_remote_code", "seed")
+
+    def _head_spec(self) -> HeadSpec:
+        return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
+
+    def _default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+    def _load_backbone(self) -> Backbone:
+        return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
+
+    def _load_weights(self) -> Weights:
+        return _remembering(super()._load_weights(), self.cached_bytes)
+
+    def _check(self) -> None:
+        super()._check()
+        check_positive(cached_bytes=self.cached_bytes)
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})
+
+
+@dataclass(eq=False, repr=False)
+class MORESPlus(MaxP):
+    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
+
+    Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
+    without the query and remembered. Must be trained. Windows as in `MaxP`.
+
+    Args:
+        backbone: BART, whose encoder reads the windows and whose decoder the query.
+        cached_bytes: most memory for remembered windows; with BART-base and the default windows each token of a
+            document takes about 5 KB.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    backbone: str | Path = DEFAULT_BART
+    _: KW_ONLY
+    cached_bytes: int = CACHED_BYTES
+
+    _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
+
+    def _head_spec(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _load_backbone(self) -> Backbone:
+        if self.trust_remote_code:
+            raise ValueError("trust_remote_code would have no effect: MORESPlus takes BART, whose code is known")
+        warnings.warn(
+            "MORESPlus is experimental: no published result of this model could be confirmed",
+            ExperimentalWarning,
+            stacklevel=2,
+        )
+        return load_encoder_decoder(str(self.backbone))
+
+    def _load_weights(self) -> Weights:
+        return _remembering(super()._load_weights(), self.cached_bytes)
+
+    def _check(self) -> None:
+        super()._check()
+        check_positive(cached_bytes=self.cached_bytes)
+
+    def _default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "decoder.": 1e-5, "": 1e-4})
+
+
+@dataclass(eq=False, repr=False)
+class CEDR(AvgP):
+    """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
+
+    Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
+    must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
+
+    Args:
+        head: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of matches).
+    """
+
+    _: KW_ONLY
+    head: str = "knrm"
+
+    def _head_spec(self) -> HeadSpec:
+        if self.head == "pacrr":
+            return "cedr-pacrr", {"query_size": self.max_query_len}
+        return f"cedr-{self.head}", {}
+
+    def _check(self) -> None:
+        super()._check()
+        check_choice("head", self.head, ("knrm", "pacrr", "drmm"))
+
+
+@dataclass(eq=False, repr=False)
+class NeuralModel1(AvgP):
+    """The probability that the document generates the query, over contextual embeddings (Boytsov & Kolter 2021).
+
+    Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
+
+    Args:
+        smoothing: weight of the background model.
+        background: probability of any query token in the background model.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network. 0.5 is a
+            good start with little training data.
+        projection: size of the projected embeddings.
+        units: of the network's first hidden layer; the second has half of them.
+    """
+
+    _: KW_ONLY
+    smoothing: float = 0.1
+    background: float = 1e-5
+    self_translation: float | None = None
+    projection: int = 64
+    units: int = 64
+
+    _of_head: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation", "projection", "units")
+
+    def _head_spec(self) -> HeadSpec:
+        return "model1", {name: getattr(self, name) for name in self._of_head}
+
+    def _check(self) -> None:
+        super()._check()
+        seeded_head(self._head_spec(), 1, self.seed)
+
+
+def _remembering(weights: Weights, cached_bytes: int) -> Weights:
+    if isinstance(weights.scorer, LateInteractionScorer | MoresScorer):
+        weights.scorer.states.cache.max_bytes = cached_bytes
+    return weights
+
+
+LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
+"""A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
+
+POOLINGS = ("cls", "mean", "last")
+
+
+@dataclass(eq=False, repr=False)
+class LongP(LongDocReranker):
+    """Scores query and document in one input of a model for long inputs (Boytsov et al. 2025, section 3).
+
+    Its FirstP twin differs in one argument: `LongP(backbone, max_doc_len=1431)` and `LongP(backbone, max_doc_len=477)`.
+    A document longer than the backbone takes is cut; `coverage` and a warning say so.
+
+    Args:
+        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, a cross-encoder or a plain
+            one; JINA-v2 or MosaicBERT, whose own code is not needed; a language model (Llama, Qwen3, ...), with a
+            classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
+        pooling: what of the last layer is scored: `"cls"` (the first token), `"mean"` (of all tokens, query and
+            special ones included) or `"last"` (the last token). None: what the checkpoint was trained with, else
+            `"mean"` for JINA and language models as in Boytsov et al. 2025, and `"cls"`.
+        template: text with `{query}` and `{document}`, or `"plain"` or `"qwen3-reranker"`. None: the tokenizer's own
+            layout for two texts; for a language model whose tokenizer puts nothing between them `"plain"`, for a
+            Qwen with `answers` `"qwen3-reranker"`.
+        answers: `("yes", "no")` for rerankers that answer: the score is the logit of the first word less that of the
+            second, whose sigmoid is what such models call the score.
+        global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
+            Boytsov et al. 2025), `"query_only"` (as described there) or `"cls"`.
+        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
+            without further packages. Flash attention needs a GPU and a half-precision `dtype`.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    backbone: str | Path = LONG_BACKBONE
+    _: KW_ONLY
+    pooling: str | None = None
+    template: str | None = None
+    answers: tuple[str, str] | None = None
+    global_attention: str = "query"
+    attention_type: str | None = None
+    attn_implementation: str | None = None
+
+    _of_weights: ClassVar[tuple[str, ...]] = (
+        "backbone", "pooling", "template", "answers", "global_attention", "attention_type", "trust_remote_code", "seed",
+    )  # fmt: skip
+
+    def _head_spec(self) -> HeadSpec:
+        return "firstp", {}
+
+    def _default_windows(self) -> Windows:
+        return WholeText(self.max_doc_len)
+
+    def _load_backbone(self) -> Backbone:
+        options = BackboneOptions(
+            pooling=self.pooling,
+            template=self.template,
+            answers=None if self.answers is None else (self.answers[0], self.answers[1]),
+            global_attention=self.global_attention,
+            attention_type=self.attention_type,
+            attn_implementation=self.attn_implementation,
+        )
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def _load_weights(self) -> Weights:
+        weights = super()._load_weights()
+        use_attention(weights.scorer.encoder.backbone, self.attn_implementation)
+        return weights
+
+    def _check(self) -> None:
+        super()._check()
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)
+        if self.attention_type is not None:
+            check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
+        if self.answers is not None and not _are_two_words(self.answers):
+            raise ValueError(
+                f'answers={self.answers!r} must be two words, for a relevant and another document: ("yes", "no")'
+            )
+        if self.answers is not None and self.pooling not in (None, "last"):
+            raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
+        if self.template is not None:
+            resolve_template(self.template)
+            if self.pad_query:
+                raise ValueError("pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; it has no template")
+
+
+def _are_two_words(answers: object) -> bool:
+    return isinstance(answers, tuple | list) and len(answers) == 2 and all(isinstance(word, str) for word in answers)

@@ -1,0 +1,239 @@
+"""Checks that a reranker's score of a document depends on the query and the document alone."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from ..common.caches import forget_embeddings
+from ..modelling.backbones.architectures import use_attention
+from .base import LongDocReranker
+
+_WORDS = ("river", "stone", "garden", "letter", "winter", "music", "horse", "window", "paper", "market", "engine")
+_QUERIES = {"1": "garden music", "2": "paper market by the river"}
+
+
+def check_invariance(
+    model: pt.Transformer,
+    results: pd.DataFrame | None = None,
+    *,
+    tolerance: float = 1e-4,
+    dtypes: Sequence[str] = ("bfloat16",),
+    dtype_tolerance: float = 0.1,
+    verbose: bool = True,
+) -> pd.DataFrame:
+    """Scores the same documents in several ways and compares the scores.
+
+    - `repeated`: once more;
+    - `order`: with the rows in another order;
+    - `alone`: every row in a call of its own;
+    - `padding`: every row next to the longest document, to whose length it is padded;
+    - `batch size`: one document in each pass;
+    - `attention`: by each other implementation that the backbone has;
+    - `dtype`: in other precisions, where a larger difference is natural.
+
+    A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
+    Nothing that was scored or encoded before is used, be it remembered in memory or in a `score_cache`; what models
+    remember in memory is forgotten. Apart from that the model is left as it was.
+
+    Args:
+        model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
+        results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows of
+            up to 1,500 words.
+        tolerance: largest difference that passes, relative to the larger of 1 and the score.
+        dtypes: precisions to try.
+        dtype_tolerance: the same for `dtype`.
+        verbose: print the table.
+
+    Returns:
+        One row per check: `check`, `difference` (largest, relative as above), `same_order` (whether every query's
+        documents keep their order), `tolerance`, `passed` (None without a verdict) and `note`.
+
+    Raises:
+        ValueError: if there are no rows, or the model does not return them all.
+
+    Example:
+        >>> def length(row): return float(len(row["text"]))
+        >>> check_invariance(pt.apply.doc_score(length), verbose=False)["passed"].tolist()[:4]
+        [True, True, True, True]
+    """
+    frame = (_sample() if results is None else results).reset_index(drop=True)
+    if frame.empty:
+        raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
+    with _undisturbed(model):
+        expected = _scores(model, frame)
+        rows = [
+            _verdict(name, frame, expected, again, limit)
+            for name, again, limit in _checks(model, frame, tolerance, dtypes, dtype_tolerance)
+        ]
+    table = pd.DataFrame(rows, columns=["check", "difference", "same_order", "tolerance", "passed", "note"])
+    if verbose:
+        sys.stdout.write(table.to_string(index=False) + "\n")
+    return table
+
+
+Attempt = Callable[[], np.ndarray]
+
+
+def _checks(
+    model: Any, frame: pd.DataFrame, tolerance: float, dtypes: Sequence[str], dtype_tolerance: float
+) -> Iterator[tuple[str, Attempt, float]]:
+    order = np.random.default_rng(0).permutation(len(frame))
+    yield "repeated", partial(_scores, model, frame), tolerance
+    yield "order", partial(_reordered, model, frame, order), tolerance
+    yield "alone", partial(_each, model, frame), tolerance
+    yield "padding", partial(_each, model, frame, padded=True), tolerance
+    yield "batch size 1", partial(_with, model, frame, batch_size=1), tolerance
+    for implementation in ("eager", "sdpa"):
+        yield f"attention {implementation}", partial(_by_attention, model, frame, implementation), tolerance
+    for dtype in dtypes:
+        yield f"dtype {dtype}", partial(_with, model, frame, dtype=dtype), dtype_tolerance
+
+
+class _NotApplicableError(Exception):
+    """A check cannot be made with this model; the message says why."""
+
+
+def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attempt, limit: float) -> dict[str, Any]:
+    row = {"check": name, "difference": np.nan, "same_order": None, "tolerance": limit, "passed": None, "note": ""}
+    try:
+        scores = again()
+    except _NotApplicableError as reason:
+        return {**row, "note": str(reason)}
+    difference = float((np.abs(scores - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0))
+    same = all(
+        np.array_equal(np.argsort(-expected[i], kind="stable"), np.argsort(-scores[i], kind="stable"))
+        for i in frame.groupby("qid").indices.values()
+    )
+    return {**row, "difference": difference, "same_order": same, "passed": difference <= limit}
+
+
+def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
+    """Scores of the rows; a transformer may return them in another order."""
+    forget_embeddings()  # remembered ones would be compared with themselves
+    numbered = frame.assign(_row=range(len(frame)))
+    out = model.transform(numbered)
+    if len(out) != len(frame) or "_row" not in out.columns:
+        raise ValueError(f"{model!r} does not return every row with its columns, so its scores cannot be compared")
+    return out.sort_values("_row")["score"].to_numpy(dtype="float64")
+
+
+def _reordered(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
+    return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
+
+
+def _each(model: Any, frame: pd.DataFrame, *, padded: bool = False) -> np.ndarray:
+    """Scores of the rows, each alone or next to the longest one."""
+    mate = _longest(model, frame) if padded else None
+    scores = []
+    for row in range(len(frame)):
+        chosen = [row] if mate in (None, row) else [row, mate]
+        scores.append(_scores(model, frame.iloc[chosen].reset_index(drop=True))[0])
+    return np.array(scores)
+
+
+def _longest(model: Any, frame: pd.DataFrame) -> int:
+    fields = getattr(model, "text_field", "text")
+    columns = [fields] if isinstance(fields, str) else list(fields)
+    present = [column for column in columns if column in frame.columns]
+    if not present:
+        raise _NotApplicableError(f"the frame has no text column {', '.join(columns)}")
+    lengths = sum(frame[column].fillna("").astype(str).str.len() for column in present)
+    return int(np.argmax(lengths))
+
+
+def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray:
+    lacking = [name for name in attributes if not hasattr(model, name)]
+    if lacking:
+        raise _NotApplicableError(f"{type(model).__name__} has no {', '.join(lacking)}")
+    before = {name: getattr(model, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        if isinstance(model, LongDocReranker):
+            _check_settings(model)
+        return _scores(model, frame)
+    finally:
+        for name, value in before.items():
+            setattr(model, name, value)
+
+
+def _check_settings(model: LongDocReranker) -> None:
+    try:
+        model._check()
+    except ValueError as error:
+        raise _NotApplicableError(str(error)) from error
+
+
+def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray:
+    if not hasattr(model, "load_scorer"):
+        raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
+    if getattr(model, "backend", "torch") not in ("torch", "compile"):
+        raise _NotApplicableError(f"backend={model.backend!r} has its own")
+    backbone = model.load_scorer().encoder.backbone
+    usual = getattr(backbone.config, "_attn_implementation", None)
+    if usual == implementation:
+        raise _NotApplicableError("the usual one")
+    try:
+        use_attention(backbone, implementation)
+    except ValueError as error:
+        raise _NotApplicableError(f"not available for {backbone.config.model_type}") from error
+    try:
+        if hasattr(model, "attn_implementation"):
+            return _with(model, frame, attn_implementation=implementation)
+        return _scores(model, frame)
+    finally:
+        use_attention(backbone, usual)
+
+
+@contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk.
+
+    Where the machine chooses the precision, float32 is what all else is compared with. The same holds for the model
+    that selects its windows, if there is one.
+    """
+    names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache", "dtype")
+    models = [model, *_selecting(model)]
+    before = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in models]
+    for each, own in zip(models, before, strict=True):
+        if hasattr(each, "load_scorer") and own.get("dtype", "") in (None, "fastest"):
+            each.dtype = "float32"
+        if "score_cache" in own:
+            each.score_cache = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        for each, own in zip(models, before, strict=True):
+            for name, value in own.items():
+                setattr(each, name, value)
+        forget_embeddings()  # those of other implementations of attention
+
+
+def _selecting(model: Any) -> list[Any]:
+    """The model that selects windows for this one, the one that does so for that, and so on."""
+    preselect = getattr(model, "preselect", None)
+    inner = getattr(getattr(preselect, "selector", preselect), "model", None)
+    return [] if inner is None else [inner, *_selecting(inner)]
+
+
+def _sample() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    lengths = (0, 1, 30, 300, 1500)
+    texts = [" ".join(rng.choice(_WORDS, length)) for length in lengths]
+    rows = [
+        {"qid": qid, "query": query, "docno": f"d{length}", "text": text, "score": -float(rank), "rank": rank}
+        for qid, query in _QUERIES.items()
+        for rank, (length, text) in enumerate(zip(lengths, texts, strict=True))
+    ]
+    return pd.DataFrame(rows)

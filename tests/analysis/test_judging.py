@@ -1,0 +1,202 @@
+"""The relevance judge: grades, chunks, failures, cache and agreement with people."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.analysis.judging import RelevanceJudge, agreement, parse_grade
+from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
+
+from ..support import tiny
+from ..support.llm import Scripted
+
+SENTENCE = "The cat and the dog walk to the river in the rain. "
+
+
+def marked(messages) -> str:
+    """Grades a chunk by the number after "worth" in it."""
+    found = re.search(r"worth (\d)", messages[-1]["content"])
+    return f"grade: {found[1] if found else 0}"
+
+
+def frame(*texts: str) -> pd.DataFrame:
+    docnos = [f"d{i}" for i in range(len(texts))]
+    return pd.DataFrame({"qid": "1", "query": "wet [1] cats", "docno": docnos, "text": list(texts)})
+
+
+# Grades.
+
+
+@pytest.mark.parametrize(
+    ("reply", "grade"),
+    [
+        ("grade: 2", 2),
+        ("Grade: 0", 0),
+        ("**Grade:** 3", 3),
+        ("grade = 1", 1),
+        ('{"grade": 2}', 2),
+        ("3", 3),
+        (" **2**. ", 2),
+        ("The text fits.\ngrade: 1", 1),
+        ("grade: 1? No. Final answer:\ngrade: 3.", 3),
+        ("<think>grade: 0</think>grade: 2", 2),
+        ("ｇｒａｄｅ：２", 2),  # noqa: RUF001
+    ],
+)
+def test_grades(reply, grade):
+    assert parse_grade(reply) == grade
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        "I cannot judge this (rule 3.2).",
+        "grade: 4",
+        "grade: -1",
+        "grade: 2.5",
+        "grade: 23",
+        "grade: 2/10",
+        "Grade 2 students would like it.",
+        "upgrade: 2",
+        "two",
+        "5",
+        "[2]",
+        "<think>grade: 2",
+    ],
+)
+def test_what_is_no_grade(reply):
+    assert parse_grade(reply) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text())
+def test_any_reply_is_a_grade_or_a_failure(reply):
+    assert parse_grade(reply) in (None, 0, 1, 2, 3)
+
+
+# Documents.
+
+
+def test_the_best_chunk_decides():
+    text = SENTENCE * 4 + "This is worth 1 point. " + SENTENCE * 4 + "That is worth 3 points. " + SENTENCE * 4
+    judge = RelevanceJudge(marked, chunk_tokens=30)
+    out = judge(frame(text, SENTENCE, ""))
+    first = out.iloc[0]
+    assert out["label"].tolist() == [3, 0, 0]
+    assert (first["chunk_grades"][first["best_chunk"]], max(first["chunk_grades"])) == (3, 3)
+    start, end = first["chunk_spans"][first["best_chunk"]]
+    assert "worth 3" in text[start:end]
+    assert out["judged_share"].tolist() == [1.0] * 3
+    assert (out["chunk_grades"][2], out["best_chunk"][2]) == ([], -1)
+
+
+@pytest.mark.parametrize("tokenizer", [None, tiny.tokenizer()])
+def test_chunks_hold_whole_sentences_and_all_of_the_text(tokenizer):
+    text = SENTENCE * 20
+    judge = RelevanceJudge(marked, chunk_tokens=30, tokenizer=tokenizer)
+    spans = judge.chunks(text)
+    assert len(spans) == 10  # two sentences of twelve words and a full stop each
+    assert all(text[start:end] == (SENTENCE * 2).strip() for start, end in spans)
+    assert judge.chunks(" ") == []
+
+
+def test_documents_cut_by_max_chunks_say_so():
+    model = Scripted(marked)
+    out = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)(frame(SENTENCE * 8))
+    assert len(model.asked) == 2
+    assert out["judged_share"][0] == pytest.approx(2 / 8, abs=0.01)
+
+
+def test_the_prompt_is_safe_and_holds_query_and_chunk():
+    model = Scripted("grade: 1")
+    RelevanceJudge(model)(frame("a text\nwith [3] and {query}"))
+    content = model.asked[0][-1]["content"]
+    assert "Query: wet (1) cats" in content
+    assert "Text: a text with (3) and {query}" in content
+
+
+def test_unreadable_grades_raise_or_count():
+    model = Scripted("no", "grade: 2", "no")
+    judge = RelevanceJudge(model, retries=1)
+    assert judge.grade("q", "text") == 2
+    assert "grade: N" in model.asked[1][-1]["content"]
+    with pytest.raises(UnreadableReplyError, match="query '1': no grade in the reply after 1 retries: 'no'"):
+        judge(frame("x"))
+    unjudged = RelevanceJudge(model, retries=0, on_failure="unjudged", chunk_tokens=13)
+    with pytest.warns(IncompleteReplyWarning, match="2 of 2 chunks"):
+        out = unjudged(frame(SENTENCE * 2))
+    assert out["label"].tolist() == [-1]
+    assert (out["chunk_grades"][0], out["best_chunk"][0]) == ([-1, -1], -1)
+
+
+def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
+    model = Scripted(marked)
+    texts = frame(*(f"text {i} is worth {i % 4}." for i in range(12)), "text 0 is worth 0.")
+    outs = []
+    for concurrency in (1, 4):
+        client = LLMClient(CallableBackend(model, name="m"), cache=tmp_path / "grades", prices=Prices(1, 1))
+        outs.append(RelevanceJudge(client, concurrency=concurrency)(texts))
+        assert client.ledger.table()["calls"].tolist() == [12]
+    assert len(model.asked) == 12
+    assert client.ledger.cost == 0
+    pd.testing.assert_frame_equal(*outs)
+    assert outs[0]["label"].tolist() == [*[i % 4 for i in range(12)], 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"chunk_tokens": 0}, "chunk_tokens=0 must be at least 1"),
+        ({"max_chunks": 0}, "max_chunks=0 must be at least 1, or None"),
+        ({"on_failure": "keep"}, "choose one of raise, unjudged"),
+        ({"request": "{query}"}, "must use"),
+        ({"llm": 3}, "llm=3 must be"),
+    ],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        RelevanceJudge(**{"llm": marked, **arguments})
+
+
+# Agreement.
+
+
+def labels(values, column="docno") -> pd.DataFrame:
+    return pd.DataFrame({"qid": 1, column: [f"d{i}" for i in range(len(values))], "label": values})
+
+
+def test_agreement_is_cohens_kappa():
+    pytest.importorskip("sklearn")
+    human, judge = [0, 0, 1, 2, 3, 3, -2, 1], [0, 1, 1, 2, 3, 2, 0, -1]
+    found = agreement(labels(judge).assign(qid="1"), labels(human))
+    assert (found.pairs, found.unjudged) == (7, 1)
+    observed = 5 / 7
+    expected = (3 * 2 + 1 * 2 + 1 * 2 + 2 * 1) / 49
+    assert found.kappa == pytest.approx((observed - expected) / (1 - expected))
+    binary_expected = (3 * 2 + 4 * 5) / 49
+    assert found.binary_kappa == pytest.approx((6 / 7 - binary_expected) / (1 - binary_expected))
+    assert found.weighted_kappa > found.kappa
+    assert found.confusion.loc[3, 2] == 1
+    assert np.trace(found.confusion.to_numpy()) == 5
+    strict = agreement(labels(judge), labels(human), relevant_from=3)
+    assert strict.binary_kappa == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))
+
+
+def test_agreement_of_a_judge_with_itself():
+    pytest.importorskip("sklearn")
+    assert agreement(labels([0, 1, 2]), labels([0, 1, 2])).kappa == 1.0
+
+
+def test_agreement_needs_common_pairs():
+    pytest.importorskip("sklearn")
+    with pytest.raises(ValueError, match="no \\(qid, docno\\) has a label in both"):
+        agreement(labels([1]).assign(qid="2"), labels([1]))
+    with pytest.raises(ValueError, match=r"qrels lacks the column\(s\) docno"):
+        agreement(labels([1]), labels([1], "x"))

@@ -1,0 +1,305 @@
+"""Passages in documents: exact places, edits, thresholds, chance matches and odd texts."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from math import ceil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rapidfuzz.distance import Levenshtein
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis.locating import _closest_span, words
+from pyterrier_longdoc.common.language import count_tokens
+
+from ..support.passages import Writer
+
+LOCATOR = ld.PassageLocator()
+PASSAGE = "(Seventeen) purple elephants don't march through Vienna: the naïve brass band's “polkas” are too loud!"
+
+
+def placed(writer: Writer, *pieces: str, filler: int = 300) -> tuple[str, list[int]]:
+    """A document of pieces between filler, and the characters at which the pieces begin."""
+    text, starts = writer.prose(filler), []
+    for piece in pieces:
+        text += " "
+        starts.append(len(text))
+        text += piece + " " + writer.prose(filler)
+    return text, starts
+
+
+# Verbatim.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        str,
+        str.upper,
+        lambda text: text.replace(" ", "\n\t "),
+        lambda text: text.replace(" ", "\u00a0\u00a0"),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: text.replace("'", "\u2019").replace("“", '"').replace("”", '"'),
+        lambda text: text.replace("ele", "e\u00adl\u200be"),
+        lambda text: text.replace("ï", "i"),
+        lambda text: text.replace("march", "\uff4d\uff41\uff52\uff43\uff48"),  # wide letters
+        lambda text: text.replace(":", " - ").replace("are too", "are, too"),
+    ],
+)
+def test_changes_that_leave_the_words_alone_change_nothing(change):
+    document, (start,) = placed(Writer(), change(PASSAGE))
+    match = LOCATOR(PASSAGE, document)
+    assert (match.start, match.end) == (start, start + len(change(PASSAGE)))
+    assert (match.similarity, match.method) == (1.0, "substring")
+
+
+def test_of_two_copies_the_first_counts():
+    document, (first, _) = placed(Writer(), PASSAGE, PASSAGE)
+    assert LOCATOR(PASSAGE, document).start == first
+
+
+@pytest.mark.parametrize("place", ["start", "end", "alone"])
+def test_ends_of_the_document(place):
+    filler = Writer().prose(200)
+    before = "" if place != "end" else filler + " "
+    after = "" if place != "start" else " " + filler
+    match = LOCATOR(PASSAGE, before + PASSAGE + after)
+    assert (match.start, match.end) == (len(before), len(before) + len(PASSAGE))
+
+
+def test_scripts_without_spaces():
+    passage = "春はあけぼの。やうやう白くなりゆく山ぎは、すこしあかりて"
+    document = "夏は夜。月のころはさらなり。" * 20 + passage + "秋は夕暮れ。" * 20
+    match = LOCATOR(passage, document)
+    assert document[match.start : match.end] == passage
+    decomposed = unicodedata.normalize("NFD", document)
+    match = LOCATOR(passage, decomposed)
+    assert unicodedata.normalize("NFC", decomposed[match.start : match.end]) == passage
+
+
+def test_more_words_than_there_are_codes_below_the_surrogates():
+    passage = " ".join(f"w{number}" for number in range(56_000))
+    match = LOCATOR(passage, "w1 w2 " + passage + " w3")
+    assert (match.start, match.similarity) == (6, 1.0)
+
+
+# Edited.
+
+
+def distances(share: float, count: int = 120) -> np.ndarray:
+    """How many tokens the found position is off; a large number where nothing is found."""
+    writer, off = Writer(1), []
+    for _ in range(count):
+        passage = writer.prose(writer.rng.randint(30, 100))
+        document, (start,) = placed(writer, writer.edited(passage, share) if share else passage, filler=400)
+        match = LOCATOR(passage, document)
+        low, high = sorted((start, match.start)) if match else (0, len(document))
+        off.append(count_tokens(document[low:high]))
+    return np.array(off)
+
+
+def test_verbatim_passages_are_found_exactly():
+    assert (distances(0.0) == 0).mean() >= 0.99
+
+
+def test_passages_with_a_tenth_of_their_words_changed_are_found_nearly_exactly():
+    assert (distances(0.1) <= 5).mean() >= 0.95
+
+
+def test_an_edited_copy_does_not_hide_the_passage():
+    writer = Writer(2)
+    for _ in range(20):
+        passage = writer.prose(50)
+        copy = writer.edited(passage, 0.3, ("substituted",))
+        document, starts = placed(writer, copy, writer.edited(passage, 0.06), copy)
+        assert abs(LOCATOR(passage, document).start - starts[1]) < 40
+
+
+@pytest.mark.parametrize("share", [0.06, 0.15])
+def test_of_two_edited_copies_the_first_counts(share):
+    writer = Writer(9)
+    passage = writer.prose(60)
+    lost = round(60 * share)
+    in_a_row, scattered = passage.split(" "), passage.split(" ")
+    in_a_row[-lost:] = ["unheard"] * lost
+    scattered[5 : 5 + 6 * lost : 6] = ["unheard"] * lost
+    for copy in (" ".join(in_a_row), " ".join(scattered)):
+        document, (first, _) = placed(writer, copy, copy)
+        assert LOCATOR(passage, document).start == first
+
+
+def test_an_inserted_second_word_does_not_cost_the_first():
+    writer = Writer(10)
+    passage = writer.prose(40)
+    first, rest = passage.split(" ", 1)
+    document, (start,) = placed(writer, f"{first} unheard {rest}")
+    assert LOCATOR(passage, document).start == start
+
+
+def test_words_inserted_at_the_ends_do_not_belong_to_the_passage():
+    writer = Writer(3)
+    passage = writer.prose(40)
+    middle = passage.split(" ")
+    document, (start,) = placed(writer, " ".join([*middle[:20], "unheard", *middle[20:]]))
+    match = LOCATOR(passage, document)
+    assert (match.start, match.end) == (start, start + len(passage) + len(" unheard"))
+
+
+# What is not there.
+
+
+def test_passages_of_other_documents_are_not_found():
+    writer = Writer(4)
+    document = writer.prose(5000)
+    passages = [writer.prose(count) for count in (8, 12, 20, 40, 80) for _ in range(20)]
+    assert [m for m in LOCATOR.locate(passages, document) if m is not None] == []
+
+
+def test_a_passage_that_shares_half_of_its_words_is_another_one():
+    writer = Writer(5)
+    for count in (12, 25, 60):
+        passage = writer.prose(count)
+        template = [word if i % 2 else "unheard" for i, word in enumerate(passage.split(" "))]
+        document, _ = placed(writer, " ".join(template))
+        assert LOCATOR(passage, document) is None
+
+
+def test_passages_of_several_topics_keep_apart():
+    writer = Writer(6)
+    passages = [writer.prose(30) for _ in range(5)]
+    document, starts = placed(writer, *passages[:4])
+    found = LOCATOR.locate([*passages, passages[0]], document)
+    assert [match and match.start for match in found] == [*starts, None, starts[0]]
+
+
+@pytest.mark.parametrize("document", ["", " \n", "...", "\u00ad", "too short"])
+def test_texts_without_the_passage(document):
+    assert LOCATOR(PASSAGE, document) is None
+
+
+@pytest.mark.parametrize("passage", ["", " ", "?!", "one two three four five six seven"])
+def test_short_passages_are_never_found(passage):
+    assert LOCATOR.too_short(passage)
+    assert LOCATOR(passage, f"{passage} and {passage}") is None
+
+
+def test_passages_of_medium_length_are_found_verbatim_only():
+    passage = "one two three four five six seven eight nine"
+    assert LOCATOR(passage, f"zero {passage} ten").start == 5
+    assert LOCATOR(passage, "zero " + passage.replace("nine", "ten")) is None
+
+
+# Thresholds, and the definition word by word.
+
+
+def letters(code: str) -> str:
+    """Words of one letter each, so that expected values are easy to write."""
+    return " ".join(code)
+
+
+@pytest.mark.parametrize(
+    ("document", "found"),
+    [
+        ("abcdefghijklmnopxxxx", (0.8, "substring")),  # 16 of 20 in a row
+        ("xxxxefghijklmnopqrst", (0.8, "substring")),
+        ("abcdefghijklmnoxxxxx", (0.75, "subsequence")),
+        ("abxdexghxjkxmnxpqrst", (0.75, "subsequence")),
+        ("abxdexghxjkxmnxpqxst", (0.7, "subsequence")),
+        ("abxdexghxjkxmnxpqxsx", None),
+        ("tsrqponmlkjihgfedcba", None),
+    ],
+)
+def test_thresholds(document, found):
+    match = LOCATOR(letters("abcdefghijklmnopqrst"), letters("zzzzzzz" + document + "zzzz"))
+    assert (match and (match.similarity, match.method)) == found
+
+
+def test_thresholds_so_low_that_nothing_is_close():
+    match = ld.PassageLocator(subsequence=0.2, slack=5)(
+        letters("abcdefghijklmn"), letters("axxxxxxxxxxxxxbxxxxxxxxxxc")
+    )
+    assert match.method == "subsequence"
+    assert match.similarity == pytest.approx(3 / 14)
+    assert match.start < match.end
+
+
+def reference(passage: str, document: str) -> tuple[float, str] | None:
+    """Section C.4 with plain dynamic programming."""
+
+    def common(a: str, b: str, *, contiguous: bool) -> int:
+        table = np.zeros((len(a) + 1, len(b) + 1), dtype=int)
+        for i, x in enumerate(a):
+            for j, y in enumerate(b):
+                apart = 0 if contiguous else max(table[i, j + 1], table[i + 1, j])
+                table[i + 1, j + 1] = table[i, j] + 1 if x == y else apart
+        return int(table.max())
+
+    longest = common(passage, document, contiguous=True)
+    if longest >= 0.8 * len(passage):
+        return longest / len(passage), "substring"
+    size, step = ceil(1.2 * len(passage)), max(1, len(passage) // 10)
+    starts = range(0, max(len(document) - size, 0) + step, step)
+    best = max(common(passage, document[start : start + size], contiguous=False) for start in starts)
+    return (best / len(passage), "subsequence") if best >= 0.7 * len(passage) else None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_as_by_the_definition(data):
+    passage = data.draw(st.text("abc", min_size=12, max_size=22))
+    edits = st.lists(st.tuples(st.integers(0, 21), st.sampled_from("abcx")), max_size=8)
+    changed = list(passage)
+    for at, letter in data.draw(edits):
+        changed[at % len(passage)] = letter
+    document = data.draw(st.text("abcx", max_size=20)) + "".join(changed) + data.draw(st.text("abcx", max_size=20))
+    match = LOCATOR(letters(passage), letters(document))
+    assert (match and (match.similarity, match.method)) == reference(passage, document)
+    if match is not None:
+        found = letters(document)[match.start : match.end].split(" ")
+        assert {found[0], found[-1]} <= set(passage)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("abcd", min_size=1, max_size=12), st.text("abcd", min_size=1, max_size=24))
+def test_the_span_with_the_fewest_edits(passage, document):
+    start, end = _closest_span(passage, document, 0, len(document))
+    spans = [document[i:j] for i in range(len(document)) for j in range(i, len(document) + 1)]
+    fewest = min(Levenshtein.distance(passage, span) for span in spans)
+    assert Levenshtein.distance(passage, document[start:end]) == fewest
+
+
+# Words, settings, libraries.
+
+
+def test_words():
+    assert words("Don't re-use É\u0301tude, straße; ﬁne_1") == ["don", "t", "re", "use", "etude", "strasse", "fine_1"]
+    assert words("ASCII only: A_b 2") == words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "substring=0.5",
+        "substring=1.1",
+        "subsequence=0",
+        "slack=0.9",
+        "step=0",
+        "step=2",
+        "min_words=0",
+        "min_words_edited=0",
+    ],
+)
+def test_impossible_settings(setting):
+    name, value = setting.split("=")
+    with pytest.raises(ValueError, match=setting):
+        ld.PassageLocator(**{name: float(value) if "." in value else int(value)})
+
+
+def test_without_rapidfuzz(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[analysis\]'"):
+        LOCATOR(PASSAGE, PASSAGE)

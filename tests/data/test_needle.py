@@ -1,0 +1,260 @@
+import gzip
+import json
+from functools import partial
+
+import pyterrier as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.common.language import count_tokens
+from pyterrier_longdoc.data.docstrings import DocstringsDataset
+from pyterrier_longdoc.data.leaks import check_leaks
+from pyterrier_longdoc.data.named import docstrings_needle, plain_passkey
+from pyterrier_longdoc.data.needle import LENGTHS, invented_needles, needle, passkey, passkeys, read_longembed
+
+from ..support import tiny
+
+PROSE = (
+    "The first sentence has seven words. Is this one shorter? Yes! And here, at last, comes the fourth of them. " * 18
+)
+
+
+def small(build=passkey, **arguments):
+    given = {"lengths": (64, 128), "queries": 3, "documents": 5, **arguments}
+    return build(PROSE, **given)
+
+
+def check_places(collection, count=count_tokens):
+    for row in collection.gold.itertuples():
+        text = collection.documents[row.docno]["text"]
+        [query] = collection.topics["query"][collection.topics["qid"] == row.qid]
+        found = text[row.start : row.end]
+        name = query.removeprefix("what is the passkey for ").removeprefix("What is the ").rstrip("?")
+        assert name in found
+        assert text.count(found) == 1
+        assert count(text) == row.length
+        assert count(text[: row.start]) == row.first_token
+        assert row.start == 0 or text[row.start - 1] == " "
+
+
+@pytest.mark.parametrize("build", [passkey, needle])
+def test_documents_have_their_lengths_and_one_answer(build):
+    collection = small(build)
+    assert [len(collection.documents), len(collection.topics)] == [10, 6]
+    check_places(collection)
+    for docno, row in collection.documents.items():
+        length = int(docno.partition("-")[0])
+        assert length - 2 <= count_tokens(row["text"]) <= length  # a word with its full stop may not fit
+    assert collection.splits == {"64": [f"q64-{i}" for i in range(3)], "128": [f"q128-{i}" for i in range(3)]}
+    assert set(collection.get_qrels("64")["docno"]) == {"64-0", "64-1", "64-2"}
+    check_leaks(collection)
+
+
+def test_all_documents_of_a_length_have_an_answer_of_their_own():
+    collection = small()
+    answers = ["'s pass key is " in row["text"] for row in collection.corpus]
+    assert all(answers)
+    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus}) == 10
+    query = collection.topics["query"][0]
+    assert query.startswith("what is the passkey for ")
+    person = query.removeprefix("what is the passkey for ").rstrip("?")
+    text = collection.documents["64-0"]["text"]
+    key = text.partition(f"{person}'s pass key is ")[2][:5]
+    assert f"{person}'s pass key is {key}. Remember it. {key} is the pass key for {person}." in text
+
+
+def test_answers_stand_between_sentences_anywhere():
+    collection = needle(PROSE, lengths=(256,), queries=60, documents=60)
+    for row in collection.gold.itertuples():
+        before = collection.documents[row.docno]["text"][: row.start].rstrip()
+        assert not before or before[-1] in ".!?"
+    place = collection.gold["first_token"] / collection.gold["length"]
+    assert place.nunique() > 15
+    assert 0.3 < place.mean() < 0.6
+    assert place.max() > 0.8
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.text(alphabet="ab .!é\n", max_size=30), max_size=8),
+    st.integers(40, 90),
+    st.integers(0, 100),
+    st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3)]),
+)
+def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
+    length = 200 if count is len else length
+    collection = needle(
+        ["a.", *texts], lengths=(length,), queries=2, documents=2, repeat=True, seed=seed, tokenizer=count
+    )
+    check_places(collection, count)
+    for row in collection.corpus:
+        assert count(row["text"]) <= length
+
+
+def test_lengths_are_in_the_tokens_of_the_tokenizer():
+    tokenizer = tiny.tokenizer()
+    collection = small(tokenizer=tokenizer, lengths=(200, 300))
+    check_places(collection, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    assert collection.gold["length"].between(180, 300).all()
+
+
+def test_same_seed_same_bytes():
+    # Fixed for good, like the published sets.
+    first = list(small(seed=3).corpus)
+    assert list(small(seed=3).corpus) == first
+    assert list(small(seed=4).corpus) != first
+    assert passkeys(1)[0][1].startswith("Dana Weber's pass key is 13294. ")
+    assert invented_needles(1)[0][0] == "What is the Pelovaar bridge?"
+
+
+def test_pools_are_all_documents_or_those_of_the_same_length():
+    collection = small()
+    every, same = collection.candidates(), collection.candidates(pool="same_length")
+    assert (every.groupby("qid").size() == 10).all()
+    assert (same.groupby("qid").size() == 5).all()
+    assert all(docno.partition("-")[0] == qid[1:].partition("-")[0] for qid, docno in same[["qid", "docno"]].values)
+    assert every["qid"].nunique() == 6
+    table = pt.Experiment(
+        [pt.Transformer.from_df(every), pt.Transformer.from_df(same)],
+        collection.topics,
+        collection.qrels,
+        ["ndcg_cut_1"],
+    )
+    assert len(table) == 2
+    of_length = collection.candidates("64", pool="same_length", depth=3)
+    assert len(of_length) == 9
+    assert set(collection.get_qrels("64")["docno"]) <= set(of_length["docno"])
+
+
+def test_needles_of_ones_own():
+    mine = [(f"what is {word}?", f"It is {word} indeed.") for word in tiny.WORDS[:10]]
+    collection = needle(PROSE, mine, lengths=(64, 128), queries=2, documents=5)
+    assert collection.topics["query"].tolist() == [mine[i][0] for i in (0, 1, 5, 6)]
+    assert "It is sun indeed." not in collection.documents["64-0"]["text"]
+    assert mine[0][1] in collection.documents["64-0"]["text"]
+
+
+def test_invented_needles_and_passkeys_are_different():
+    needles = invented_needles(3840)
+    assert len({query for query, _ in needles}) == len({text for _, text in needles}) == 3840
+    keys = passkeys(1200)
+    assert len({query for query, _ in keys}) == len({text.split()[5] for _, text in keys}) == 1200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"queries": 6}, "queries=6 must be at least 1 and at most documents=5"),
+        ({"queries": 0}, "queries=0 must be at least 1"),
+        ({"lengths": ()}, r"lengths=\(\) must be different numbers"),
+        ({"lengths": (64, 64)}, "must be different numbers"),
+        ({"lengths": (8,)}, "length=8 has no room for"),
+        ({"lengths": (4096,), "repeat": False}, "length=4096 cannot be met: the background has only 468 tokens"),
+        ({"documents": 700}, "1400 names are needed, but there are only 1200"),
+    ],
+)
+def test_bad_input_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+def test_further_bad_input_is_named():
+    with pytest.raises(ValueError, match="background holds no text"):
+        needle(["", " \n"], lengths=(64,))
+    with pytest.raises(ValueError, match="100 different needles are needed, but there are 1"):
+        needle(PROSE, [("a", "b")] * 100, lengths=(64,))
+    one = {"lengths": (64,), "queries": 1, "documents": 1}
+    with pytest.raises(ValueError, match="needles hold one without text"):
+        needle(PROSE, [("a", " ")], **one)
+    with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
+        needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)
+
+
+# ---------------------------------------------------------------- published files
+
+
+CORPUS = [{"doc_id": f"d{i}", "text": f"text {i}", "context_length": 256 * (1 + i % 2)} for i in range(4)]
+QUERIES = [{"qid": f"q{i}", "text": f"query {i}", "context_length": 256 * (1 + i % 2)} for i in range(2)]
+QRELS = [{"qid": f"q{i}", "doc_id": f"d{i}"} for i in range(2)]
+
+
+def write(folder, compressed=False, **parts):
+    for name, rows in {"corpus": CORPUS, "queries": QUERIES, "qrels": QRELS, **parts}.items():
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        if compressed:
+            (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / f"{name}.jsonl").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("source", ["files", "compressed", "rows", "provider"])
+def test_published_longembed_is_read(tmp_path, source):
+    if source == "rows":
+        collection = read_longembed({"corpus": iter(CORPUS), "queries": QUERIES, "qrels": QRELS})
+    else:
+        write(tmp_path, compressed=source == "compressed")
+        collection = (
+            pt.get_dataset(f"longdoc:longembed:{tmp_path}") if source == "provider" else read_longembed(tmp_path)
+        )
+    assert collection.splits == {"256": ["q0"], "512": ["q1"]}
+    assert collection.get_qrels("512").values.tolist() == [["q1", "d1", 1]]
+    assert collection.candidates("256", pool="same_length")["docno"].sort_values().tolist() == ["d0", "d2"]
+    assert len(collection.candidates()) == 8
+    assert collection.documents["d3"] == {"docno": "d3", "text": "text 3"}
+    assert len(collection.gold) == 0
+    assert collection.query_statistics()["queries"].tolist() == [1, 1, 2]
+
+
+def test_real_tasks_have_no_lengths():
+    rows = {
+        "corpus": [{"doc_id": "d", "text": "x"}],
+        "queries": [{"qid": "q", "text": "y"}],
+        "qrels": [{"qid": "q", "doc_id": "d"}],
+    }
+    collection = read_longembed(rows)
+    assert collection.splits == {}
+    assert len(collection.get_topics()) == 1
+
+
+def test_malformed_longembed_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no corpus.jsonl or corpus.jsonl.gz"):
+        read_longembed(tmp_path)
+    with pytest.raises(ValueError, match=r"corpus.jsonl:1: expected an object with the string 'doc_id'"):
+        read_longembed(write(tmp_path, corpus=[{"id": 1}]))
+    with pytest.raises(ValueError, match=r"corpus.jsonl:2: doc_id 'd0' is there twice"):
+        read_longembed(write(tmp_path, corpus=CORPUS[:1] * 2))
+    with pytest.raises(ValueError, match=r"source lacks 'queries'; it has \['corpus'\]"):
+        read_longembed({"corpus": CORPUS})
+    with pytest.raises(ValueError, match=r"qrels, row 1: expected an object with the string 'doc_id'"):
+        read_longembed({"corpus": CORPUS, "queries": QUERIES, "qrels": [{"qid": "q0", "doc_id": 3}]})
+
+
+# ---------------------------------------------------------------- the named collections
+
+
+def test_named_collections_follow_the_protocol(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+    folder = tmp_path / "package"
+    folder.mkdir()
+    for n in range(4):
+        prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
+        (folder / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
+    monkeypatch.setattr("pyterrier_longdoc.data.named.passkey", partial(passkey, queries=5, documents=10))
+    collection = plain_passkey()
+    assert [len(collection.documents), len(collection.topics)] == [80, 40]
+    assert list(collection.splits) == [str(length) for length in LENGTHS]
+    assert collection.gold.groupby("qid").size().eq(1).all()
+    spare = collection.gold["docno"].str.partition("-")[0].astype(int) - collection.gold["length"]
+    assert spare.between(0, 3).all()
+    [file] = (tmp_path / "home" / "longdoc").iterdir()
+    again = plain_passkey()
+    assert again.gold.equals(collection.gold)
+    assert again.candidates("256", pool="same_length").equals(collection.candidates("256", pool="same_length"))
+
+    monkeypatch.setattr("pyterrier_longdoc.data.named.needle", partial(needle, lengths=(256, 512), documents=50))
+    documents = docstrings_needle(DocstringsDataset({"pkg": folder}))
+    assert len(documents.documents) == 100
+    check_places(documents)
+    assert list((tmp_path / "home" / "longdoc").iterdir()) == [file]

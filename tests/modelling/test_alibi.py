@@ -1,0 +1,251 @@
+"""JINA-v2 and MosaicBERT: published layouts by name, plain arithmetic, memory, and no foreign code."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones import alibi
+from pyterrier_longdoc.modelling.backbones.alibi import AlibiBert, AlibiConfig, alibi_slopes, weights_of
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+
+from ..support import tiny_long
+
+LAYOUTS = list(tiny_long.PUBLISHED)
+
+
+def built(layout: str) -> AlibiBert:
+    config = AlibiConfig.from_published(tiny_long.published_config(layout), qk_norm=layout == "jina-code")
+    model = AlibiBert(config).eval()
+    model.load_state_dict(weights_of(tiny_long.published_weights(layout)))
+    return model
+
+
+def by_hand(layout: str, ids: list[int], types: list[int]) -> np.ndarray:
+    """The last states of one input, straight from the published names."""
+    prefix = tiny_long.PUBLISHED[layout][3]
+    weights = {k.removeprefix(prefix): v.double().numpy() for k, v in tiny_long.published_weights(layout).items()}
+
+    def linear(x, name):
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def gelu(x):
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+    words, segments = (weights[f"embeddings.{kind}_embeddings.weight"] for kind in ("word", "token_type"))
+    x = norm(words[ids] + segments[types], "embeddings.LayerNorm")
+    distance = np.abs(np.subtract.outer(np.arange(len(ids)), np.arange(len(ids))))
+    for layer in range(tiny_long.LAYERS):
+        at = f"encoder.layer.{layer}"
+        if layout == "mosaic":
+            q, k, v = np.split(linear(x, f"{at}.attention.self.Wqkv"), 3, axis=-1)
+        else:
+            q, k, v = (linear(x, f"{at}.attention.self.{name}") for name in ("query", "key", "value"))
+        if layout == "jina-code":
+            q, k = norm(q, f"{at}.attention.self.layer_norm_q"), norm(k, f"{at}.attention.self.layer_norm_k")
+        heads = []
+        for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256)):  # of four heads, in the ALiBi paper
+            part = slice(8 * head, 8 * head + 8)
+            scores = q[:, part] @ k[:, part].T / math.sqrt(8) - slope * distance
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            heads.append(scores / scores.sum(-1, keepdims=True) @ v[:, part])
+        attended = norm(
+            x + linear(np.concatenate(heads, -1), f"{at}.attention.output.dense"), f"{at}.attention.output.LayerNorm"
+        )
+        if layout == "jina-code":
+            attended = norm(x + attended, f"{at}.layer_norm_1")
+            up, gate = np.split(linear(attended, f"{at}.mlp.up_gated_layer"), 2, axis=-1)
+            x = norm(attended + linear(up * gelu(gate), f"{at}.mlp.down_layer"), f"{at}.layer_norm_2")
+        else:
+            gate, up = np.split(linear(attended, f"{at}.mlp.gated_layers"), 2, axis=-1)
+            x = norm(attended + linear(up * gelu(gate), f"{at}.mlp.wo"), f"{at}.mlp.layernorm")
+    return x
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_states_by_hand(layout):
+    ids = np.random.default_rng(0).integers(0, tiny_long.WORDS, 60)
+    types = (np.arange(60) > 9).astype(int)
+    with torch.no_grad():
+        states = built(layout)(torch.tensor(ids)[None], None, torch.tensor(types)[None]).last_hidden_state[0]
+    expected = by_hand(layout, ids.tolist(), types.tolist())
+    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(states, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_published_weight_of_the_encoder_is_used(layout):
+    published = tiny_long.published_weights(layout)
+    of_encoder = {name: w for name, w in published.items() if "pooler" not in name and not name.startswith("cls.")}
+    assert len(of_encoder) < len(published)
+    state = built(layout).state_dict()
+    assert sum(w.numel() for w in state.values()) == sum(w.numel() for w in of_encoder.values())
+    assert sum(w.double().sum() for w in state.values()) == pytest.approx(
+        float(sum(w.double().sum() for w in of_encoder.values()))
+    )
+
+
+def test_unknown_and_missing_weights():
+    weights = tiny_long.published_weights("jina")
+    with pytest.raises(ValueError, match=r"weight 'encoder.layer.0.mlp.extra.weight' belongs to no known layout"):
+        weights_of({**weights, "encoder.layer.0.mlp.extra.weight": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("lost", ["encoder.layer.1.mlp.wo.bias", "encoder.layer.0.attention.self.key.weight"])
+def test_a_checkpoint_that_lacks_a_weight(lost, tmp_path):
+    folder = tiny_long.published(tmp_path, "jina")
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if k != lost}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="weights do not fit its configuration"):
+        load_backbone(folder)
+
+
+@pytest.mark.parametrize(
+    ("heads", "expected"),
+    [
+        (1, [1 / 256]),
+        (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),  # Press et al. 2022, section 3
+        (12, [2**-i for i in range(1, 9)] + [2**-0.5, 2**-1.5, 2**-2.5, 2**-3.5]),
+    ],
+)
+def test_slopes(heads, expected):
+    np.testing.assert_allclose(alibi_slopes(heads), expected)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("elements", [1, 4 * 50 * 7, 4 * 50 * 49])
+def test_long_inputs_attend_in_slices(padded, elements, monkeypatch):
+    model = built("jina")
+    ids = torch.randint(1, tiny_long.WORDS, (2, 50), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(50) < torch.tensor([[50], [20]])).long() if padded else None
+    rows = []
+    original = alibi.AlibiBias.rows
+    with torch.no_grad():
+        whole = model(ids, mask).last_hidden_state
+        monkeypatch.setattr(alibi, "BIAS_ELEMENTS", elements)
+        monkeypatch.setattr(alibi.AlibiBias, "rows", lambda *a: rows.append(original(*a)) or rows[-1])
+        sliced = model(ids, mask).last_hidden_state
+    real = torch.ones(2, 50, dtype=torch.bool) if mask is None else mask.bool()
+    np.testing.assert_allclose(sliced[real], whole[real], atol=1e-5)
+    assert len(rows) >= 2
+    assert max(bias.numel() for bias in rows) <= max(elements, 2 * 4 * 50)
+
+
+def test_dropout_in_training_only():
+    config = AlibiConfig(32, 16, 1, 2, 16, attention_probs_dropout_prob=0.5)
+    model, ids = AlibiBert(config), torch.arange(20)[None]
+    assert not torch.equal(model(ids).last_hidden_state, model(ids).last_hidden_state)
+    model.eval()
+    assert torch.equal(model(ids).last_hidden_state, model(ids).last_hidden_state)
+
+
+# Loading.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_loading_runs_no_code_of_the_checkpoint(layout, tmp_path):
+    folder = tiny_long.published(tmp_path, layout)
+    config = tiny_long.published_config(layout)
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModel": "own.OwnModel"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise RuntimeError('ran')")
+    backbone = load_backbone(folder)
+    assert isinstance(backbone.model, AlibiBert)
+    assert backbone.pooling == ("cls" if layout == "mosaic" else "mean")
+    assert backbone.max_length == 256
+    with pytest.raises(RuntimeError, match="ran"):
+        load_backbone(folder, trust_remote_code=True)
+
+
+def test_half_precision_weights_are_computed_in_fp32(tmp_path):
+    folder = tiny_long.published(tmp_path, "jina")
+    weights = load_file(Path(folder) / "model.safetensors")
+    save_file({k: v.half() for k, v in weights.items()}, Path(folder) / "model.safetensors", {"format": "pt"})
+    model = load_backbone(folder).model
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    expected = weights["encoder.layer.1.mlp.wo.weight"].half().float()
+    assert torch.equal(model.layers[1].down.weight, expected)
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning")
+def test_classification_head(tmp_path, results):
+    """`classifier(tanh(pooler(first state)))`, as BERT has it."""
+    folder = tiny_long.published(tmp_path, "jina", labels=1)
+    model = ld.LongP(folder, device="cpu")
+    score = model(results.iloc[[1]])["score"].item()
+    scorer, weights = model.load_scorer(), load_file(tmp_path / "model.safetensors")
+    encoded = scorer.tokenizer("old dog", "a short dog")
+    first = torch.tensor(by_hand("jina", encoded["input_ids"], encoded["token_type_ids"])[0]).float()
+    pooled = torch.tanh(weights["pooler.dense.weight"] @ first + weights["pooler.dense.bias"])
+    assert score == pytest.approx((weights["classifier.weight"] @ pooled + weights["classifier.bias"]).item(), abs=1e-4)
+
+
+def test_two_labels_score_their_difference(tmp_path, results, caplog):
+    folder = tiny_long.published(tmp_path, "jina", labels=2)
+    score = ld.LongP(folder, device="cpu")(results.iloc[[1]])["score"].item()
+    weights = load_file(tmp_path / "model.safetensors")
+    for kind in ("weight", "bias"):
+        both = weights[f"classifier.{kind}"]
+        weights[f"classifier.{kind}"] = (both[1] - both[0])[None].contiguous()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    assert score == pytest.approx(ld.LongP(folder, device="cpu")(results.iloc[[1]])["score"].item(), abs=1e-5)
+    assert "has two labels: its score is logit[1] - logit[0]" in caplog.text
+
+
+def test_classifier_of_three_classes_is_no_ranker(tmp_path):
+    with pytest.raises(ValueError, match="is a classifier with 3 labels"):
+        load_backbone(tiny_long.published(tmp_path, "mosaic", labels=3))
+
+
+def test_classifier_without_its_pooler(tmp_path):
+    folder = tiny_long.published(tmp_path, "jina", labels=1)
+    weights = load_file(tmp_path / "model.safetensors")
+    kept = {name: w for name, w in weights.items() if "pooler" not in name}
+    save_file(kept, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"has a classifier but lacks pooler\.dense\.bias, pooler\.dense\.weight"):
+        load_backbone(folder)
+
+
+def test_attention_is_its_own(tmp_path):
+    with pytest.raises(ValueError, match="not available for alibi-bert, which computes attention by code of its own:"):
+        ld.LongP(tiny_long.published(tmp_path, "jina"), attn_implementation="sdpa").load_scorer()
+
+
+def test_other_feed_forward_layers(tmp_path):
+    folder = tiny_long.published(tmp_path, "jina")
+    (tmp_path / "config.json").write_text(
+        json.dumps({**tiny_long.published_config("jina"), "feed_forward_type": "reglu"})
+    )
+    with pytest.raises(ValueError, match="feed_forward_type='reglu' is not implemented here"):
+        load_backbone(folder)
+
+
+def test_a_checkpoint_without_safetensors(tmp_path):
+    folder = tiny_long.published(tmp_path, "mosaic")
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no model.safetensors: save its weights in that format"):
+        load_backbone(folder)
+
+
+def test_mosaic_without_a_tokenizer_takes_berts(tmp_path, monkeypatch):
+    from pyterrier_longdoc.modelling.backbones import load as backbones
+
+    folder = tiny_long.published(tmp_path, "mosaic")
+    asked = []
+    monkeypatch.setattr(backbones, "load_tokenizer", lambda name: asked.append(name))
+    load_backbone(folder)
+    for file in tmp_path.glob("*token*"):
+        file.unlink()
+    load_backbone(folder)
+    assert asked == [folder, "google-bert/bert-base-uncased"]

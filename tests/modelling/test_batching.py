@@ -1,0 +1,201 @@
+"""Inputs of the backbone against inputs assembled by hand, and back to the document axis."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.modelling.backbones.load import Backbone, load_backbone
+from pyterrier_longdoc.modelling.batching import Encoded, PairLayout, to_dense
+
+from ..support import tiny
+
+CLS, SEP, PAD = 101, 102, 9
+BERT = PairLayout(prefix=(CLS,), middle=(SEP,), suffix=(SEP,), types=(0, 0, 0, 1, 1), pad_id=PAD)
+ROBERTA = PairLayout(prefix=(0,), middle=(2, 2), suffix=(2,), types=None, pad_id=1, position_offset=2)
+
+
+def ids(*values):
+    return np.array(values, dtype=np.int32)
+
+
+# Two documents: two windows for the query (11, 12), one for the query (13,).
+QUERIES = [ids(11, 12), ids(13)]
+WINDOWS = [[ids(21, 22, 23), ids(24)], [ids(31, 32)]]
+
+
+def test_plain_layout():
+    batch = BERT.collate(QUERIES, WINDOWS)
+    assert batch.input_ids.tolist() == [
+        [CLS, 11, 12, SEP, 21, 22, 23, SEP],
+        [CLS, 11, 12, SEP, 24, SEP, PAD, PAD],
+        [CLS, 13, SEP, 31, 32, SEP, PAD, PAD],
+    ]
+    assert batch.attention_mask.tolist() == [[n < length for n in range(8)] for length in (8, 6, 6)]
+    assert batch.token_type_ids.tolist() == [
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 0, 0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 1, 1, 1, 0, 0],
+    ]
+    assert batch.lengths.tolist() == [8, 6, 6]
+    assert batch.doc.tolist() == [0, 0, 1]
+    assert batch.documents == 2
+    assert batch.position_ids is None
+    assert batch.attention_mask.dtype == torch.bool
+    assert batch.input_ids.dtype == batch.token_type_ids.dtype == batch.lengths.dtype == batch.doc.dtype == torch.int64
+
+
+def test_fixed_layout():
+    batch = BERT.fixed(4, 3).collate(QUERIES, WINDOWS)
+    _ = PAD
+    assert batch.input_ids.tolist() == [
+        [CLS, 11, 12, _, _, SEP, 21, 22, 23, SEP],
+        [CLS, 11, 12, _, _, SEP, 24, _, _, SEP],
+        [CLS, 13, _, _, _, SEP, 31, 32, _, SEP],
+    ]
+    assert batch.attention_mask.tolist() == [[token != PAD for token in row] for row in batch.input_ids.tolist()]
+    assert batch.token_type_ids.tolist() == [[0] * (4 + 2) + [1] * (3 + 1)] * 3
+    assert batch.lengths.tolist() == [4 + 3 + 3] * 3
+
+
+@pytest.mark.parametrize("query_len", [0, 1, 31, 32])
+@pytest.mark.parametrize("window_len", [0, 1, 149, 150])
+def test_the_papers_layout(query_len, window_len):
+    # models.md §1.1: Q = 32, W = 150
+    query, window = np.arange(1000, 1000 + query_len), np.arange(2000, 2000 + window_len)
+    batch = BERT.fixed(32, 150).collate([query], [[window]])
+    [row], [mask], [types] = (x.tolist() for x in (batch.input_ids, batch.attention_mask, batch.token_type_ids))
+    assert len(row) == 32 + 150 + 3
+    assert (row[0], row[32 + 1], row[32 + 150 + 2]) == (CLS, SEP, SEP)
+    assert row[1 : 1 + query_len] == query.tolist()
+    assert row[32 + 2 : 32 + 2 + window_len] == window.tolist()
+    assert types == [0] * (32 + 2) + [1] * (150 + 1)
+    assert mask == (
+        [True]
+        + [True] * query_len
+        + [False] * (32 - query_len)
+        + [True]
+        + [True] * window_len
+        + [False] * (150 - window_len)
+        + [True]
+    )
+
+
+def test_fixed_query_with_windows_of_their_own_length():
+    batch = BERT.fixed(3, None).collate(QUERIES, WINDOWS)
+    assert batch.input_ids.tolist() == [
+        [CLS, 11, 12, PAD, SEP, 21, 22, 23, SEP],
+        [CLS, 11, 12, PAD, SEP, 24, SEP, PAD, PAD],
+        [CLS, 13, PAD, PAD, SEP, 31, 32, SEP, PAD],
+    ]
+    assert batch.lengths.tolist() == [3 + 3 + 3, 3 + 1 + 3, 3 + 2 + 3]
+
+
+def test_robertas_plain_layout_leaves_positions_to_the_backbone():
+    batch = ROBERTA.collate(QUERIES, WINDOWS)
+    assert batch.input_ids.tolist() == [
+        [0, 11, 12, 2, 2, 21, 22, 23, 2],
+        [0, 11, 12, 2, 2, 24, 2, 1, 1],
+        [0, 13, 2, 2, 31, 32, 2, 1, 1],
+    ]
+    assert batch.token_type_ids is None
+    assert batch.position_ids is None
+
+
+def test_robertas_fixed_layout_has_one_separator_and_counts_its_padding():
+    batch = ROBERTA.fixed(3, 4).collate(QUERIES, WINDOWS)
+    assert batch.input_ids.tolist() == [
+        [0, 11, 12, 1, 2, 21, 22, 23, 1, 2],
+        [0, 11, 12, 1, 2, 24, 1, 1, 1, 2],
+        [0, 13, 1, 1, 2, 31, 32, 1, 1, 2],
+    ]
+    assert batch.token_type_ids is None
+    assert batch.position_ids.tolist() == [list(range(2, 2 + 3 + 4 + 3))] * 3
+
+
+def test_an_empty_query_and_an_empty_window_leave_the_special_tokens():
+    batch = BERT.collate([ids()], [[ids()]])
+    assert batch.input_ids.tolist() == [[CLS, SEP, SEP]]
+    assert batch.attention_mask.tolist() == [[True] * 3]
+    assert batch.lengths.tolist() == [BERT.specials] == [3]
+
+
+def test_every_document_needs_its_windows():
+    with pytest.raises(ValueError, match="zip"):
+        BERT.collate(QUERIES, WINDOWS[:1])
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
+    backbone = load_backbone(tiny.checkpoint(tmp_path, family))
+    tokenizer, layout = backbone.tokenizer, backbone.pair_layout()
+    pairs = [("old dog", "a cat and a bird"), ("snow", "rain. sun."), ("", "")]
+    queries, windows = (
+        [ids(*tokenizer(x, add_special_tokens=False)["input_ids"]) for x in xs] for xs in zip(*pairs, strict=True)
+    )
+    batch = layout.collate(queries, [[window] for window in windows])
+    expected = tokenizer([a for a, _ in pairs], [b for _, b in pairs], padding=True, return_tensors="pt")
+    assert batch.input_ids.tolist() == expected["input_ids"].tolist()
+    assert batch.attention_mask.tolist() == expected["attention_mask"].bool().tolist()
+    if layout.types is not None:
+        assert batch.token_type_ids.tolist() == expected["token_type_ids"].tolist()
+    assert (layout.types is not None) == (family in ("bert", "electra"))
+    assert layout.specials == (4 if "roberta" in family else 3)
+
+
+def encoder_with(tokenizer, segments):
+    """As much of a backbone as its layouts need."""
+    from transformers import BertConfig
+
+    model = torch.nn.Module()
+    model.config = BertConfig(type_vocab_size=segments)
+    return Backbone(model, tokenizer, None, None, "mean")
+
+
+@pytest.mark.parametrize("prefix", ["", "find the :", "a"])
+def test_text_layout(prefix):
+    tokenizer = tiny.tokenizer()
+    texts = ["the cat and the dog", "", "rain"]
+    layout, _ = encoder_with(tokenizer, 2).text_layout(prefix)
+    words = [ids(*tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    batch = layout.collate([ids()] * 3, [[text] for text in words])
+    expected = tokenizer([f"{prefix} {text}" for text in texts], padding=True, return_tensors="pt")
+    assert batch.input_ids.tolist() == expected["input_ids"].tolist()
+    assert batch.attention_mask.tolist() == expected["attention_mask"].bool().tolist()
+    assert batch.token_type_ids.unique().tolist() == [0]
+    assert layout.specials == 2 + len(tokenizer(prefix, add_special_tokens=False)["input_ids"])
+
+
+def test_text_layout_without_segments():
+    assert encoder_with(tiny.tokenizer(), 1).text_layout()[0].types is None
+    assert encoder_with(tiny.tokenizer(segments=False), 2).text_layout()[0].types is None
+
+
+@given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))
+@settings(max_examples=50, deadline=None)
+def test_to_dense(counts, seed):
+    vectors = torch.randn(sum(counts), 5, generator=torch.Generator().manual_seed(seed))
+    doc = torch.tensor([i for i, count in enumerate(counts) for _ in range(count)])
+    dense = to_dense(vectors, doc, len(counts))
+    assert dense.cls.shape == (len(counts), max(counts), 5)
+    rows = iter(vectors)
+    for i, count in enumerate(counts):
+        for j in range(max(counts)):
+            assert bool(dense.mask[i, j]) == (j < count)
+            assert torch.equal(dense.cls[i, j], next(rows) if j < count else torch.zeros(5))
+
+
+def test_to_dense_hands_gradients_back():
+    vectors = torch.ones(3, 2, requires_grad=True)
+    dense = to_dense(vectors, torch.tensor([0, 0, 1]), 2)
+    (dense.cls * torch.tensor([1.0, 2.0]).view(1, 2, 1)).sum().backward()
+    assert vectors.grad.tolist() == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
+
+
+def test_each_window_as_a_document_of_its_own():
+    cls = torch.arange(12.0).view(2, 3, 2)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    single = Encoded(cls, mask).each_window()
+    assert single.cls.tolist() == [[row] for row in cls.reshape(6, 2).tolist()]
+    assert single.mask.tolist() == [[True]] * 6

@@ -1,0 +1,525 @@
+"""CEDR and Neural Model 1: un-chunking, matches, the heads once more in numpy, explanations, training order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.batching import Encoded, Matches
+from pyterrier_longdoc.modelling.encoder import MatchCollector
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.scorer import LongDocScorer
+from pyterrier_longdoc.modelling.windows import GreedyChunks
+
+from ..modelling.test_scorer import QUERIES, TEXTS, text_of
+from ..support import tiny
+from ..support.systems import CHUNKS, make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
+]
+
+TOKEN_HEADS = ("cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
+CHUNK = 20
+QUERY = "snow in the city"
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def backbone(cross_encoder):
+    return load_backbone(cross_encoder)
+
+
+def scorer_of(backbone, name, chunk=CHUNK, **arguments):
+    """A token head with random weights on a backbone, in evaluation mode."""
+    torch.manual_seed(0)
+    head = build_head(name, backbone.hidden_size, channels=backbone.channels)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.02)
+    return LongDocScorer(backbone, GreedyChunks(chunk), head, **{"max_query_len": 8, **arguments}).eval()
+
+
+@torch.no_grad()
+def encode(scorer, queries, texts):
+    return scorer._encode(scorer._query_ids(queries), scorer.tokenize(texts), queries)[0]
+
+
+@torch.no_grad()
+def states_of(backbone, query, text):
+    """All layers of one input: what `output_hidden_states` of transformers says, cut by hand."""
+    inputs = backbone.tokenizer(query, text, return_tensors="pt")
+    if backbone.pair_layout().types is None:
+        inputs.pop("token_type_ids", None)
+    output = backbone.model(**inputs, output_hidden_states=True)
+    layers = torch.stack([*output.hidden_states[:-1], output.last_hidden_state])[:, 0]  # (C, T, H)
+    words, inside = len(query.split()), len(text.split())
+    return layers[:, 1 : 1 + words], layers[:, -1 - inside : -1]
+
+
+def cosines(query, document):
+    """`(C, Q, H)` and `(C, D, H)` to `(C, Q, D)`, in double precision."""
+    q, d = query.double().numpy(), document.double().numpy()
+    norms = np.linalg.norm(q, axis=-1)[:, :, None] * np.linalg.norm(d, axis=-1)[:, None, :]
+    return np.einsum("cqh,cdh->cqd", q, d) / norms
+
+
+# The matching tensor (models.md §12.9 and §12.10).
+
+
+@pytest.mark.parametrize("family", list(tiny.FAMILIES))
+def test_matches_of_a_short_document_are_those_of_a_plain_call(family, tmp_path):
+    backbone = load_backbone(tiny.checkpoint(tmp_path, family))
+    scorer = scorer_of(backbone, "cedr-knrm")
+    for text in (text_of(CHUNK), text_of(7, 1)):
+        matches = encode(scorer, [QUERY], [text]).matches
+        assert matches.values.shape == (1, 2 + 1, 4, len(text.split()))  # 2 layers and the embeddings
+        expected = cosines(*states_of(backbone, QUERY, text))
+        np.testing.assert_allclose(matches.values[0], expected, atol=1e-5)
+        assert np.abs(expected).max() > 0.1
+
+
+def test_nothing_is_left_on_the_backbone(tmp_path):
+    backbone = load_backbone(tiny.checkpoint(tmp_path))
+    scorer_of(backbone, "cedr-knrm").score([QUERY], [text_of(50)])
+    assert not [m for m in backbone.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+def test_matches_of_a_long_document_are_those_of_its_chunks(backbone):
+    text = text_of(2 * CHUNK + 5)
+    words = text.split()
+    chunks = [" ".join(words[i : i + CHUNK]) for i in range(0, len(words), CHUNK)]
+    query = states_of(backbone, QUERY, chunks[0])[0]
+    expected = np.concatenate([cosines(query, states_of(backbone, QUERY, chunk)[1]) for chunk in chunks], 2)
+    for sizes in ({}, {"batch_size": 1}, {"max_batch_tokens": 30}, {"batch_size": 2}, {"pad_query": False}):
+        matches = encode(scorer_of(backbone, "cedr-drmm", **sizes), [QUERY, "a"], [text, text_of(30)]).matches
+        np.testing.assert_allclose(matches.values[0], expected, atol=1e-5)
+        assert matches.window[0].tolist() == [0] * CHUNK + [1] * CHUNK + [2] * 5
+        assert matches.window[1].tolist() == [0] * CHUNK + [1] * 10 + [-1] * 15
+    # The query's own states in the later chunks are others.
+    second = cosines(*states_of(backbone, QUERY, chunks[1]))
+    assert np.abs(second - expected[:, :, CHUNK : 2 * CHUNK]).max() > 1e-3
+
+
+def test_model1_sees_the_last_layer_alone(backbone):
+    scorer = scorer_of(backbone, "model1")
+    query, document = (states[-1:] for states in states_of(backbone, QUERY, text_of(12)))
+    same = torch.zeros(1, 4, 12, dtype=torch.bool)
+    with torch.no_grad():
+        expected = scorer.head.match(query, document, same)
+    torch.testing.assert_close(encode(scorer, [QUERY], [text_of(12)]).matches.values[:, 0], expected, **CLOSE)
+
+
+@pytest.mark.parametrize("pad_query", [False, True])
+def test_cosines_are_between_minus_one_and_one_and_zero_at_padding(backbone, pad_query):
+    matches = encode(scorer_of(backbone, "cedr-knrm", pad_query=pad_query), QUERIES, TEXTS).matches
+    assert matches.values.abs().max() <= 1 + 1e-5
+    assert matches.query_mask.sum(1).tolist() == [len(query.split()) for query in QUERIES]
+    assert matches.document_mask.sum(1).tolist() == [len(text.split()) for text in TEXTS]
+    real = matches.query_mask[:, None, :, None] & matches.document_mask[:, None, None, :]
+    assert (matches.values[~real.expand_as(matches.values)] == 0).all()
+    assert (matches.values[real.expand_as(matches.values)] != 0).all()
+
+
+def test_equal_embeddings_match_fully():
+    states = torch.randn(2, 6, 24) * 5
+    values = build_head("cedr-knrm", 24, channels=3).match(states, states, torch.zeros(2, 6, 6, dtype=torch.bool))
+    torch.testing.assert_close(values.diagonal(dim1=1, dim2=2), torch.ones(2, 6))
+    opposite = build_head("cedr-knrm", 24, channels=3).match(states, -3 * states, torch.zeros(2, 6, 6).bool())
+    torch.testing.assert_close(opposite, -values)
+
+
+def test_matches_in_the_fixed_layout(backbone):
+    # A full query and a full window: nothing is padded, so that both layouts are the same input.
+    query, text = text_of(8, 9), text_of(CHUNK)
+    plain, fixed = (encode(scorer_of(backbone, "cedr-knrm", pad_query=p), [query], [text]) for p in (False, True))
+    torch.testing.assert_close(plain.matches.values, fixed.matches.values, **CLOSE)
+
+
+def test_the_first_window_comes_first(backbone):
+    scorer = scorer_of(backbone, "cedr-knrm")
+    ids = np.arange(5, 9)
+    batch = scorer.layout.collate([ids], [[ids, ids]])
+    collector = MatchCollector(batch, scorer.head.match)
+    assert collector.is_first().tolist() == [True, False]
+    with pytest.raises(RuntimeError, match="first window must be encoded before its others"):
+        collector.add(torch.tensor([1]), (torch.randn(1, batch.input_ids.shape[1], 32),))
+
+
+def test_cosines_are_fp32_in_low_precision(backbone):
+    scorer = scorer_of(backbone, "cedr-knrm")
+    seen = []
+    match = scorer.head.match
+
+    def spy(query, document, same):
+        values = match(query, document, same)
+        seen.append((query.dtype, document.dtype, values.dtype, torch.is_autocast_enabled("cpu")))
+        assert (values - match(query.double(), document.double(), same)).abs().max() < 1e-5
+        return values
+
+    scorer.head.match = spy
+    scorer.score(QUERIES, TEXTS, dtype=torch.bfloat16)
+    assert set(seen) == {(torch.float32, torch.float32, torch.float32, False)}
+
+
+# The heads once more, in numpy, one document after the other and without padding.
+
+
+def random_batch(low, sizes=((5, 9, 2), (3, 14, 3), (1, 1, 1), (4, 2, 2)), channels=3, width=24):
+    """Documents of (query tokens, document tokens, windows), padded, with random numbers from `low` to 1."""
+    generator = torch.Generator().manual_seed(3)
+    queries, tokens, windows = (max(size) + 2 for size in zip(*sizes, strict=True))
+    values = torch.zeros(len(sizes), channels, queries, tokens)
+    cls = 9 * torch.randn(len(sizes), windows, width, generator=generator)
+    cls_mask = torch.zeros(len(sizes), windows, dtype=torch.bool)
+    query_mask, window = torch.zeros(len(sizes), queries, dtype=torch.bool), torch.full((len(sizes), tokens), -1)
+    for i, (q, d, n) in enumerate(sizes):
+        values[i, :, :q, :d] = low + (1 - low) * torch.rand(channels, q, d, generator=generator)
+        cls_mask[i, :n], query_mask[i, :q], window[i, :d] = True, True, torch.arange(d) * n // d
+    return Encoded(cls / 9, cls_mask, Matches(values, query_mask, window >= 0, window)), sizes
+
+
+def array(tensor):
+    return tensor.detach().double().numpy()
+
+
+def affine(x, layer):
+    return array(layer.weight) @ x + array(layer.bias)
+
+
+def knrm(head, x, cls):
+    features = []
+    for mu, sigma in zip(array(head.means), array(head.widths), strict=True):
+        for layer in x:
+            features.append(
+                sum(np.log(1e-6 + sum(np.exp(-((v - mu) ** 2) / (2 * sigma**2)) for v in row)) for row in layer)
+            )
+    return affine(np.concatenate([features, cls]), head.final)[0]
+
+
+def pacrr(head, x, cls):
+    _, queries, tokens = x.shape
+    features = np.zeros((head.query_size, 3, head.top))
+    for n, convolution in enumerate(head.ngrams, 1):
+        weight, bias = array(convolution.weight), array(convolution.bias)
+        padded = np.pad(x, ((0, 0), (0, n - 1), (0, n - 1)))
+        for i in range(queries):
+            best = [
+                max(0.0, max((weight * padded[None, :, i : i + n, j : j + n]).sum((1, 2, 3)) + bias))
+                for j in range(tokens)
+            ]
+            top = sorted([*best, *[0.0] * head.top], reverse=True)[: head.top]
+            features[i, n - 1] = top
+    hidden = np.maximum(affine(np.concatenate([features.ravel(), cls]), head.hidden[0]), 0)
+    return affine(np.maximum(affine(hidden, head.hidden[2]), 0), head.final)[0]
+
+
+def drmm(head, x, cls):
+    score = 0.0
+    for i in range(x.shape[1]):
+        # Ten bins of width 0.2 from -1 on, and one for exactly 1.
+        counts = np.array([[np.sum(np.floor((row + 1) * 5) == b) for row in x[:, i]] for b in range(11)])
+        features = np.concatenate([np.log(counts + 1e-5).ravel(), cls])
+        score += affine(np.maximum(affine(features, head.hidden[0]), 0), head.final)[0]
+    return score
+
+
+def model1(head, x, cls):
+    means = x[0].mean(1)
+    return np.log((1 - head.smoothing) * means + head.smoothing * head.background).sum()
+
+
+FORMULAS = {"cedr-knrm": knrm, "cedr-pacrr": pacrr, "cedr-drmm": drmm, "model1": model1}
+
+
+@pytest.mark.parametrize("name", TOKEN_HEADS)
+def test_formulas(name):
+    batch, sizes = random_batch(low=0.0 if name == "model1" else -1.0)
+    torch.manual_seed(0)
+    head = build_head(name, 24, channels=3).eval()
+    expected = [
+        FORMULAS[name](head, array(batch.matches.values[i, :, :q, :d]), array(batch.cls[i, :n]).mean(0))
+        for i, (q, d, n) in enumerate(sizes)
+    ]
+    np.testing.assert_allclose(array(head(batch)), expected, rtol=1e-4, atol=1e-4)
+    assert np.std(expected) > 0.01
+
+
+def test_translation_in_numpy():
+    torch.manual_seed(0)
+    head = build_head("model1", 24, projection=6, units=8)
+    for parameter in head.parameters():
+        parameter.data.normal_()
+    query, document = torch.randn(1, 3, 24), torch.randn(1, 5, 24)
+    values = head.match(query, document, torch.zeros(1, 3, 5, dtype=torch.bool))[0]
+
+    def project(e, norm, projection):
+        e = (e - e.mean()) / np.sqrt(e.var() + norm.eps) * array(norm.weight) + array(norm.bias)
+        return affine(np.tanh(e), projection)
+
+    # F1 is one layer over [x_q; x_d; x_q * x_d].
+    f1 = np.hstack([array(layer.weight) for layer in (head.from_query, head.from_document, head.from_product)])
+    for i, e_q in enumerate(array(query)[0]):
+        for j, e_d in enumerate(array(document)[0]):
+            x_q = project(e_q, head.query_norm, head.query_projection)
+            x_d = project(e_d, head.document_norm, head.document_projection)
+            hidden = np.maximum(f1 @ np.concatenate([x_q, x_d, x_q * x_d]) + array(head.from_query.bias), 0)
+            logit = affine(np.maximum(affine(hidden, head.hidden), 0), head.final)[0]
+            assert values[i, j].item() == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-4)
+
+
+# Properties of single heads.
+
+
+def test_knrm_of_an_empty_document():
+    batch, _ = random_batch(-1.0)
+    none = torch.zeros_like(batch.matches.document_mask)
+    empty = replace(batch.matches, values=torch.zeros_like(batch.matches.values), document_mask=none)
+    counts = build_head("cedr-knrm", 24, channels=3).soft_counts(empty)
+    expected = np.log(1e-6) * batch.matches.query_mask[:, None, :].expand_as(counts)
+    torch.testing.assert_close(counts, expected.float())
+
+
+def test_the_last_kernel_counts_exact_matches():
+    values = torch.full((1, 1, 2, 7), 0.5)
+    values[0, 0, 0, [1, 4, 6]] = 1.0
+    every = torch.ones(1, 7, dtype=torch.bool)
+    matches = Matches(values, every[:, :2], every, torch.zeros(1, 7, dtype=torch.long))
+    last = build_head("cedr-knrm", 24, channels=1).soft_counts(matches)[0, -1]
+    assert last.exp().tolist() == pytest.approx([3 + 1e-6, 1e-6], rel=1e-4)
+
+
+def test_histogram():
+    batch, sizes = random_batch(-1.0)
+    head = build_head("cedr-drmm", 24, channels=3)
+    counts = head.histogram(batch.matches)
+    for i, (q, d, _) in enumerate(sizes):
+        assert (counts[i, :q].sum(1) == d).all()
+    values = torch.tensor([[[[1.0, 0.0, -1.0, 0.999, 1.0000001, -1.0000001, 0.19, 0.21]]]])
+    every = torch.ones(1, 8, dtype=torch.bool)
+    one = build_head("cedr-drmm", 24, channels=1)
+    bins = one.histogram(Matches(values, every[:, :1], every, torch.zeros(1, 8, dtype=torch.long)))[0, 0, :, 0]
+    assert bins.tolist() == [2, 0, 0, 0, 0, 2, 1, 0, 0, 1, 2]  # -1 twice, 0 and 0.19, 0.21, 0.999, 1 twice
+
+
+@pytest.mark.parametrize("name", TOKEN_HEADS)
+def test_document_padding_does_not_matter(name):
+    batch, _ = random_batch(low=0.0)
+    torch.manual_seed(0)
+    head = build_head(name, 24, channels=3).eval()
+    if name == "cedr-pacrr":
+        for ngram in head.ngrams:
+            ngram.bias.data.fill_(5.0)  # padding would be the best match of all
+            ngram.weight.data.abs_().neg_()
+    m = batch.matches
+    wider = Matches(
+        torch.nn.functional.pad(m.values, (0, 9)),
+        m.query_mask,
+        torch.nn.functional.pad(m.document_mask, (0, 9)),
+        torch.nn.functional.pad(m.window, (0, 9), value=-1),
+    )
+    torch.testing.assert_close(head(replace(batch, matches=wider)), head(batch), **CLOSE)
+
+
+def test_pacrr_takes_no_more_query_tokens_than_it_was_made_for():
+    batch, _ = random_batch(-1.0)
+    with pytest.raises(ValueError, match="this head was made for 4 query tokens, not 7"):
+        build_head("cedr-pacrr", 24, channels=3, query_size=4)(batch)
+
+
+def test_gradients_through_matches():
+    batch, _ = random_batch(0.0)
+    for name in TOKEN_HEADS:
+        torch.manual_seed(0)
+        head = build_head(name, 24, channels=3)
+        values, cls = (x.clone().requires_grad_() for x in (batch.matches.values, batch.cls))
+        head(replace(batch, cls=cls, matches=replace(batch.matches, values=values))).sum().backward()
+        # DRMM's histogram lets none through; Model 1 has no use for the windows' vectors.
+        assert (values.grad is not None and bool(values.grad.abs().sum() > 0)) == (name != "cedr-drmm")
+        assert (cls.grad is not None and bool(cls.grad.abs().sum() > 0)) == (name != "model1")
+        if name == "cedr-knrm":
+            assert head.means.grad.abs().min() > 0
+            assert head.widths.grad.abs().min() > 0
+
+
+def test_drmm_trains_the_backbone_through_cls_alone(backbone):
+    scorer = scorer_of(backbone, "cedr-drmm")
+    documents = QUERIES[:2], TEXTS[:2]
+    scorer(*documents).sum().backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in scorer.encoder.backbone.parameters())
+    scorer.zero_grad()
+    with torch.no_grad():
+        scorer.head.hidden[0].weight[:, -32:] = 0.0  # the part that sees cls
+    scorer(*documents).sum().backward()
+    assert all(p.grad is None or (p.grad == 0).all() for p in scorer.encoder.parameters())
+
+
+# Neural Model 1 (models.md §12.12).
+
+
+def model1_of(values):
+    """The score of one document of which these are the translation probabilities, `(Q, D)`."""
+    every = torch.ones(1, max(values.shape), dtype=torch.bool)
+    matches = Matches(
+        values[None, None], every[:, : len(values)], every[:, : values.shape[1]], every[:, : values.shape[1]].long()
+    )
+    head = build_head("model1", 24)
+    return head(Encoded(torch.zeros(1, 1, 24), torch.ones(1, 1, dtype=torch.bool), matches)).item()
+
+
+def test_translation_probabilities(backbone):
+    values = encode(scorer_of(backbone, "model1"), [QUERY], [text_of(50)]).matches.values
+    assert ((values > 0) & (values < 1)).all()
+    assert values.std() > 1e-4
+
+
+def test_duplicated_and_permuted_documents_have_the_same_probability():
+    values = torch.rand(3, 7, generator=torch.Generator().manual_seed(0))
+    score = model1_of(values)
+    assert score == pytest.approx(np.log(0.9 * array(values).mean(1) + 0.1 * 1e-5).sum(), rel=1e-5)
+    assert model1_of(values.repeat(1, 3)) == pytest.approx(score, rel=1e-5)
+    assert model1_of(values[:, torch.randperm(7)]) == pytest.approx(score, rel=1e-5)
+    assert score < 0
+
+
+def test_an_empty_document_has_the_background_probability(backbone):
+    head = {"smoothing": 0.2, "background": 1e-3}
+    scorer = LongDocScorer(backbone, GreedyChunks(CHUNK), build_head("model1", 32, **head), max_query_len=8).eval()
+    assert scorer.score([QUERY, ""], ["", "a cat"]) == pytest.approx([4 * np.log(0.2 * 1e-3), 0.0], rel=1e-5)
+
+
+def test_self_translation(backbone):
+    plain, given = scorer_of(backbone, "model1"), scorer_of(backbone, "model1")
+    given.head.self_translation = 0.3
+    text = "the cat in the snow"
+    without, having = (encode(scorer, [QUERY], [text]).matches.values[0, 0] for scorer in (plain, given))
+    same = torch.tensor([[q == d for d in text.split()] for q in QUERY.split()])
+    assert same.sum() == 1 + 1 + 2  # snow, in, twice the
+    torch.testing.assert_close(having, torch.where(same, torch.tensor(0.3), (1 - 0.3) * without))
+
+
+@pytest.mark.parametrize("option", ["smoothing", "background", "self_translation"])
+def test_probabilities_must_be_between_zero_and_one(option):
+    for value in (0.0, 1.0, -0.5):
+        with pytest.raises(ValueError, match=rf"{option}={value} must be between 0 and 1"):
+            ld.NeuralModel1("any/model", **{option: value})
+
+
+# Explanations.
+
+
+@pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
+def test_query_terms_add_up(backbone, name):
+    scorer = scorer_of(backbone, name)
+    scores, explanations = scorer.explain(QUERIES, TEXTS)
+    rest = np.zeros(len(scores))
+    if name == "cedr-knrm":
+        encoded = encode(scorer, QUERIES, TEXTS)
+        cls = array((encoded.cls * encoded.mask.unsqueeze(-1)).sum(1) / encoded.mask.sum(1, keepdim=True))
+        rest = cls @ array(scorer.head.final.weight)[0, -32:] + scorer.head.final.bias.item()
+    for query, score, other, explanation in zip(QUERIES, scores, rest, explanations, strict=True):
+        assert [token for token, _ in explanation.query_terms] == query.split()
+        assert sum(value for _, value in explanation.query_terms) == pytest.approx(score - other, rel=1e-4, abs=1e-4)
+
+
+def test_query_terms_are_a_column(cross_encoder, results):
+    for name in ("CEDR-knrm", "CEDR-drmm", "NeuralModel1"):
+        column = make(name, cross_encoder, explain=True)(results)["query_terms"]
+        assert [[token for token, _ in terms] for terms in column] == [query.split() for query in results["query"]]
+    for name in ("CEDR-pacrr", "AvgP"):
+        assert make(name, cross_encoder, explain=True)(results)["query_terms"].tolist() == [None] * len(results)
+
+
+# Trained after the plain ranker.
+
+QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
+
+
+def trained(cross_encoder, results):
+    recipe = ld.TrainingArgs(epochs=3, learning_rates={"": 1e-2})
+    return make("AvgP", cross_encoder, training=recipe).fit(results, QRELS)
+
+
+def test_knrm_starts_as_the_plain_ranker(cross_encoder, results):
+    plain = trained(cross_encoder, results)
+    scores = plain(results)["score"].to_numpy()
+    np.testing.assert_allclose(make("CEDR-knrm", cross_encoder).start_from(plain)(results)["score"], scores, atol=1e-5)
+    untrained = make("AvgP", cross_encoder)(results)["score"].to_numpy()
+    assert np.abs(scores - untrained).max() > 0.01
+    np.testing.assert_allclose(make("CEDR-knrm", cross_encoder)(results)["score"], untrained, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["CEDR-knrm", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1"])
+def test_start_from_copies_the_encoder(name, cross_encoder, results):
+    plain = trained(cross_encoder, results)
+    model = make(name, cross_encoder).start_from(plain)
+    theirs, own = plain.load_scorer().encoder.state_dict(), model.load_scorer().encoder.state_dict()
+    assert all(torch.equal(own[key], value) and own[key] is not value for key, value in theirs.items())
+    again = make(name, cross_encoder, seed=9).start_from(model)
+    np.testing.assert_array_equal(again(results)["score"], model(results)["score"])
+
+
+def test_start_from_another_kind_of_encoder(cross_encoder, tmp_path, results):
+    model = make("CEDR-knrm", cross_encoder)
+    before = model(results)["score"].tolist()
+    for other in (
+        tiny.checkpoint(tmp_path / "deeper", num_hidden_layers=3),
+        tiny.checkpoint(tmp_path / "wider", hidden_size=64),
+        tiny.checkpoint(tmp_path / "plain", labels=None),
+    ):
+        with pytest.raises(ValueError, match="have encoders of different kinds: give both the same backbone"):
+            model.start_from(ld.AvgP(other, **CHUNKS))
+    assert model(results)["score"].tolist() == before
+
+
+def test_heads_are_checked():
+    with pytest.raises(ValueError, match="head='krnm' is unknown; choose one of knrm, pacrr, drmm"):
+        ld.CEDR("any/model", head="krnm")
+
+
+# Long documents.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKEN_HEADS)
+def test_a_document_of_32_000_tokens(name, tmp_path):
+    backbone = load_backbone(tiny.checkpoint(tmp_path, num_hidden_layers=1))
+    scorer = scorer_of(backbone, name, chunk=100, max_batch_tokens=1024)
+    largest = []
+    match = scorer.head.match
+
+    def spy(query, document, same):
+        largest.append(query.shape[0] * document.shape[1])
+        return match(query, document, same)
+
+    scorer.head.match = spy
+    scores = scorer.score([QUERY] * 2, [text_of(32_000), text_of(30)])
+    assert np.isfinite(scores).all()
+    assert scorer.coverage.tokens_read == 32_000 + 30
+    # No pass holds more token states than it may, whatever the document's length.
+    assert max(largest) <= 1024
+
+
+def test_blocks_of_token_heads_are_smaller(backbone, monkeypatch):
+    scorer = scorer_of(backbone, "cedr-knrm")
+    scores = scorer.score(QUERIES, TEXTS)
+    blocks = []
+    collect = MatchCollector.collect
+
+    def spy(self):
+        matches = collect(self)
+        blocks.append(matches.values.shape[0])
+        return matches
+
+    monkeypatch.setattr(MatchCollector, "collect", spy)
+    monkeypatch.setattr("pyterrier_longdoc.modelling.scorer.TOKEN_BLOCK_CHARACTERS", 300)
+    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), scores, **CLOSE)
+    assert sum(blocks) == len(QUERIES)
+    assert len(blocks) > 1

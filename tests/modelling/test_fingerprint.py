@@ -1,0 +1,88 @@
+"""Changed weights are noticed, whether or not torch counts the writes to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pyterrier_longdoc.modelling import fingerprint as changes
+from pyterrier_longdoc.modelling.fingerprint import WeightsWatch, fingerprints, weighted_sums
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4))
+    made.register_buffer("steps", torch.tensor(3))
+    return made
+
+
+def swap_rows(tensor: torch.Tensor) -> None:
+    tensor.copy_(tensor.flip(0))
+
+
+def next_number(tensor: torch.Tensor) -> None:
+    tensor[0, 0] = torch.nextafter(tensor[0, 0], torch.tensor(9.0))
+
+
+WRITES = [torch.neg_, swap_rows, next_number, lambda tensor: tensor.mul_(2)]
+
+
+def as_tuple(values: torch.Tensor) -> tuple[int, ...]:
+    return tuple(weighted_sums(values.reshape(-1)).tolist())
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_uncounted_writes_show_in_the_contents(write):
+    watch, weights = WeightsWatch(), module()
+    assert watch.changed(weights, contents=True)
+    assert not watch.changed(weights, contents=True)
+    write(weights[0].weight.data)
+    assert not watch.changed(weights, contents=False)
+    assert watch.changed(weights, contents=True)
+    assert not watch.changed(weights, contents=True)
+
+
+def test_counted_writes_and_other_tensors_show_without_a_look_at_the_contents():
+    watch, weights = WeightsWatch(), module()
+    assert watch.changed(weights, contents=False)
+    assert not watch.changed(weights, contents=False)
+    weights.steps.add_(1)
+    assert watch.changed(weights, contents=False)
+    assert not watch.changed(weights, contents=True)
+    weights[0].bias = nn.Parameter(weights[0].bias.detach().clone())
+    assert watch.changed(weights, contents=False)
+    watch.forget()
+    assert watch.changed(weights, contents=False)
+
+
+def test_weights_whose_writes_are_never_counted():
+    watch = WeightsWatch()
+    with torch.inference_mode():
+        weights = module()
+        assert watch.changed(weights, contents=False)
+        assert not watch.changed(weights, contents=False)
+        weights[0].weight.mul_(2)
+        assert watch.changed(weights, contents=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool])
+@pytest.mark.parametrize("fingerprint", [lambda values: fingerprints([values]), as_tuple])
+def test_fingerprints_of_all_types(fingerprint, dtype, monkeypatch):
+    """On the CPU, and as they are computed elsewhere."""
+    monkeypatch.setattr(changes, "CHUNK", 5)
+    values = torch.arange(-6, 6).reshape(4, 3).to(dtype)
+    before = fingerprint(values)
+    assert fingerprint(values.clone()) == before
+    assert fingerprint(values.T.contiguous().T) == before
+    for other in (values.flip(0), ~values if dtype == torch.bool else -values):
+        assert fingerprint(other) != before
+    assert fingerprint(values[:0]) != before
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_sums_elsewhere_tell_the_same_changes(write):
+    values = torch.randn(40, 30, generator=torch.Generator().manual_seed(1))
+    before = as_tuple(values)
+    write(values)
+    assert as_tuple(values) != before

@@ -1,0 +1,750 @@
+"""What every aggregation head must do, known by name or not: a new head meets most of these tests without a change.
+
+Tests over `ALL` hold for any head. The sets below name the heads that are meant to behave otherwise.
+"""
+
+import inspect
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModel
+
+from pyterrier_longdoc.modelling.batching import Encoded, Matches, QueryStates
+from pyterrier_longdoc.modelling.heads import build_head, registered_heads
+from pyterrier_longdoc.modelling.heads.base import Head, WarmStart, head_options
+
+from ..support import tiny, tiny_long
+
+H = 24
+CHANNELS = 3
+QUERY = 5
+ALL = list(registered_heads())
+TOKENS = {name for name, head in registered_heads().items() if head.needs in ("last", "all")}
+TRANSFORMERS = {"parade-transformer", "parade-transformer-query"}
+
+# Exceptions, and why.
+NOT_LINEAR = {*TRANSFORMERS, *TOKENS}  # one window is not scored by the final layer alone
+ORDERED = {"firstp", *TRANSFORMERS, "cedr-pacrr"}  # the order of the windows matters
+WITHOUT_CLS = {"model1"}  # the windows' vectors have no part in the score
+SELECTIVE = {"firstp", "maxp", "kmaxp", "parade-max"}  # some windows have no part in the score
+WITHOUT_DROPOUT = TOKENS  # as in CEDR
+NEEDS_TRAINING = {*TRANSFORMERS, "cedr-pacrr", "cedr-drmm", "model1"}
+SHIFTS = ("attention.bias", "key.bias")  # added to all logits of a softmax, which does not change with it
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def make(name, seed=0, hidden_size=H, **options):
+    """A head with random weights, in evaluation mode."""
+    torch.manual_seed(seed)
+    head = build_head(name, hidden_size, channels=CHANNELS, **options)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            # No parameter stays at a value, such as zero, that would hide it.
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return head.eval()
+
+
+def encoded(counts=(4, 1, 3, 2), seed=1, windows=None, garbage=None):
+    """Documents with this many windows each, their tokens' matches with a query, and the query's states.
+
+    With `garbage` there are random vectors where no window or query token is. Padding of matches is always zero.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    longest = windows or max(counts)
+    cls = torch.zeros(len(counts), longest, H)
+    mask = torch.zeros(len(counts), longest, dtype=torch.bool)
+    for i, count in enumerate(counts):
+        cls[i, :count] = torch.randn(count, H, generator=generator)
+        mask[i, :count] = True
+    matched = matches(counts, generator, extra=longest - max(counts))
+    states = torch.zeros(*matched.query_mask.shape, H)
+    states[:, :QUERY] = torch.randn(len(counts), QUERY, H, generator=generator)
+    states = states * matched.query_mask.unsqueeze(-1)
+    if garbage is not None:
+        cls, states = (noisy(x, m, garbage) for x, m in ((cls, mask), (states, matched.query_mask)))
+    return Encoded(cls, mask, matched, QueryStates(states, matched.query_mask))
+
+
+def noisy(vectors, mask, seed):
+    noise = 100 * torch.randn(vectors.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.where(mask.unsqueeze(-1), vectors, noise)
+
+
+def matches(counts, generator, extra=0):
+    """Random matches: windows of 2 to 5 tokens, queries of 2 to 5; the padding grows with `extra`."""
+    sizes = [torch.randint(2, 6, (count,), generator=generator) for count in counts]
+    width = max(int(size.sum()) for size in sizes) + 3 * extra
+    window = torch.full((len(counts), width), -1)
+    for i, size in enumerate(sizes):
+        window[i, : int(size.sum())] = torch.arange(len(size)).repeat_interleave(size)
+    query_mask = torch.arange(QUERY + extra) < torch.tensor([QUERY - i % 4 for i in range(len(counts))]).unsqueeze(1)
+    values = torch.zeros(len(counts), CHANNELS, QUERY + extra, width)
+    for i in range(len(counts)):
+        real = (int(query_mask[i].sum()), int((window[i] >= 0).sum()))
+        values[i, :, : real[0], : real[1]] = torch.rand(CHANNELS, *real, generator=generator)
+        values[i, 0, 0, 0] = 0.9995  # in reach of the narrowest kernel
+    return Matches(values, query_mask, window >= 0, window)
+
+
+def only(batch, i, windows):
+    """Some windows of one document, in this order, as a batch of its own and without any padding."""
+    whole = batch.matches
+    tokens = torch.cat([(whole.window[i] == n).nonzero().flatten() for n in windows])
+    number = torch.tensor([windows.index(n) for n in whole.window[i, tokens].tolist()])
+    values = whole.values[i : i + 1][:, :, whole.query_mask[i]][..., tokens]
+    real = [torch.ones(1, size, dtype=torch.bool) for size in (len(windows), *values.shape[2:])]
+    return Encoded(
+        batch.cls[i : i + 1, windows],
+        real[0],
+        Matches(values, real[1], real[2], number.unsqueeze(0)),
+        QueryStates(batch.query.states[i : i + 1, whole.query_mask[i]], real[1]),
+    )
+
+
+def documents_of(batch):
+    """Each document as a batch of its own."""
+    return [only(batch, i, list(range(int(mask.sum())))) for i, mask in enumerate(batch.mask)]
+
+
+def turned_around(batch, orders):
+    """The documents one by one with their windows in another order."""
+    return [only(batch, i, order) for i, order in enumerate(orders)]
+
+
+def flipped(batch):
+    """The same documents, the last one first."""
+    m = batch.matches
+    return Encoded(
+        batch.cls.flip(0),
+        batch.mask.flip(0),
+        Matches(m.values.flip(0), m.query_mask.flip(0), m.document_mask.flip(0), m.window.flip(0)),
+        QueryStates(batch.query.states.flip(0), batch.query.mask.flip(0)),
+    )
+
+
+def one_document(vectors):
+    """Windows without tokens."""
+    return Encoded(vectors.unsqueeze(0), torch.ones(1, len(vectors), dtype=torch.bool))
+
+
+def matching(head):
+    """What a head makes of random token states, the second document token being the first query token."""
+    generator = torch.Generator().manual_seed(2)
+    query, document = (torch.randn(2, size, H, generator=generator) for size in (3, 4))
+    same = torch.zeros(2, 3, 4, dtype=torch.bool)
+    same[:, 0, 1] = True
+    return head.match(query, document, same) if head.needs in ("last", "all") else torch.zeros(0)
+
+
+@pytest.fixture(params=ALL)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def head(name):
+    return make(name)
+
+
+# Masks and batches.
+
+
+def test_scores_are_one_number_for_each_document(head):
+    scores = head(encoded())
+    assert scores.shape == (4,)
+    assert scores.isfinite().all()
+    assert len(set(scores.tolist())) == 4
+
+
+def test_batch_mates_do_not_matter(head):
+    batch = encoded()
+    alone = torch.cat([head(document) for document in documents_of(batch)])
+    torch.testing.assert_close(head(batch), alone, **CLOSE)
+    torch.testing.assert_close(head(flipped(batch)), alone.flip(0), **CLOSE)
+
+
+@pytest.mark.parametrize("garbage", [None, 0, 1])
+def test_windows_that_do_not_exist_do_not_matter(head, garbage):
+    padded = encoded(windows=8, garbage=garbage)
+    torch.testing.assert_close(head(padded), head(encoded()), **CLOSE)
+
+
+def test_the_order_of_windows(head, name):
+    batch = encoded((5, 3))
+    there = head(batch)
+    back = torch.cat([head(document) for document in turned_around(batch, [[3, 4, 0, 1, 2], [2, 1, 0]])])
+    if name in ORDERED:
+        assert not torch.isclose(there, back, **CLOSE).any()
+    else:
+        torch.testing.assert_close(there, back, **CLOSE)
+
+
+def test_one_window_is_scored_by_the_final_layer(head, name):
+    batch = encoded((1, 1, 1))
+    assert (head.final.in_features == H) or name in NOT_LINEAR
+    if head.final.in_features == H:
+        scores = batch.cls[:, 0] @ head.final.weight[0] + head.final.bias
+        assert torch.allclose(head(batch), scores, **CLOSE) == (name not in NOT_LINEAR)
+
+
+# Gradients.
+
+
+def test_gradients_reach_the_real_windows_only(head, name):
+    batch = encoded(garbage=0)
+    if name in WITHOUT_CLS:
+        assert torch.equal(head(replace(batch, cls=-batch.cls)), head(batch))
+        return
+    cls = batch.cls.clone().requires_grad_()
+    head(replace(batch, cls=cls)).sum().backward()
+    reached = cls.grad.abs().amax(-1) > 1e-8
+    assert (cls.grad[~batch.mask] == 0).all()
+    if name in SELECTIVE:
+        assert reached.any(1).all()
+    else:
+        assert torch.equal(reached, batch.mask)
+
+
+def test_the_selected_windows_get_the_gradient():
+    scores = torch.tensor([[3.0, 9.0, 1.0, 5.0]])
+    for name, expected in {
+        "firstp": [1, 0, 0, 0],
+        "maxp": [0, 1, 0, 0],
+        "kmaxp": [1 / 3, 1 / 3, 0, 1 / 3],
+    }.items():
+        head = build_head(name, 1).eval()
+        nn.init.ones_(head.final.weight)
+        cls = scores.unsqueeze(-1).clone().requires_grad_()
+        head(Encoded(cls, scores > 0)).backward()
+        assert cls.grad.flatten().tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("initial", [True, False], ids=["initial", "random"])
+def test_gradients_reach_every_parameter(name, initial):
+    # Also where attention starts at zero: its gradient does not vanish there.
+    torch.manual_seed(0)
+    head = build_head(name, H, channels=CHANNELS).eval() if initial else make(name)
+    # Some parameters work on token states, before the matches.
+    (head(encoded()).square().sum() + matching(head).square().sum()).backward()
+    sizes = {key: 0.0 if p.grad is None else p.grad.abs().max().item() for key, p in head.named_parameters()}
+    without = [key for key, size in sizes.items() if size < 1e-5 * max(sizes.values())]
+    assert without == [key for key, _ in head.named_parameters() if key.endswith(SHIFTS)]
+
+
+def test_training_drops_out_and_evaluation_does_not(head, name):
+    batch = encoded()
+    assert torch.equal(head(batch), head(batch))
+    head.train()
+    torch.manual_seed(0)
+    assert torch.equal(head(batch), head(batch)) == (name in WITHOUT_DROPOUT)
+
+
+# Explanations.
+
+
+def test_window_scores_are_scores_of_documents_of_one_window(head):
+    batch = encoded(garbage=0)
+    by_window = head.window_scores(batch)
+    assert by_window.shape == batch.mask.shape
+    assert torch.equal(by_window.isnan(), ~batch.mask)
+    for i, j in batch.mask.nonzero().tolist():
+        torch.testing.assert_close(by_window[i, j], head(only(batch, i, [j]))[0], **CLOSE)
+
+
+def test_window_weights_are_a_distribution_over_the_real_windows(head):
+    batch = encoded(garbage=0)
+    weights = head.window_weights(batch)
+    has_weights = type(head).window_weights is not Head.window_weights
+    assert (weights is not None) == has_weights
+    if has_weights:
+        assert weights.shape == batch.mask.shape
+        torch.testing.assert_close(weights.sum(1), torch.ones(4), **CLOSE)
+        assert (weights[~batch.mask] == 0).all()
+        assert (weights[batch.mask] > 0).all()
+
+
+def test_which_heads_have_weights():
+    having = [name for name in ALL if make(name).window_weights(encoded()) is not None]
+    assert {"parade-attn", "parade-attn-elementwise"} <= set(having)
+
+
+# Each head once more, in numpy.
+
+
+def final(head, x):
+    return x @ head.final.weight.detach().double().numpy()[0] + head.final.bias.item()
+
+
+def softmax(x):
+    e = np.exp(x - x.max(0))
+    return e / e.sum(0)
+
+
+def attn(head, p):
+    a = softmax(p @ head.attention.detach().double().numpy())  # (N,)
+    return final(head, (a[:, None] * p).sum(0))
+
+
+def attn_elementwise(head, p):
+    W, b = (x.detach().double().numpy() for x in (head.attention.weight, head.attention.bias))
+    return final(head, (softmax(p @ W.T + b) * p).sum(0))
+
+
+def layer_norm(x, module):
+    x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + module.eps)
+    return x * module.weight.detach().double().numpy() + module.bias.detach().double().numpy()
+
+
+def linear(x, module):
+    return x @ module.weight.detach().double().numpy().T + module.bias.detach().double().numpy()
+
+
+def gelu(x):
+    return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def transformer(head, p):
+    c, s = head.cls_vector.detach().double().numpy(), head.sep_vector.detach().double().numpy()
+    return read_first(head, np.vstack([c, s, p, s]), [0, 0, *[1] * len(p), 0])
+
+
+def query_transformer(head, p, q):
+    c, s = head.cls_vector.detach().double().numpy(), head.sep_vector.detach().double().numpy()
+    return read_first(head, np.vstack([c, s, q, s, p, s]), [0] * (len(q) + 3) + [1] * len(p) + [0])
+
+
+def read_first(head, x, types):
+    embeddings = head.aggregator.embeddings
+    x = x + embeddings.position_embeddings.weight.detach().double().numpy()[: len(x)]
+    x = layer_norm(x + embeddings.token_type_embeddings.weight.detach().double().numpy()[types], embeddings.LayerNorm)
+    for layer in head.aggregator.encoder.layer:
+        attention = layer.attention.self
+        parts = []
+        q, k, v = (linear(x, m) for m in (attention.query, attention.key, attention.value))
+        for part in np.split(np.arange(x.shape[1]), attention.num_attention_heads):
+            logits = q[:, part] @ k[:, part].T / np.sqrt(len(part))
+            parts.append(softmax(logits.T).T @ v[:, part])
+        x = layer_norm(x + linear(np.hstack(parts), layer.attention.output.dense), layer.attention.output.LayerNorm)
+        x = layer_norm(
+            x + linear(gelu(linear(x, layer.intermediate.dense)), layer.output.dense), layer.output.LayerNorm
+        )
+    return final(head, x[0])
+
+
+FORMULAS = {
+    "firstp": lambda head, p: final(head, p[0]),
+    "maxp": lambda head, p: max(final(head, x) for x in p),
+    "sump": lambda head, p: sum(final(head, x) for x in p),
+    "avgp": lambda head, p: sum(final(head, x) for x in p) / len(p),
+    "kmaxp": lambda head, p: np.mean(sorted((final(head, x) for x in p), reverse=True)[: head.k]),
+    "parade-avg": lambda head, p: final(head, p.mean(0)),
+    "parade-max": lambda head, p: final(head, p.max(0)),
+    "parade-attn": attn,
+    "parade-attn-elementwise": attn_elementwise,
+    "parade-transformer": transformer,
+}
+
+
+@pytest.mark.parametrize("name", list(FORMULAS), indirect=True)
+def test_formulas(name, head):
+    batch = encoded((6, 1, 3, 2))
+    expected = [FORMULAS[name](head, document.cls[0].double().numpy()) for document in documents_of(batch)]
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def with_checkpoint(name, **options):
+    """A head with an aggregator of another width."""
+    return make(name, aggregator=tiny.AGGREGATOR, **options)
+
+
+def test_formula_of_a_pre_trained_aggregator():
+    head, batch = with_checkpoint("parade-transformer"), encoded((6, 1, 3, 2))
+    assert head.cls_vector.shape == (16,)
+    expected = [transformer(head, linear(d.cls[0].double().numpy(), head.project)) for d in documents_of(batch)]
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_formula_with_query_states(separate, checkpoint):
+    kind = with_checkpoint if checkpoint else make
+    head, batch = kind("parade-transformer-query", separate_projection=separate), encoded((6, 1, 3, 2))
+    expected = []
+    for document in documents_of(batch):
+        p, q = document.cls[0].double().numpy(), document.query.states[0].double().numpy()
+        p = linear(p, head.project) if checkpoint else p
+        q = linear(q, head.project_query if separate else head.project) if separate or checkpoint else q
+        expected.append(query_transformer(head, p, q))
+    assert head(batch).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+# Heads compared with each other (models.md §12.6 and §12.7).
+
+
+def test_sum_is_count_times_average():
+    batch = encoded()
+    counts = batch.mask.sum(1)
+    torch.testing.assert_close(make("sump")(batch), counts * make("avgp")(batch), **CLOSE)
+
+
+def test_maximum_is_at_least_the_average():
+    batch = encoded()
+    assert (make("maxp")(batch) >= make("avgp")(batch) - 1e-6).all()
+    assert torch.isclose(make("maxp")(batch), make("avgp")(batch), **CLOSE).tolist() == [False, True, False, False]
+
+
+def test_average_of_scores_is_score_of_the_average():
+    torch.testing.assert_close(make("avgp")(encoded()), make("parade-avg")(encoded()), **CLOSE)
+
+
+def test_best_k():
+    batch = encoded()
+    torch.testing.assert_close(make("kmaxp", k=1)(batch), make("maxp")(batch), **CLOSE)
+    for k in (4, 5, 100):
+        torch.testing.assert_close(make("kmaxp", k=k)(batch), make("avgp")(batch), **CLOSE)
+
+
+def test_weights_of_the_best_scores():
+    head = build_head("kmaxp", 1, k=3, weights=[1, 0.5, 0.25]).eval()
+    nn.init.ones_(head.final.weight)
+    nn.init.zeros_(head.final.bias)
+    scores = torch.tensor([[2.0, 8.0, 4.0, -1.0], [6.0, 2.0, 0.0, 0.0], [-3.0, 0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
+    assert head(Encoded(scores.unsqueeze(-1), mask)).tolist() == [
+        1 * 8 + 0.5 * 4 + 0.25 * 2,
+        1 * 6 + 0.5 * 2,
+        1 * -3,
+    ]
+
+
+def test_every_window_twice():
+    batch = encoded((4,))
+    twice = Encoded(batch.cls.repeat(1, 2, 1), batch.mask.repeat(1, 2))
+    for name, factor in {"sump": 2, "maxp": 1, "avgp": 1, "parade-max": 1, "parade-attn": 1}.items():
+        torch.testing.assert_close(make(name)(twice), factor * make(name)(batch), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["parade-attn", "parade-attn-elementwise"])
+def test_attention_starts_as_the_average(name):
+    torch.manual_seed(0)
+    head = build_head(name, H).eval()
+    average = build_head("parade-avg", H).eval()
+    average.final.load_state_dict(head.final.state_dict())
+    batch = encoded()
+    torch.testing.assert_close(head(batch), average(batch), **CLOSE)
+    expected = batch.mask / batch.mask.sum(1, keepdim=True)
+    torch.testing.assert_close(head.window_weights(batch), expected, **CLOSE)
+
+
+def test_attention_follows_its_vector():
+    head = make("parade-attn")
+    batch = encoded((3,))
+    with torch.no_grad():
+        head.attention.copy_(1000 * batch.cls[0, 1])
+    torch.testing.assert_close(head.window_weights(batch), torch.tensor([[0.0, 1.0, 0.0]]))
+    torch.testing.assert_close(head(batch), head(one_document(batch.cls[0, 1:2])), **CLOSE)
+
+
+# The transformer.
+
+
+def count(head):
+    return sum(p.numel() for p in head.parameters())
+
+
+def test_transformer_reads_at_its_first_vector_and_sees_every_window():
+    batch = encoded((4, 2))
+    head = make("parade-transformer")
+    before = head(batch)
+    for vector in (head.cls_vector, head.sep_vector):
+        with torch.no_grad():
+            vector.add_(torch.randn(H))  # not a constant, which the layer norm takes out again
+        after = head(batch)
+        assert not torch.isclose(before, after, **CLOSE).any()
+        before = after
+
+
+def test_transformer_without_separators_and_positions():
+    full = count(make("parade-transformer"))
+    assert full - count(make("parade-transformer", separators=False)) == H  # s
+    # 512 positions, 2 segments, scale and shift of the layer norm
+    assert full - count(make("parade-transformer", positions=False)) == (512 + 2) * H + 2 * H
+    layer = 4 * (H * H + H) + (H * 4 * H + 4 * H) + (4 * H * H + H) + 2 * 2 * H
+    assert count(make("parade-transformer", layers=3)) - full == layer
+    assert full - count(make("parade-transformer", max_positions=12)) == (512 - 12) * H
+
+
+@pytest.mark.parametrize("separators", [True, False])
+def test_transformer_without_positions_does_not_see_the_order(separators):
+    batch = encoded((5, 3))
+    turned = batch.cls.clone()
+    turned[0], turned[1, :3] = batch.cls[0].roll(2, 0), batch.cls[1, :3].flip(0)
+    for positions in (True, False):
+        head = make("parade-transformer", separators=separators, positions=positions)
+        same = torch.isclose(head(batch), head(Encoded(turned, batch.mask)), **CLOSE)
+        assert same.tolist() == [not positions] * 2
+        padded = encoded((5, 3), windows=9, garbage=0)
+        torch.testing.assert_close(head(padded), head(batch), **CLOSE)
+
+
+@pytest.mark.parametrize(("separators", "room"), [(True, 12 - 3), (False, 12 - 1)])
+def test_transformer_with_too_many_windows(separators, room):
+    head = make("parade-transformer", max_positions=12, separators=separators)
+    assert head(encoded((room, 1))).isfinite().all()
+    with pytest.raises(ValueError, match=f"has {room + 1} windows, but the aggregator takes {room}: raise stride"):
+        head(encoded((room + 1, 1)))
+    anywhere = make("parade-transformer", max_positions=12, separators=separators, positions=False)
+    assert anywhere(encoded((40,))).isfinite().all()
+
+
+def test_transformer_attention_heads():
+    numbers = {24: 12, 32: 8, 20: 10, 7: 7, 13: 1, 768: 12, 384: 12}
+    with torch.device("meta"):
+        for hidden_size, expected in numbers.items():
+            head = build_head("parade-transformer", hidden_size, layers=1)
+            assert head.aggregator.config.num_attention_heads == expected
+    with pytest.raises(ValueError, match="attention_heads=5 does not divide the hidden size 24"):
+        build_head("parade-transformer", H, attention_heads=5)
+
+
+@pytest.mark.parametrize("separators", [True, False])
+def test_query_states_leave_less_room(separators):
+    head = make("parade-transformer-query", max_positions=14, separators=separators)
+    batch = encoded((3, 1))  # 5 and 4 query tokens
+    room = 14 - 5 - (4 if separators else 1)
+    assert head(encoded((room, 1))).isfinite().all()
+    with pytest.raises(ValueError, match=f"has {room + 1} windows, but the aggregator takes {room}: raise stride"):
+        head(encoded((room + 1, 1)))
+    head.check_windows(room, query=5)
+    head.check_windows(room + 1, query=4)
+    with pytest.raises(ValueError, match=f"the aggregator takes {room}"):
+        head.check_windows(room + 1, query=5)
+    # A short query beside a long one keeps its room.
+    assert head(encoded((room, room + 1))).isfinite().all()
+    without = [part for i, part in enumerate(head._parts(batch)) if i != (2 if separators else 1)]
+    assert len(without) == len(make("parade-transformer", separators=separators)._parts(batch)) + separators
+
+
+def test_query_states_matter_only_where_they_are_real():
+    head, batch = make("parade-transformer-query"), encoded(garbage=0)
+    states = batch.query.states.clone().requires_grad_()
+    head(replace(batch, query=replace(batch.query, states=states))).sum().backward()
+    assert torch.equal(states.grad.abs().amax(-1) > 1e-8, batch.query.mask)
+    nothing = QueryStates(torch.zeros(4, 1, H), torch.zeros(4, 1, dtype=torch.bool))
+    assert head(replace(batch, query=nothing)).isfinite().all()
+    with pytest.raises(ValueError, match="needs the states of the query's tokens"):
+        head(replace(batch, query=None))
+
+
+def test_special_vectors_of_a_checkpoint(tmp_path):
+    folder = tiny.checkpoint(tmp_path, hidden_size=16)
+    words = AutoModel.from_pretrained(folder).get_input_embeddings().weight
+    cls, sep = (words[tiny.tokenizer().convert_tokens_to_ids(token)] for token in ("[CLS]", "[SEP]"))
+    head = build_head("parade-transformer", H, aggregator=folder, special_vectors="words")
+    assert torch.equal(head.cls_vector, cls)
+    assert torch.equal(head.sep_vector, sep)
+    for special in (None, "random"):
+        head = build_head("parade-transformer", H, aggregator=folder, special_vectors=special)
+        assert not torch.isclose(head.cls_vector, cls).any()
+        before = head.cls_vector.clone()
+        assert not head.warm_start(start(width=16))  # words of the backbone: another vocabulary's
+        assert torch.equal(head.cls_vector, before)
+    with pytest.raises(ValueError, match="special_vectors='zero' is unknown; choose one of random, words"):
+        build_head("parade-transformer", H, special_vectors="zero")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+@pytest.mark.parametrize("positions", [True, False])
+def test_aggregators_of_all_families(family, positions, tmp_path):
+    folder = tiny.checkpoint(tmp_path, family)
+    if not positions and family in ("distilbert", "deberta-v2", "modernbert", "mpnet"):
+        with pytest.raises(ValueError, match=f"positions=False is not possible with an aggregator of type '{family}'"):
+            build_head("parade-transformer", H, aggregator=folder, positions=False)
+        return
+    head = make("parade-transformer", aggregator=folder, positions=positions)
+    assert not [name for name in head.state_dict() if "word_embeddings" in name or "tok_embeddings" in name]
+    batch = encoded(garbage=0)
+    alone = torch.cat([head(document) for document in documents_of(batch)])
+    torch.testing.assert_close(head(batch), alone, rtol=1e-4, atol=1e-4)
+    back = head(replace(batch, cls=batch.cls.roll(1, 0), mask=batch.mask.roll(1, 0)))
+    torch.testing.assert_close(back.roll(-1), alone, rtol=1e-4, atol=1e-4)
+    again = make("parade-transformer", seed=3, positions=positions, **head.built_from())
+    again.load_state_dict(head.state_dict())
+    torch.testing.assert_close(again(batch), head(batch), rtol=1e-4, atol=1e-4)
+    turned = torch.cat([head(d) for d in turned_around(encoded((5, 3)), [[3, 4, 0, 1, 2], [2, 1, 0]])])
+    assert torch.isclose(turned, head(encoded((5, 3))), rtol=1e-4, atol=1e-4).all() == (not positions)
+
+
+AGGREGATE_NOTHING = {
+    "qwen3": lambda folder: tiny_long.decoder(folder, "qwen3"),
+    "longformer": lambda folder: tiny_long.encoder(folder, "longformer"),
+    "big_bird": lambda folder: tiny_long.encoder(folder, "big_bird"),
+    "alibi-bert": lambda folder: tiny_long.published(folder, "jina"),
+    "nystromformer": lambda folder: tiny.checkpoint(folder, "nystromformer", labels=None),
+}
+
+
+@pytest.mark.parametrize("kind", AGGREGATE_NOTHING)
+def test_checkpoints_that_cannot_aggregate(kind, tmp_path):
+    """The first state of a language model has seen nothing; the others need words, or let padding in."""
+    with pytest.raises(ValueError, match=f"a checkpoint of type '{kind}' cannot aggregate vectors"):
+        build_head("parade-transformer", H, aggregator=AGGREGATE_NOTHING[kind](tmp_path))
+
+
+def test_aggregator_starts_with_the_weights_of_its_checkpoint(tmp_path):
+    folder = tiny.checkpoint(tmp_path, hidden_size=16)
+    head, reference = build_head("parade-transformer", H, aggregator=folder), AutoModel.from_pretrained(folder)
+    own = head.aggregator.state_dict()
+    dropped = {key for key in reference.state_dict() if key not in own}
+    assert dropped == {"embeddings.word_embeddings.weight", "pooler.dense.weight", "pooler.dense.bias"}
+    assert all(torch.equal(value, reference.state_dict()[key]) for key, value in own.items())
+
+
+# Warm starts.
+
+
+def start(width=H, final=True):
+    layer = nn.Linear(width, 1) if final else None
+    return WarmStart(layer, torch.full((width,), 2.0), torch.full((width,), 3.0))
+
+
+def test_warm_start_takes_over_the_final_layer(name):
+    head, warm = make(name), start()
+    before = head.final.weight.clone()
+    assert head.warm_start(warm) == (name not in NEEDS_TRAINING)
+    if name not in NEEDS_TRAINING:
+        own = head.final.weight[:, -H:]
+        assert torch.equal(own, warm.final.weight)
+        assert (head.final.weight[:, :-H] == 0).all()  # features that the checkpoint knows nothing of
+        assert torch.equal(head.final.bias, warm.final.bias)
+        nn.init.zeros_(warm.final.weight)  # a copy, not the checkpoint's own layer
+        assert own.abs().min() > 0
+    else:
+        assert torch.equal(head.final.weight, before)
+
+
+@pytest.mark.parametrize("warm", [start(final=False), start(width=H + 8)], ids=["no final layer", "another width"])
+def test_warm_start_with_nothing_to_take_over(head, warm):
+    before = head.final.weight.clone()
+    assert not head.warm_start(warm)
+    assert torch.equal(head.final.weight, before)
+
+
+def test_warm_start_of_the_transformer():
+    head = make("parade-transformer")
+    head.warm_start(start())
+    assert head.cls_vector.tolist() == [2.0] * H
+    assert head.sep_vector.tolist() == [3.0] * H
+    without = make("parade-transformer", separators=False)
+    without.warm_start(start())
+    assert without.cls_vector.tolist() == [2.0] * H
+    assert not hasattr(without, "sep_vector")
+    narrow = make("parade-transformer")
+    before = narrow.cls_vector.clone()
+    narrow.warm_start(start(width=H // 2))  # ELECTRA small and others: embeddings narrower than states
+    assert torch.equal(narrow.cls_vector, before)
+
+
+# Names and options.
+
+OTHER_VALUES = {
+    **{(name, "aggregator"): tiny.AGGREGATOR for name in TRANSFORMERS},
+    **{(name, "special_vectors"): "random" for name in TRANSFORMERS},
+    **{(name, "attention_heads"): 2 for name in TRANSFORMERS},
+    ("kmaxp", "weights"): [1.0, 0.5, 0.2],
+    ("model1", "self_translation"): 0.3,
+}
+
+
+def other_value(name, option, default):
+    """Some value of an option that is not its default."""
+    if (name, option) in OTHER_VALUES:
+        return OTHER_VALUES[name, option]
+    if isinstance(default, bool):
+        return not default
+    assert isinstance(default, int | float), f"name another value for option {option} of {name} in OTHER_VALUES"
+    return default + 1 if isinstance(default, int) else default + 0.25
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in ALL for option in head_options(name)])
+def test_no_option_is_without_effect(name, option):
+    def outcome(**options):
+        torch.manual_seed(0)
+        head = build_head(name, H, channels=CHANNELS, **options).train()
+        head.warm_start(start())
+        torch.manual_seed(1)
+        return count(head), head(encoded((6, 4))).tolist(), matching(head).tolist()
+
+    value = other_value(name, option, head_options(name)[option])
+    assert outcome() == outcome(**{option: head_options(name)[option]})
+    assert outcome() != outcome(**{option: value})
+
+
+def test_heads_take_keyword_options_with_json_values(name):
+    options = head_options(name)
+    assert json.loads(json.dumps(options)) == options
+    assert ("dropout" in options) == (name not in WITHOUT_DROPOUT)
+    parameters = inspect.signature(registered_heads()[name]).parameters
+    given = ["channels"] if registered_heads()[name].needs == "all" else []  # by the backbone, not by the user
+    kinds = {name: p.kind for name, p in parameters.items()}
+    assert kinds.pop("hidden_size") == inspect.Parameter.POSITIONAL_OR_KEYWORD
+    # The rest goes to the parent's constructor, which is tested as well.
+    passed_on = kinds.pop("options", None) == inspect.Parameter.VAR_KEYWORD
+    named = [*given, *options] if not passed_on else [option for option in options if option in kinds]
+    assert kinds == dict.fromkeys(named, inspect.Parameter.KEYWORD_ONLY)
+
+
+def test_heads_are_described(name):
+    cls = registered_heads()[name]
+    assert cls.name == name
+    assert cls.__doc__ != Head.__doc__
+    assert cls.__doc__.count("`") >= 2  # the formula
+
+
+def test_the_same_weights_give_the_same_scores(name):
+    def outcome(head):
+        return torch.cat([head(encoded()), matching(head).flatten()])
+
+    head, other = make(name), make(name, seed=5)
+    assert not torch.isclose(outcome(head), outcome(other), **CLOSE).all()
+    other.load_state_dict(head.state_dict())
+    assert torch.equal(outcome(head), outcome(other))
+
+
+def test_unknown_heads_and_options():
+    with pytest.raises(ValueError, match=r"unknown head 'minp'; known are avgp, .*firstp, kmaxp, .*sump"):
+        build_head("minp", H)
+    with pytest.raises(ValueError, match="head 'maxp' has no option k, weights; its options are "):
+        build_head("maxp", H, weights=[1.0], k=3)
+    assert sorted(ALL) == ALL
+
+
+def test_wrong_options():
+    with pytest.raises(ValueError, match="k=0 must be at least 1"):
+        build_head("kmaxp", H, k=0)
+    with pytest.raises(ValueError, match=r"weights=\[1\.0, 0\.5\] must have k=3 entries"):
+        build_head("kmaxp", H, weights=[1.0, 0.5])
+
+
+def test_two_heads_cannot_share_a_name():
+    with pytest.raises(TypeError, match=r"two heads are named 'maxp': MaxPHead and .*Another"):
+
+        class Another(Head, name="maxp"):
+            pass
+
+    assert registered_heads()["maxp"].__name__ == "MaxPHead"
+
+
+def test_a_head_without_a_name_is_not_registered():
+    class Unfinished(Head):
+        pass
+
+    assert Unfinished not in registered_heads().values()
+    with pytest.raises(NotImplementedError):
+        Unfinished(H)(encoded())

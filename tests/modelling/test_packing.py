@@ -1,0 +1,450 @@
+"""Packing: a pass without its padding has the states of the padded pass."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import sys
+import types
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import encoder as encoder_module
+from pyterrier_longdoc.modelling import runtimes as packing
+from pyterrier_longdoc.modelling.backbones.load import BackboneOptions, load_backbone
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+
+from ..support import tiny
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+CAMEMBERT = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
+LENGTHS = (40, 3, 90, 0, 40, 17, 17, 64, 1, 33)
+"""Document tokens of each window; with them local attention, 8 tokens to each side in the tiny ModernBERT, matters."""
+
+EXCHANGEABLE = getattr(BertModel, "_supports_attention_backend", False)
+"""Not with transformers 4: there all passes are padded."""
+
+exchangeable = pytest.mark.skipif(not EXCHANGEABLE, reason="transformers 4 has no exchangeable attention of encoders")
+
+
+@pytest.fixture(scope="module")
+def backbones(tmp_path_factory):
+    """Tiny backbones by family, each made once."""
+    made = {}
+
+    def backbone(family):
+        if family not in made:
+            changes = CAMEMBERT if family == "camembert" else {}
+            folder = tiny.checkpoint(tmp_path_factory.mktemp(family), family, **changes)
+            made[family] = load_backbone(folder)
+        return made[family]
+
+    return backbone
+
+
+@pytest.fixture
+def packed(monkeypatch):
+    """Within the context that it opens, passes are packed where that is possible; yields what they were packed to."""
+
+    @contextmanager
+    def context(kernel=None):
+        seen = []
+
+        def noting(*args):
+            seen.append(packing.pack(*args))
+            return seen[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(packing, "worthwhile", lambda *_: True)
+            patch.setattr(packing, "kernel_for", lambda *_: kernel)
+            patch.setattr(encoder_module, "pack", noting)
+            # A CPU makes passes of windows of one length, which leaves nothing to pack.
+            patch.setattr(WindowEncoder, "on_cpu", False)
+            yield seen
+
+    return context
+
+
+def encoder_of(backbone, batch_size=4):
+    return WindowEncoder(backbone, batch_size=batch_size).eval()
+
+
+def windows_of(layout, lengths=LENGTHS):
+    """Windows of documents that have two each, the last but one."""
+    rng = np.random.default_rng(0)
+    windows = [rng.integers(5, 60, length) for length in lengths]
+    documents = [windows[i : i + 2] for i in range(0, len(windows), 2)]
+    return layout.collate([rng.integers(5, 60, 2 + i % 3) for i in range(len(documents))], documents)
+
+
+def cosine(queries, states, same):
+    return torch.cosine_similarity(queries.unsqueeze(2), states.unsqueeze(1), dim=-1)
+
+
+@torch.inference_mode()
+def encode(encoder, batch):
+    """All that an encoder gives: vectors, the query's states, matches in every layer, and tokens' states."""
+    encoded = encoder(batch, match=cosine, all_layers=True, query_states=True)
+    return [encoded.cls, encoded.query.states, encoded.matches.values, *encoder.token_states(batch)]
+
+
+def assert_same(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def reference(query, key, value, starts, ends, longest, longest_key, *, scale, window):
+    """What a kernel for unequal lengths is given and computes, one window after the other."""
+    assert query.shape == key.shape == value.shape
+    assert query.ndim == 3
+    assert {states.stride(-1) for states in (query, key, value)} == {1}
+    assert starts.dtype == ends.dtype == torch.int32
+    assert torch.equal(starts, ends)
+    assert starts.is_contiguous()
+    lengths = starts.diff().tolist()
+    assert (starts[0], starts[-1]) == (0, len(query))
+    assert longest == longest_key == max(lengths)
+    parts, (left, right) = [], window
+    for q, k, v in zip(*(states.split(lengths) for states in (query, key, value)), strict=True):
+        weights = torch.einsum("iad,jad->aij", q, k) * scale
+        apart = torch.arange(len(q)).unsqueeze(0) - torch.arange(len(q)).unsqueeze(1)
+        if left >= 0:
+            weights = weights.masked_fill((apart < -left) | (apart > right), -torch.inf)
+        parts.append(torch.einsum("aij,jad->iad", weights.softmax(-1), v))
+    return torch.cat(parts)
+
+
+# The same states.
+
+
+@exchangeable
+@pytest.mark.parametrize("kernel", [None, reference], ids=["groups", "kernel"])
+@pytest.mark.parametrize("family", packing.PACKED_FAMILIES)
+def test_states_are_those_of_the_padded_pass(backbones, packed, family, kernel):
+    backbone = backbones(family)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    assert (batch.token_type_ids is not None) == (family in ("bert", "electra"))
+    expected = encode(encoder, batch)
+    with packed(kernel) as seen:
+        assert_same(encode(encoder, batch), expected)
+    assert sum(pass_ is not None for pass_ in seen) >= 4
+    assert all(sum(pass_.lengths) == pass_.boundaries[-1] for pass_ in seen if pass_)
+
+
+@exchangeable
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last", "late"])
+def test_every_pooling(backbones, packed, pooling):
+    backbone = backbones("bert")
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    encoder.pooling = pooling
+    expected = encode(encoder, batch)
+    with packed() as seen:
+        assert_same(encode(encoder, batch), expected)
+    assert any(seen)
+
+
+@exchangeable
+@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
+def test_padding_inside_a_window(backbones, packed, family):
+    backbone = backbones(family)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout().fixed(6, 90))
+    expected = encode(encoder, batch)
+    with packed() as seen:
+        assert_same(encode(encoder, batch), expected)
+    # Local attention counts padding.
+    assert any(seen) == (family != "modernbert")
+
+
+@exchangeable
+def test_given_positions(backbones, packed):
+    backbone = backbones("bert")
+    layout = replace(backbone.pair_layout(), spread=(64, 2))
+    encoder, batch = encoder_of(backbone), windows_of(layout)
+    assert batch.position_ids is not None
+    expected = encode(encoder, batch)
+    with packed() as seen:
+        assert_same(encode(encoder, batch), expected)
+    assert any(seen)
+
+
+@exchangeable
+def test_windows_do_not_see_each_other(backbones, packed):
+    backbone = backbones("bert")
+    encoder, batch = encoder_of(backbone, batch_size=64), windows_of(backbone.pair_layout())
+    other = batch.input_ids.clone()
+    other[4, 8:12] = 60
+    with packed() as seen, torch.inference_mode():
+        before, after = (encoder.token_states(replace(batch, input_ids=ids)) for ids in (batch.input_ids, other))
+    assert [len(pass_.lengths) for pass_ in seen] == [len(LENGTHS)] * 2
+    changed = [not torch.equal(one, two) for one, two in zip(before, after, strict=True)]
+    assert changed == [row == 4 for row in range(len(LENGTHS))]
+
+
+@exchangeable
+def test_half_precision(backbones, packed):
+    backbone = backbones("bert")
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    dtypes = []
+
+    def noting(*args, **kwargs):
+        dtypes.append(args[0].dtype)
+        return reference(*args, **kwargs)
+
+    expected = encode(encoder, batch)
+    for kernel in (None, noting):
+        with packed(kernel), torch.autocast("cpu", torch.bfloat16):
+            vectors = encode(encoder, batch)[0]
+        torch.testing.assert_close(vectors, expected[0], rtol=0.1, atol=0.1)
+    assert set(dtypes) == {torch.bfloat16}
+
+
+@exchangeable
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning")
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning")
+def test_check_invariance(cross_encoder, results, packed):
+    model = ld.MaxP(cross_encoder, window_size=20, stride=10, device="cpu")
+    with packed() as seen:
+        table = ld.check_invariance(model, results, dtypes=(), verbose=False)
+    assert any(seen)
+    assert "attention eager" in set(table["check"])
+    assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
+
+
+# When passes are packed.
+
+
+def test_never_on_a_cpu(backbones, monkeypatch):
+    seen = []
+    monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(packing.pack(*args)))
+    backbone = backbones("bert")
+    encode(encoder_of(backbone), windows_of(backbone.pair_layout()))
+    assert seen
+    assert set(seen) == {None}
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "albert"])
+def test_other_families_are_padded(backbones, packed, family):
+    backbone = backbones(family)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    with packed() as seen, torch.inference_mode():
+        encoder(batch)
+    assert seen
+    assert set(seen) == {None}
+
+
+def test_passes_without_padding_are_left(backbones, packed):
+    backbone = backbones("bert")
+    encoder, layout = encoder_of(backbone), backbone.pair_layout()
+    query = np.arange(5, 8)
+    batch = layout.collate([query, query], [[np.arange(5, 25)], [np.arange(15, 35)]])
+    with packed() as seen, torch.inference_mode():
+        encoder(batch)
+    assert seen == [None]
+
+
+@pytest.mark.parametrize("situation", ["inference", "gradients", "dropout", "eager", "decoder", "compiled", "own code"])
+def test_situations_in_which_passes_are_padded(cross_encoder, packed, monkeypatch, situation):
+    options = BackboneOptions(attn_implementation="eager" if situation == "eager" else None)
+    backbone = load_backbone(cross_encoder, options=options)
+    encoder = encoder_of(backbone)
+    if situation == "dropout":
+        encoder.train()
+    if situation == "decoder":
+        backbone.model.config.is_decoder = True
+    if situation == "compiled":
+        # What `compile()` sets, without waiting for a compiler.
+        backbone.model._compiled_call_impl = backbone.model._call_impl
+    if situation == "own code":
+        monkeypatch.setattr(type(backbone.model), "__module__", "transformers_modules.bert")
+    with packed() as seen, torch.set_grad_enabled(situation == "gradients"):
+        encoder(windows_of(backbone.pair_layout()))
+    assert any(seen) == (EXCHANGEABLE and situation == "inference")
+
+
+# The model is left as it was.
+
+
+@exchangeable
+def test_the_model_is_left_as_it_was(cross_encoder, packed):
+    backbone = load_backbone(cross_encoder)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    config = backbone.model.config
+    before = copy.deepcopy(config.to_dict()), pickle.dumps(config), backbone.describe()
+    with packed() as seen:
+        encode(encoder, batch)
+    assert any(seen)
+    assert config._attn_implementation == "sdpa"
+    assert (config.to_dict(), pickle.dumps(config), backbone.describe()) == before
+    assert packing._packing.get() is None
+    pickle.loads(pickle.dumps(encoder))
+
+
+@exchangeable
+def test_the_model_is_left_as_it_was_after_an_error(cross_encoder, packed):
+    backbone = load_backbone(cross_encoder)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    expected = encode(encoder, batch)
+
+    def failing(*args, **kwargs):
+        raise ValueError("no such kernel")
+
+    with packed(failing), pytest.raises(ValueError, match="no such kernel"):
+        encode(encoder, batch)
+    assert backbone.model.config._attn_implementation == "sdpa"
+    assert packing._packing.get() is None
+    with packed():
+        assert_same(encode(encoder, batch), expected)
+
+
+@exchangeable
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_other_threads_attend_as_before(backbones, packed, family):
+    """Another thread finds the model switched, and has no packing of its own."""
+    backbone = backbones(family)
+    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    expected = encode(encoder, batch)
+    backbone.model.config._attn_implementation = "longdoc_packed"
+    try:
+        with packed() as seen:
+            assert_same(encode(encoder, batch), expected)
+    finally:
+        backbone.model.config._attn_implementation = "sdpa"
+    assert set(seen) == {None}
+
+
+# Kernels.
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_size"),
+    [
+        ("cpu", torch.bfloat16, 64),
+        ("cuda", torch.float32, 64),
+        ("cuda", torch.bfloat16, 20),
+        ("cuda", torch.bfloat16, 264),
+    ],
+)
+def test_no_kernel(device, dtype, head_size):
+    assert packing.kernel_for.__wrapped__(torch.device(device), dtype, head_size) is None
+
+
+@pytest.mark.parametrize(("capability", "found"), [((7, 5), None), ((8, 0), "flash-attn"), ((9, 0), "flash-attn")])
+def test_kernels_by_gpu(monkeypatch, capability, found):
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(packing, "flash_attn_kernel", lambda: "flash-attn")
+    assert packing.kernel_for.__wrapped__(torch.device("cuda"), torch.bfloat16, 64) == found
+    if found:
+        monkeypatch.setattr(packing, "flash_attn_kernel", lambda: None)
+        monkeypatch.setattr(packing, "torch_kernel", lambda: "torch")
+        assert packing.kernel_for.__wrapped__(torch.device("cuda"), torch.bfloat16, 64) == "torch"
+
+
+def unequal():
+    """Arguments of a kernel: queries, keys and values of windows of 5, 1 and 9 tokens, and where they lie."""
+    boundaries = torch.tensor([0, 5, 6, 15], dtype=torch.int32)
+    states = torch.randn(3, 15, 4, 8, generator=torch.Generator().manual_seed(0))
+    return *states, boundaries, boundaries, 9, 9
+
+
+@pytest.mark.parametrize(("reach", "window"), [(None, (-1, -1)), (2, (2, 2)), (0, (0, 0)), (20, (20, 20))])
+def test_groups_are_the_reference(reach, window):
+    query, key, value, *rest = unequal()
+    expected = reference(query, key, value, *rest, scale=0.3, window=window)
+    actual = packing.attend_in_groups(query, key, value, (5, 1, 9), scale=0.3, reach=reach)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+def test_flash_attn_is_called_as_it_wants(monkeypatch):
+    """The signature is that of flash-attn 2.3.3 and later."""
+
+    def flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p=0.0,
+        softmax_scale=None,
+        causal=False,
+        window_size=(-1, -1),
+    ):
+        assert (dropout_p, causal) == (0.0, False)
+        bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        return reference(q, k, v, *bounds, scale=softmax_scale, window=window_size)
+
+    package = types.ModuleType("flash_attn")
+    package.flash_attn_varlen_func = flash_attn_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: True)
+    called = packing.flash_attn_kernel()(*unequal(), scale=0.3, window=(2, 2))
+    torch.testing.assert_close(called, reference(*unequal(), scale=0.3, window=(2, 2)))
+
+
+def test_flash_attn_that_is_missing_or_broken(monkeypatch):
+    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: False)
+    assert packing.flash_attn_kernel() is None
+    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    assert packing.flash_attn_kernel() is None
+
+
+def test_kernel_of_torch_is_called_as_it_wants(monkeypatch):
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="before torch 2.10")
+    signature = inspect.signature(varlen.varlen_attn)
+    if "num_splits" not in signature.parameters:
+        pytest.skip("before torch 2.12")
+
+    def varlen_attn(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs).arguments
+        assert bound.pop("num_splits") == 1
+        names = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
+        arguments = [bound.pop(name) for name in names]
+        return reference(*arguments, scale=bound.pop("scale"), window=bound.pop("window_size"))
+
+    varlen_attn.__signature__ = signature
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    called = packing.torch_kernel()(*unequal(), scale=0.3, window=(2, 2))
+    torch.testing.assert_close(called, reference(*unequal(), scale=0.3, window=(2, 2)))
+
+
+def test_kernel_of_an_older_torch(monkeypatch):
+    older = types.ModuleType("torch.nn.attention.varlen")
+    older.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: query
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
+    assert packing.torch_kernel() is None
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
+    assert packing.torch_kernel() is None
+
+
+@pytest.mark.gpu
+@exchangeable
+@pytest.mark.parametrize("family", packing.PACKED_FAMILIES)
+def test_states_on_a_gpu(tmp_path, monkeypatch, family):
+    changes = CAMEMBERT if family == "camembert" else {}
+    backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes))
+    batch = windows_of(backbone.pair_layout())
+    with torch.inference_mode():
+        expected = encoder_of(backbone)(batch).cls
+    encoder = encoder_of(backbone).cuda()
+    moved = replace(batch, **{k: v.cuda() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)})
+    seen = []
+
+    def noting(*args):
+        seen.append(packing.pack(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(encoder_module, "pack", noting)
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+        vectors = encoder(moved).cls
+    assert any(seen)
+    torch.testing.assert_close(vectors.cpu(), expected, rtol=0.1, atol=0.1)

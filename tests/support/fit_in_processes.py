@@ -1,0 +1,47 @@
+"""Fits a model: `torchrun --nproc_per_node 2 tests/support/fit_in_processes.py BACKBONE OUT [DIE_AT]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import pyterrier_longdoc as ld
+from tests.training.test_training import toy_task
+
+
+def main(backbone: str, out: str, die_at: str = "0") -> None:
+    """Fits, keeps the gradients of all steps, and saves the model; or dies in the step of that number."""
+    rank = os.environ.get("RANK", "0")
+    gradients: dict[str, torch.Tensor] = {}
+    step = torch.optim.AdamW.step
+
+    def spy(self, *args, **kwargs):
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if len(gradients) + 1 == int(die_at):
+            os._exit(1)
+        gradients[str(len(gradients))] = torch.cat([p.grad.flatten() for p in parameters])
+        return step(self, *args, **kwargs)
+
+    torch.optim.AdamW.step = spy
+    run, judged = toy_task(0, queries=5)
+    # The last step of an epoch has one query: nothing for the second process.
+    recipe = ld.TrainingArgs(
+        epochs=2, queries_per_step=2, learning_rates={"": 1e-5}, metric="RR", checkpoint=Path(out) / "state"
+    )
+    # Each process starts from weights of its own; the first one's count.
+    model = ld.MaxP(backbone, window_size=6, stride=4, max_query_len=2, training=recipe, device="cpu")
+    model.load_scorer().head.dropout.p = 0.0
+    with torch.no_grad():
+        model.load_scorer().head.final.bias += float(rank)
+    model.fit(run, judged, run, judged)
+    model.save(Path(out) / f"model-{rank}")
+    save_file(gradients, Path(out) / f"gradients-{rank}.safetensors")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

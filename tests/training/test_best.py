@@ -1,0 +1,275 @@
+"""BeST: segments, their selection, and training on them."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.training import (
+    Segments,
+    TrainingArgs,
+    first_segments,
+    fit_best,
+    gold_segments,
+    segment_precision,
+)
+from pyterrier_longdoc.training.best import _joint_objective, _select, _spans
+from pyterrier_longdoc.training.run import Run
+from pyterrier_longdoc.training.sampling import Example
+
+from ..support import tiny
+from ..training.test_training import qrels
+
+TEXT = " ".join(f"{'word ' * (3 + i % 5)}end{i}." for i in range(60))
+
+
+def test_segments_are_whole_sentences_and_disjoint():
+    spans = Segments(min_words=10, max_words=40)(TEXT, "d")
+    assert [a for a, _ in spans] == [0, *(b for _, b in spans[:-1])]
+    assert spans[-1][1] == len(TEXT)
+    lengths = [len(TEXT[a:b].split()) for a, b in spans]
+    assert max(lengths) <= 40
+    assert len(set(lengths)) > 3
+    assert all(re.search(r"end\d+\.\s*$", TEXT[a:b]) for a, b in spans)
+
+
+def test_segments_by_seed():
+    cut = Segments(min_words=10, max_words=40)
+    assert cut(TEXT, "d") == cut(TEXT, "d") != cut(TEXT, "e")
+    assert Segments(min_words=10, max_words=40, seed=1)(TEXT, "d") != cut(TEXT, "d")
+    assert Segments(min_words=10, max_words=40, max_segments=4)(TEXT, "d") == cut(TEXT, "d")[:4]
+    assert cut("", "d") == [(0, 0)]
+    long = "word " * 100
+    assert cut(long, "d") == [(0, len(long))]  # one sentence is never cut
+    with pytest.raises(ValueError, match="min_words=50 must be between"):
+        Segments(max_words=10)
+    with pytest.raises(ValueError, match="max_segments=0"):
+        Segments(max_segments=0)
+
+
+class Lengths(torch.nn.Module):
+    """Scores a text by its number of words; notes what it was asked."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(float(factor)))
+        self.asked = []
+
+    def forward(self, queries, texts):
+        self.asked.append(list(texts))
+        return self.factor * torch.tensor([float(len(text.split())) for text in texts])
+
+
+def test_first_iteration_is_equations_2_and_3():
+    texts = ["a b c d e f", "g h i j", "k"]
+    spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]  # words: 2 4; 1 1 2; 1
+    joint = torch.nn.Module()
+    joint.selector, joint.ranker = Lengths(0.5), Lengths(0.1)
+    example = Example("q", "query", ("0", "1"), (1.0, 0.0), None)
+    loss = _joint_objective(texts, spans, TrainingArgs())(joint, [example])
+    # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
+    hinges = [max(0, 1 - 0.5 * 2 + 0.5 * 1), max(0, 1 - 0.5 * 4 + 0.5 * 1), max(0, 1 - 0.1 * 4 + 0.1 * 2)]
+    assert loss.item() == pytest.approx(sum(hinges))
+    assert joint.ranker.asked == [["c d e f", "i j"]]
+    loss.backward()
+    # The selection itself has no gradient: each learns from its own loss.
+    assert joint.selector.factor.grad.item() == pytest.approx(-2 + 1)
+    assert joint.ranker.factor.grad.item() == pytest.approx(-4 + 2)
+
+
+def test_first_iteration_with_several_negatives_and_pointwise():
+    texts, spans = ["a b c", "d e", "f"], [[(0, 2), (2, 5)], [(0, 2), (2, 3)], [(0, 1)]]  # words: 1 2; 1 1; 1
+    example = Example("q", "query", ("0", "1", "2"), (1.0, 0.0, 0.0), None)
+    joint = torch.nn.Module()
+    joint.selector, joint.ranker = Lengths(1.0), Lengths(0.0)
+    pairs = _joint_objective(texts, spans, TrainingArgs(negatives=2))(joint, [example]).item()
+    assert pairs == pytest.approx((1 + 1) + 0 + (1 + 1))
+    joint.ranker = Lengths(0.0)
+    args = TrainingArgs(negatives=2, loss="pointwise_bce")
+    pointwise = _joint_objective(texts, spans, args)(joint, [example]).item()
+    positive, negative = np.log1p(np.exp(-np.array([1.0, 2.0]))).sum(), np.log1p(np.exp(1.0)) * 3
+    assert pointwise == pytest.approx(positive + negative + 3 * np.log(2), rel=1e-5)
+
+
+def test_precision():
+    selected = pd.DataFrame({"qid": ["1", "1", "2"], "docno": ["a", "b", "a"], "start": [0, 5, 0], "end": [10, 9, 4]})
+    gold = pd.DataFrame(
+        {"qid": [1, 1, 2, 3], "docno": ["a", "b", "a", "a"], "start": [2, 4, 0, 0], "end": [10, 8, 4, 1]}
+    )
+    assert segment_precision(selected, gold) == pytest.approx(2 / 3)  # 4-8 is not within 5-9
+    with pytest.raises(ValueError, match="check qids and docnos"):
+        segment_precision(selected, gold.assign(docno="z"))
+
+
+def task(queries: int = 6) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """One sentence of the relevant document has the query's word; where is known."""
+    rng = random.Random(0)
+    names, filler = tiny.WORDS[19 : 19 + queries], tiny.WORDS[:10]
+    rows, gold = [], []
+    for word in names:
+        for i, inside in enumerate([word, *rng.sample([name for name in names if name != word], 2)]):
+            sentences = [" ".join(rng.choice(filler) for _ in range(4)) + "." for _ in range(4)]
+            at = rng.randrange(1, 4)
+            sentences[at] = f"the {inside} {rng.choice(filler)} {rng.choice(filler)}."
+            text = " ".join(sentences)
+            rows.append((f"q-{word}", word, f"d{i}-{word}", text, 1.0 - 0.1 * i))
+            if i == 0:
+                start = text.index(sentences[at])
+                gold.append((f"q-{word}", f"d0-{word}", start, start + len(sentences[at])))
+    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
+    judged = qrels(*((row.qid, row.docno, 1) for row in run.itertuples() if row.docno.startswith("d0")))
+    return run, judged, pd.DataFrame(gold, columns=["qid", "docno", "start", "end"])
+
+
+RUN, JUDGED, GOLD = task()
+ONE_SENTENCE = Segments(min_words=1, max_words=6)
+
+
+def test_iterations_stop(cross_encoder):
+    made = []
+
+    def make():
+        made.append(ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe))
+        return made[-1]
+
+    recipe = TrainingArgs(learning_rates={"": 0.0}, metric="RR")
+    result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=9, patience=2)
+    assert len(result.iterations) == 3
+    assert list(result.iterations.columns) == ["iteration", "validation"]
+    assert result.model is made[0]
+    assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
+    for wrong in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"augment": shortened}):
+        recipe = TrainingArgs(**wrong)
+        with pytest.raises(ValueError, match="fit_best takes recipes without a teacher, checkpoint"):
+            fit_best(make, RUN, JUDGED, RUN, JUDGED)
+
+
+def shortened(text: str, rng: random.Random) -> str:
+    return text[:10]
+
+
+def recipes_of(made) -> list[tuple]:
+    return [(m._loaded.recipe["epochs"], m._loaded.recipe["metric"]) for m in made if m._loaded and m._loaded.recipe]
+
+
+def test_all_iterations_have_one_recipe(cross_encoder):
+    made = []
+
+    def make():
+        made.append(ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4))
+        return made[-1]
+
+    fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2)
+    best = TrainingArgs.preset("best")
+    assert recipes_of(made) == [(best.epochs, best.metric)] * 2
+    with pytest.raises(ValueError, match=r"the function returned the same .* twice"):
+        fit_best(lambda: made[0], RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE)
+
+
+@pytest.mark.parametrize("lora", [None, ld.Lora(rank=2)])
+def test_killed_and_resumed(lora, cross_encoder, tmp_path, monkeypatch):
+    recipe = TrainingArgs(epochs=3, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=lora, save_steps=1)
+
+    def make():
+        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
+
+    def run(folder, at=None, segments=ONE_SENTENCE):
+        steps = []
+        original = Run.step
+
+        def step(self, *args):
+            steps.append(1)
+            if len(steps) == at:
+                raise KeyboardInterrupt
+            return original(self, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, "step", step)
+            result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=segments, iterations=2, gold=GOLD, folder=folder)
+        return result, len(steps)
+
+    whole, all_steps = run(None)
+    assert all_steps == 2 * 9
+    done = 0
+    for at in (5, 7, 4):  # in the first iteration; 4 steps later in the second; there again
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, at)
+        done += at - 1
+    resumed, rest = run(tmp_path)
+    assert rest == all_steps - done
+    pd.testing.assert_frame_equal(resumed.iterations, whole.iterations)
+    for one, other in zip(resumed.selections, whole.selections, strict=True):
+        pd.testing.assert_frame_equal(one, other)
+    pd.testing.assert_series_equal(resumed.model(RUN)["score"], whole.model(RUN)["score"])
+    again, steps = run(tmp_path)
+    assert steps == 0
+    pd.testing.assert_frame_equal(again.iterations, whole.iterations)
+    with pytest.raises(ValueError, match="not the same are its segments"):
+        run(tmp_path, segments=Segments(min_words=2, max_words=6))
+
+
+def test_comparators():
+    first = first_segments(RUN, segments=ONE_SENTENCE)
+    assert all(text.startswith(cut) for text, cut in zip(RUN["text"], first["text"], strict=True))
+    assert all(cut.count(".") == 1 for cut in first["text"])
+    some = GOLD.iloc[1:]
+    cut = gold_segments(RUN, JUDGED, some, segments=ONE_SENTENCE)
+    assert len(cut) == len(RUN) - 1  # the relevant document without a known passage is left out
+    for row in cut[cut["docno"].str.startswith("d0")].itertuples():
+        assert f"the {row.query} " in row.text
+    assert all(text.count(".") == 1 for text in cut["text"])
+    pd.testing.assert_frame_equal(cut, gold_segments(RUN, JUDGED, some, segments=ONE_SENTENCE))
+
+
+def marked_task(queries: int = 24) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """One sentence of each relevant document speaks of a river, no other does; where is known."""
+    rng = random.Random(1)
+    filler = [word for word in tiny.WORDS if word not in ("river", "the")]
+    rows, gold = [], []
+    for number in range(queries):
+        for docno in (f"good{number}", f"bad{number}"):
+            sentences = [" ".join(rng.choice(filler) for _ in range(4)) + "." for _ in range(4)]
+            if docno.startswith("good"):
+                at = number % 4
+                sentences[at] = f"the river {rng.choice(filler)} {rng.choice(filler)}."
+                start = len(" ".join([*sentences[:at], ""]))
+                gold.append((f"q{number}", docno, start, start + len(sentences[at])))
+            rows.append((f"q{number}", "find", docno, " ".join(sentences), 1.0))
+    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
+    judged = qrels(*((row.qid, row.docno, 1) for row in run.itertuples() if row.docno.startswith("good")))
+    return run, judged, pd.DataFrame(gold, columns=["qid", "docno", "start", "end"])
+
+
+def test_selects_the_relevant_segments(cross_encoder):
+    run, judged, gold = marked_task()
+    recipe = TrainingArgs(
+        epochs=8,
+        queries_per_step=4,
+        queries_per_forward=4,
+        learning_rates={"": 6e-3},
+        warmup=0.1,
+        dropout=0.0,
+        metric="RR",
+    )
+
+    def make():
+        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
+
+    untrained = segment_precision(_select(make(), run, spans := _spans(run, ONE_SENTENCE, "text")), gold)
+    assert all(len(own) == 4 for own in spans)
+    result = fit_best(make, run, judged, run, judged, segments=ONE_SENTENCE, iterations=2, gold=gold)
+    assert untrained < 0.7
+    assert result.iterations["precision"].min() >= 0.9
+    # Learning from the first segment alone cannot do it: three of four documents have their river elsewhere.
+    assert segment_precision(_selected_first(run), gold) == 0.25
+
+
+def _selected_first(run: pd.DataFrame) -> pd.DataFrame:
+    spans = [own[0] for own in _spans(run, ONE_SENTENCE, "text")]
+    return run[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
