@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "rerankers.base": ["LongDocReranker", "UntrainedWarning", "save_adapter"],
+    "rerankers.base": ["LongDocReranker", "UntrainedWarning"],
     "common.frames": ["TruncationWarning"],
     "rerankers.cross": [
         "FirstP",

@@ -100,6 +100,11 @@ class Encoded:
     matches: Matches | None = None
     query: QueryStates | None = None
 
+    @property
+    def window_mask(self) -> torch.Tensor:
+        """`(B, N)` bool, the windows that `each_window` gives."""
+        return self.mask
+
     def each_window(self) -> Encoded:
         """The same windows, each as a document of its own: `(B * N, 1, H)`, with its document's query."""
         times = self.mask.shape[1]
@@ -113,29 +118,21 @@ class Encoded:
         )
 
 
-def to_dense(vectors: torch.Tensor, doc: torch.Tensor, documents: int) -> Encoded:
+def to_dense(vectors: torch.Tensor, counts: Sequence[int]) -> Encoded:
     """Restores the document axis: `(V, H)` window vectors to `(B, N, H)` and their mask.
 
     Args:
         vectors: `(V, H)`, the windows of each document next to each other and in order.
-        doc: `(V,)` owner of each window, ascending, every document at least once.
-        documents: B.
+        counts: B numbers of windows, at least 1 each.
     """
-    counts = torch.bincount(doc, minlength=documents)  # (B,)
-    first = counts.cumsum(0) - counts
-    position = torch.arange(len(doc), device=doc.device) - first[doc]  # (V,)
-    longest = int(counts.max())
-    cls = vectors.new_zeros(documents, longest, vectors.shape[-1])
+    number = torch.tensor(counts, device=vectors.device)  # (B,)
+    doc = torch.repeat_interleave(torch.arange(len(counts), device=vectors.device), number)  # (V,)
+    position = torch.arange(len(doc), device=doc.device) - (number.cumsum(0) - number)[doc]  # (V,)
+    longest = max(counts)
+    cls = vectors.new_zeros(len(counts), longest, vectors.shape[-1])
     cls = cls.index_put((doc, position), vectors)
-    mask = torch.arange(longest, device=doc.device) < counts.unsqueeze(1)
+    mask = torch.arange(longest, device=doc.device) < number.unsqueeze(1)
     return Encoded(cls=cls, mask=mask)
-
-
-def of_documents(vectors: torch.Tensor, windows: Sequence[Sequence[np.ndarray]]) -> Encoded:
-    """`(V, H)` vectors of the windows of B documents, as a head sees them."""
-    counts = torch.tensor([len(group) for group in windows], device=vectors.device)
-    doc = torch.repeat_interleave(torch.arange(len(windows), device=vectors.device), counts)
-    return to_dense(vectors, doc, len(windows))
 
 
 @dataclass(frozen=True)
@@ -266,3 +263,25 @@ class PairLayout:
             start = end
         if not mask.any():
             mask[0] = True  # a model cannot read nothing: where there are no special tokens, padding stands in
+
+
+@dataclass(frozen=True)
+class ApartLayout:
+    """How a query and a text become inputs of their own, each as the window of a pair with an empty query.
+
+    Attributes:
+        query: of queries.
+        text: of windows.
+        query_lead: characters that are tokenized with a query, before it.
+        text_lead: the same for a text.
+    """
+
+    query: PairLayout
+    text: PairLayout
+    query_lead: str = ""
+    text_lead: str = ""
+
+    @property
+    def query_trail(self) -> str:
+        """Nothing is tokenized after a query."""
+        return ""

@@ -256,3 +256,18 @@ def _spans(documents: Sequence[TokenizedText], windows: Windows) -> list[list[Sp
 
 def _is_one_window(windows: Windows) -> bool:
     return windows.max_windows == 1 or isinstance(windows, Truncate | WholeText)
+
+
+_FROM_CONFIG: dict[str, Any] = {}
+"""What makes each type of preselection of its description; see `register`."""
+
+
+PRESELECT_FOLDER = "preselect"
+"""Where in a checkpoint's folder things are that do not fit into config.json."""
+
+
+def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselection:
+    """PLACEHOLDER until the registry of preselections is merged."""
+    from ..rerankers.selectors import preselection_from_config as make
+
+    return make(config, folder)

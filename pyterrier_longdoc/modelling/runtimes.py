@@ -31,7 +31,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..common.arguments import check_choice
 from ..common.files import import_extra
 from .backbones.architectures import quiet
-from .devices import device_names, dtype_name
+from .devices import dtype_name
 from .fingerprint import WeightsWatch
 from .heads import registered_heads
 
@@ -64,7 +64,7 @@ def check_backend(backend: str, device: Any, dtype: str | None) -> None:
     check_choice("backend", backend, BACKENDS)
     if backend not in _DTYPES:
         return
-    if any(name is not None and torch.device(name).type != "cpu" for name in device_names(device)):
+    if device is not None and torch.device(device).type != "cpu":
         raise ValueError(
             f"backend={backend!r} computes on the CPU, not on device={device!r}: leave device=None, or take "
             f"backend='torch' or 'compile'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -102,27 +101,17 @@ class Block:
         texts: distinct texts, of like length.
         pairs: `(index of a distinct query, index into texts)`.
         rows: for each pair, the rows of the input that ask for it.
-        seen: for each text, whether an earlier block had it already.
     """
 
     texts: list[str]
     pairs: list[tuple[int, int]]
     rows: list[list[int]]
-    seen: list[bool]
 
 
 def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
     numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
     return list(numbers), np.fromiter((numbers[value] for value in values), np.int64, len(values))
-
-
-def rows_by_pair(query_of_row: Sequence[int], texts: Sequence[str]) -> dict[str, dict[int, list[int]]]:
-    """For each distinct text and each of its queries, the rows that ask for the pair."""
-    wanted: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for row, (query, text) in enumerate(zip(query_of_row, texts, strict=True)):
-        wanted[text][query].append(row)
-    return wanted
 
 
 def blocks(
@@ -145,7 +134,7 @@ def blocks(
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     # Arrays: an object for every pair would take more memory than the rest of a run.
     order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
-    block, last_text, last_pair = Block([], [], [], []), -1, (-1, -1)
+    block, last_text, last_pair = Block([], [], []), -1, (-1, -1)
     for row in order:
         number, query = int(text_of_row[row]), int(of_row[row])
         if (number, query) == last_pair:
@@ -154,31 +143,14 @@ def blocks(
         count = len(block.pairs)
         if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
             yield block
-            block = Block([], [], [], [])
+            block = Block([], [], [])
         if number != last_text or not block.texts:
             block.texts.append(distinct[number])
-            block.seen.append(number == last_text)
         block.pairs.append((query, len(block.texts) - 1))
         block.rows.append([int(row)])
         last_text, last_pair = number, (number, query)
     if block.pairs:
         yield block
-
-
-def share_out(on_rows: Callable[[int], None] | None, rows: int) -> Callable[[float], None] | None:
-    """Turns shares of a block's work, which add up to 1, into whole rows."""
-    if on_rows is None:
-        return None
-    done, reported = 0.0, 0
-
-    def report(share: float) -> None:
-        nonlocal done, reported
-        done += share
-        whole = round(done * rows)
-        on_rows(whole - reported)
-        reported = whole
-
-    return report
 
 
 T = TypeVar("T")

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.arguments import check_given
+from ..common.arguments import OF_THE_MODEL, arguments_of, check_given
 from ..common.frames import TruncationWarning
 from ..modelling.preselection import FirstK, KeyBlocks, Preselection, WindowSelector
 from ..modelling.texts import Span, TokenizedText
 from ..modelling.windows import windows_from_config, windows_to_config
+from .base import LongDocReranker
+from .biencoder import BiEncoder
 
 FOLDER = "preselect"
 """Where in a checkpoint's folder things are that do not fit into config.json."""
@@ -181,20 +183,18 @@ class ModelWindows(WindowSelector):
             texts += [document.text[start:end] for start, end in map(document.characters, own)]
         # Weights that were loaded in the caller's inference mode could not be trained afterwards.
         with torch.inference_mode(False):
-            scores, _, coverage = self.model._score(asked, texts, None)
-        if coverage.is_cut:
+            scored = self.model.score_pairs(asked, texts)
+        if scored.coverage.is_cut:
             warnings.warn(
-                f"{self.model!r}, which selects windows, did not read all of them: {coverage.losses()}",
+                f"{self.model!r}, which selects windows, did not read all of them: {scored.coverage.losses()}",
                 TruncationWarning,
                 stacklevel=2,
             )
-        return np.split(np.round(scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
+        return np.split(np.round(scored.scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
 
     def identity(self) -> dict[str, Any]:
         """See the base class."""
-        from .score_cache import model_fingerprint
-
-        return {"type": type(self).__name__, "k": self.k, "model": model_fingerprint(self.model).hex()}
+        return {"type": type(self).__name__, "k": self.k, "model": self.model.identity()}
 
 
 @dataclass(frozen=True)
@@ -214,17 +214,14 @@ class EmbeddingWindows(ModelWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from .biencoder import BiEncoder
-
         if not isinstance(self.model, BiEncoder):
             raise ValueError(f"model={self.model!r} must be a BiEncoder; CrossEncoderWindows takes the other rerankers")
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         """See the base class; a bi-encoder is never trained, so its arguments say all."""
-        parameters = {f: getattr(self.model, f) for f in self.model.__dataclass_fields__}
-        if parameters["trust_remote_code"]:
+        if self.model.trust_remote_code:
             raise ValueError(f"{self.model!r} runs remote code, which cannot be stored: give another bi-encoder")
-        parameters = {name: value for name, value in parameters.items() if name not in _RUNTIME}
+        parameters = arguments_of(self.model, *OF_THE_MODEL)
         parameters["backbone"] = str(parameters["backbone"])
         if parameters["windows"] is not None:
             parameters["windows"] = windows_to_config(parameters["windows"])
@@ -248,8 +245,6 @@ class CrossEncoderWindows(ModelWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from .base import LongDocReranker
-
         if not isinstance(self.model, LongDocReranker):
             raise ValueError(
                 f"model={self.model!r} must be a cross-encoder of this package, FirstP(...) for instance; "
@@ -270,8 +265,6 @@ class CrossEncoderWindows(ModelWindows):
         return {"type": type(self).__name__, "k": self.k}
 
 
-_RUNTIME = ("text_loader", "device", "explain", "trust_remote_code", "verbose")
-"""Arguments of a bi-encoder that say nothing about its scores."""
 _PLAIN: dict[str, type[WindowSelector]] = {cls.__name__: cls for cls in (FirstK, BM25Windows)}
 
 
@@ -293,15 +286,11 @@ def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselecti
             arguments["document_frequencies"] = json.loads(content)
         return _PLAIN[name](**arguments)
     if name == "EmbeddingWindows":
-        from .biencoder import BiEncoder
-
         parameters = dict(arguments["model"])
         if parameters["windows"] is not None:
             parameters["windows"] = windows_from_config(parameters["windows"])
         return EmbeddingWindows(arguments["k"], BiEncoder(**parameters))
     if name == "CrossEncoderWindows":
-        from .base import LongDocReranker
-
         return CrossEncoderWindows(arguments["k"], LongDocReranker.load(folder / FOLDER))
     if name == "KeyBlocks":
         selector: Any = preselection_from_config(arguments["selector"], folder)
