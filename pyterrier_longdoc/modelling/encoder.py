@@ -71,7 +71,7 @@ class WindowEncoder(nn.Module):
         self.hidden_size = backbone.hidden_size
         self.longest_input = backbone.max_length
         self.template = backbone.template
-        self.pair_layout = backbone.pair_layout()
+        self.pair_layout: Any = None if backbone.tokenizer is None else backbone.pair_layout()
         self.affordable_tokens = sys.maxsize
         self.runtime = BackboneRuntime()
 

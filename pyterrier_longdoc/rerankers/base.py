@@ -125,7 +125,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
-        self._warned: set[type[Warning]] = set()
+        self.warned: set[type[Warning]] = set()  # of what it has warned
         self.check()
 
     def check(self) -> None:
@@ -250,8 +250,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         }
 
     def _warn_once(self, message: str, category: type[Warning], stacklevel: int) -> None:
-        if category not in self._warned:
-            self._warned.add(category)
+        if category not in self.warned:
+            self.warned.add(category)
             warnings.warn(message, category, stacklevel=stacklevel)
 
 

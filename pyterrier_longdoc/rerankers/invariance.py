@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -201,9 +202,9 @@ def _undisturbed(model: Any) -> Iterator[None]:
     Where the machine chooses the precision, float32 is what all else is compared with. The same holds for the model
     that selects its windows, if there is one.
     """
-    names = ("coverage", "score_cache", "dtype")
+    names = ("coverage", "warned", "score_cache", "dtype")
     models = [model, *_selecting(model)]
-    before = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in models]
+    before = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in models]
     for each, own in zip(models, before, strict=True):
         if hasattr(each, "load_scorer") and own.get("dtype", "") in (None, "fastest"):
             each.dtype = "float32"

@@ -36,9 +36,9 @@ DOCUMENTS_PER_QUERY = 3
 MODELS = {
     "FirstP": (ld.FirstP, {}),
     "AvgP": (ld.AvgP, {}),
-    "CEDR-knrm": (ld.CEDR, {"head": "knrm"}),
-    "CEDR-pacrr": (ld.CEDR, {"head": "pacrr"}),
-    "CEDR-drmm": (ld.CEDR, {"head": "drmm"}),
+    "CEDR-knrm": (ld.CEDR, {"aggregation": "knrm"}),
+    "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr"}),
+    "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm"}),
     "NeuralModel1": (ld.NeuralModel1, {"self_translation": 0.5}),
     "NeuralModel1 free": (ld.NeuralModel1, {}),
 }

@@ -58,7 +58,7 @@ class FrozenVectors:
             )
             self.queries = dict(zip(topics["qid"], torch.tensor(vectors), strict=True))
             texts = tokenize(scorer.tokenizer, list(documents.values()))
-            own = scorer._window_vectors(texts, [scorer.windows(text) for text in texts], torch.float32, None)
+            own = scorer._window_vectors(texts, [scorer.settings.windows(text) for text in texts], torch.float32, None)
             self.windows[kind] = {docno: torch.tensor(v) for docno, v in zip(documents, own, strict=True)}
 
     def pairs(self, qid: str, docnos: list[str], kind: str) -> Encoded:

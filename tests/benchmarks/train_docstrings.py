@@ -148,7 +148,7 @@ def main() -> None:
         model = trained(name, args.folder, lambda model: model.fit(found["train"], train), start)
         if args.package:
             target = Path(ld.__file__).parent / "models" / f"docstrings-{name}"
-            ld.save_adapter(model, target, rank=14)
+            model.save_adapter(target, rank=14)
             size = sum(file.stat().st_size for file in target.iterdir())
             print(f"{target.name}: {size / 2**20:.2f} MiB")
 

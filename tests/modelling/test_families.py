@@ -45,7 +45,7 @@ def test_fixed_layout_counts_its_padding(family, tmp_path):
 def test_unsupported_head_is_left_out_and_said_so(tmp_path, results, caplog):
     folder = tiny.checkpoint(tmp_path, "mpnet", **SIZES)
     model = ld.MaxP(folder, window_size=20, stride=10, max_query_len=8)
-    with caplog.at_level(logging.WARNING), pytest.warns(ld.base.UntrainedWarning):
+    with caplog.at_level(logging.WARNING), pytest.warns(ld.UntrainedWarning):
         out = model(results)
     assert "the classification head of mpnet is not among those that can be taken over" in caplog.text
     assert np.isfinite(out["score"]).all()

@@ -31,8 +31,8 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "LateIR": (ld.LateIR, {"interaction": tiny.aggregator, "aggregator": tiny.aggregator, **SLIDING}),
     "MORESPlus": (ld.MORESPlus, SLIDING),
     "CEDR-knrm": (ld.CEDR, CHUNKS),
-    "CEDR-pacrr": (ld.CEDR, {"head": "pacrr", **CHUNKS}),
-    "CEDR-drmm": (ld.CEDR, {"head": "drmm", **CHUNKS}),
+    "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr", **CHUNKS}),
+    "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm", **CHUNKS}),
     "NeuralModel1": (ld.NeuralModel1, CHUNKS),
 }
 BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
