@@ -15,6 +15,7 @@ import numpy as np
 
 from ..common.coverage import Coverage, Reading, Scored
 from ..modelling.scorer import LongDocScorer
+from ..modelling.texts import Block
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -142,13 +143,9 @@ def score_with_cache(
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
     found = [known[key] for key in rows]
-    scored.add(
-        list(rows.values()),
-        np.array([entry.score for entry in found]),
-        [texts[own[0]] for own in rows.values()],
-        [entry.reading for entry in found],
-        [None] * len(found),
-    )
+    pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
+    values = np.array([entry.score for entry in found])
+    scored.add(pairs, values, [entry.reading for entry in found], [None] * len(found))
     return scored.checked()
 
 
