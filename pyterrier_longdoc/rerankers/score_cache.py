@@ -126,7 +126,7 @@ def score_with_cache(
     if on_rows is not None and len(new) < len(keys):
         on_rows(len(keys) - len(new))
 
-    def store(rows: list[list[int]], scores: np.ndarray, readings: list[Reading]) -> None:
+    def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
             found = zip(rows, scores, readings, strict=True)
             block = {keys[new[own[0]]]: CachedScore(float(score), reading) for own, score, reading in found}
