@@ -222,10 +222,11 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """
         raise NotImplementedError
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Who this transformer is: all that its scores depend on besides query and text, JSON-able.
 
         Weights count by their contents, arguments as they are now, and with them the device's kind and precision.
+        Not called `identity`, because every PyTerrier transformer has a static method of that name.
 
         Raises:
             ValueError: if the tokenizer has a step in Python, of which it cannot be told whether it stays the same.
@@ -408,7 +409,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self.warn_untrained()
         if self.score_cache is not None and not self.explain:
             cache = ScoreCache(self.score_cache)
-            return score_with_cache(cache, weights.scorer, self.identity(), queries, texts, on_rows=on_rows)
+            return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
         return weights.scorer.score(queries, texts, explain=self.explain, on_rows=on_rows)
 
     def warn_untrained(self) -> None:
