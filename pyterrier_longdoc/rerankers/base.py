@@ -554,6 +554,16 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
         """
         return history_frame([] if self._loaded is None else self._loaded.history)
 
+    @property
+    def recipe(self) -> TrainingArgs:
+        """What `fit` follows: `training`, or the model's default."""
+        return self.training or self._default_training()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether `fit`, `load` or `start_from` gave the weights; others start from the checkpoint."""
+        return self._loaded is not None and self._loaded.trained
+
     def apply_attributes(self, **attributes: Any) -> LongDocReranker:
         """A copy with other constructor arguments, trained weights included."""
         clone = type(self)(**{**self._parameters(), **attributes})
