@@ -9,7 +9,6 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data.far_relevant import far_relevant
 from pyterrier_longdoc.listwise import CallableBackend
 
 from ..support import tiny
@@ -53,19 +52,6 @@ def test_known_positions_come_back():
     assert found.unmatched == 0.0
     for frame, old in zip((TOPICS, QRELS, CORPUS, PASSAGES), before, strict=True):
         pd.testing.assert_frame_equal(frame, old)
-
-
-def test_gold_positions_of_far_relevant_collections_come_back():
-    writer = Writer(8)
-    passages = pd.DataFrame({"docno": [str(i) for i in range(200)], "text": [writer.prose(40) for _ in range(200)]})
-    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(30)], "query": "?"})
-    qrels = topics[["qid"]].assign(docno=passages["docno"].head(30), label=1)
-    made = far_relevant(passages, topics, qrels, position="uniform", min_offset=100, max_length=400)
-    found = find(made.topics, made.qrels, made.corpus, qrels[["qid"]].assign(text=passages["text"].head(30))).matched
-    both = found.merge(made.gold, on=["qid", "docno"], suffixes=("", "_gold"), validate="1:1")
-    assert len(both) == 30
-    for name in ("first_token", "length", "start", "end"):
-        assert both[name].tolist() == both[f"{name}_gold"].tolist()
 
 
 def test_tokens_of_any_tokenizer(tmp_path):
