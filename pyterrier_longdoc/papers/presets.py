@@ -9,41 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
 if TYPE_CHECKING:
     from ..training import TrainingArgs
-from collections.abc import Iterator
-from typing import ClassVar, TypeVar
 
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 
 
-class Named(Mapping[str, Thing]):
-    """Things by name; an unknown name is answered by all that are known.
-
-    Args:
-        entries: the things.
-    """
+class Named(dict[str, Value]):
+    """Values by name; an unknown name is answered by all that are known."""
 
     kind: ClassVar[str]
     """What they are called in messages."""
 
-    def __init__(self, entries: Mapping[str, Thing]) -> None:
-        self._entries = dict(entries)
+    def __missing__(self, name: str) -> Value:
+        raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self)}")
 
-    def __getitem__(self, name: str) -> Thing:
-        if name not in self._entries:
-            raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self)})"
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
@@ -108,7 +94,7 @@ class Preset:
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
     """A recipe of Boytsov et al. with the model's own learning rates: they differ where a head is pre-trained."""
-    return replace(recipe, learning_rates=model._default_training().learning_rates)
+    return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
 class Presets(Named[Preset]):
@@ -134,7 +120,7 @@ class Presets(Named[Preset]):
                 "note": preset.note,
                 **{measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)},
             }
-            for name, preset in self._entries.items()
+            for name, preset in self.items()
         ]
         return pd.DataFrame(rows)
 
