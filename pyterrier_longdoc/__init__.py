@@ -74,8 +74,8 @@ _PUBLIC = {
     "data.needle": ["needle", "passkey", "read_longembed"],
     "data.rotation": ["RotateDocuments", "position_augmentation"],
     "modelling.windows": ["Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "SlidingWords", "SentenceWindows"],
-    "modelling.preselection": ["FirstK", "KeyBlocks"],
-    "rerankers.selectors": ["BM25Windows", "EmbeddingWindows", "CrossEncoderWindows"],
+    "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
+    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "training": [
         "Lora",
         "TeacherScores",

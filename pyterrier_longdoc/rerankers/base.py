@@ -37,7 +37,8 @@ from ..modelling.checkpoint import (
     save_pretrained,
 )
 from ..modelling.devices import check_devices, resolve_devices, resolve_dtype
-from ..modelling.preselection import Preselection, check_preselection
+from ..modelling.preselection import FOLDER as PRESELECT
+from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
 from ..modelling.runtimes import check_backend, check_last_layer, default_device, default_dtype
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
@@ -45,8 +46,6 @@ from ..training import TrainingArgs, check_qrels, evaluate, history_frame, make_
 from ..training.identity import training_settings
 from .checks import check_only_windows, check_settings
 from .score_cache import ScoreCache, score_with_cache
-from .selectors import FOLDER as PRESELECT
-from .selectors import preselection_from_config
 
 
 class WithCheckpoints:
@@ -83,7 +82,7 @@ class WithCheckpoints:
         Raises:
             ValueError: if that is not a model saved by this package, or one of another class.
         """
-        from . import cross as longp  # noqa: F401 - so that the classes are known
+        from . import cross, selectors  # noqa: F401 - so that the classes are known
 
         return load_reranker(cls, LongDocReranker, name, revision=revision, parameters=parameters)
 

@@ -18,7 +18,7 @@ from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.texts import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
-from pyterrier_longdoc.rerankers.selectors import words
+from pyterrier_longdoc.modelling.preselection import words
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, SLIDING, make
@@ -80,7 +80,7 @@ def test_bm25_is_the_formula(table):
             idf = math.log(1 + ((len(bags) if table is None else 10) - having + 0.5) / (having + 0.5))
             score += idf * bag[word] * 1.9 / (bag[word] + 0.9 * (0.6 + 0.4 * bag.total() / mean))
         expected.append(score)
-    (scores,) = selector._scores(["Red cat; the SNOW cat"], [document], [windows])
+    (scores,) = selector.scores(["Red cat; the SNOW cat"], [document], [windows])
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
@@ -344,7 +344,7 @@ def test_key_blocks_that_do_not_fit_the_backbone(cross_encoder):
 
 
 def test_a_selector_of_another_kind_in_a_checkpoint_is_refused(tmp_path):
-    from pyterrier_longdoc.rerankers.selectors import preselection_from_config
+    from pyterrier_longdoc.modelling.preselection import preselection_from_config
 
     with pytest.raises(ValueError, match="unknown preselection 'Later'"):
         preselection_from_config({"type": "Later"}, tmp_path)
