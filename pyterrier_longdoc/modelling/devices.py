@@ -69,7 +69,7 @@ def check_devices(device: Any, several: bool = True) -> None:
     if not names:
         raise ValueError("device=[] names no device: leave device=None to take what there is")
     if not several and len(names) > 1:
-        raise ValueError(f"device={device!r}: this model, or its backend=, works on one device at a time: name one")
+        raise ValueError(f"device={device!r}: this model, or its runtime=, works on one device at a time: name one")
     for each in names:
         check_device(each)
     if len({torch.device(each or "cpu").type for each in names}) > 1:

@@ -226,7 +226,7 @@ class WindowEncoder(nn.Module):
         if batch.position_ids is not None:
             inputs["position_ids"] = of_pass(batch.position_ids)
         inputs |= self.rules.further_inputs(batch, rows, mask)
-        packing = pack(self.backbone, inputs, mask) if self.runtime.backend == "torch" else None
+        packing = pack(self.backbone, inputs, mask) if self.runtime.name == "torch" else None
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
             last = packing.encode(self.backbone) if packing else self.runtime(self.backbone, inputs)

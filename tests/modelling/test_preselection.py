@@ -13,12 +13,11 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.preselection import Preselection
+from pyterrier_longdoc.modelling.preselection import Preselection, words
 from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.texts import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
-from pyterrier_longdoc.modelling.preselection import words
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, SLIDING, make
