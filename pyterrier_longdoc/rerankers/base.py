@@ -39,7 +39,7 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import check_devices, resolve_devices, resolve_dtype
 from ..modelling.preselection import FOLDER as PRESELECT
 from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
-from ..modelling.runtimes import check_backend, check_last_layer, default_device, default_dtype
+from ..modelling.runtimes import check_last_layer, check_runtime, default_device
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
@@ -115,7 +115,7 @@ def save_reranker(model: Any, weights: Weights, folder: str | Path, *, adapter: 
         folder: made if need be.
         adapter: the weights as a difference from the backbone's, which is then stored.
     """
-    parameters = {k: v for k, v in model._parameters().items() if k not in model._runtime}
+    parameters = {k: v for k, v in model._parameters().items() if k not in model._unsaved}
     parameters = {k: str(v) if isinstance(v, Path) else v for k, v in parameters.items()}
     if model.windows is not None:
         parameters["windows"] = windows_to_config(model.windows)
@@ -296,10 +296,9 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             CPU, so that all CPUs give the same scores, and for bfloat16 on a GPU that has it natively; `"fastest"` for
             what the device is best at: bfloat16 also on CPUs with AMX or AVX512_BF16. `coverage.dtype` tells which it
             was; in bfloat16 scores differ in the third digit.
-        backend: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), and on a CPU
-            `"openvino"`, `"onnx"` (ONNX Runtime) or `"onnx-int8"` (linear layers in 8 bits: scores are approximate).
-            Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first scores after
-            a change of weights wait for the compilation or export.
+        runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
+            `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
+            scores after a change of weights wait for the compilation or export.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
@@ -331,7 +330,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
     max_batch_tokens: int | None = None
     device: str | Sequence[str] | None = None
     dtype: str | None = None
-    backend: str = "torch"
+    runtime: str = "torch"
     explain: bool = False
     score_cache: str | Path | None = None
     training: TrainingArgs | None = None
@@ -341,8 +340,8 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
 
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
-    _runtime: ClassVar[tuple[str, ...]] = (
-        "text_loader", "device", "backend", "training", "verbose", "trust_remote_code", "windows", "preselect",
+    _unsaved: ClassVar[tuple[str, ...]] = (
+        "text_loader", "device", "runtime", "training", "verbose", "trust_remote_code", "windows", "preselect",
         "score_cache",
     )  # fmt: skip
 
@@ -370,15 +369,15 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         check_preselection(self.preselect, self._make_windows())
         check_devices(self.device, self._works_on_several())
-        check_backend(self.backend, self.device, self.dtype)
-        if self.backend != "torch":
+        check_runtime(self.runtime, self.device, self.dtype)
+        if self.runtime != "torch":
             check_last_layer(
-                self.backend, type(self).__name__, self._scorer_class is LongDocScorer, self._head_spec()[0]
+                self.runtime, type(self).__name__, self._scorer_class is LongDocScorer, self._head_spec()[0]
             )
 
     def _works_on_several(self) -> bool:
         """Whether several devices may share a run: not where states are remembered, or forms of the model are made."""
-        return self.backend == "torch" and self._scorer_class is LongDocScorer
+        return self.runtime == "torch" and self._scorer_class is LongDocScorer
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
@@ -522,10 +521,10 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
         scorer.read_with(windows, **reading)
         scorer.select_with(self.preselect)
         scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = self.batch_size, self.max_batch_tokens
-        devices = resolve_devices(self.device or default_device(self.backend))
+        devices = resolve_devices(self.device or default_device(self.runtime))
         scorer.devices = tuple(devices if self._works_on_several() else devices[:1])
         scorer.to(scorer.devices[0])
-        scorer.encoder.runtime.use(self.backend, scorer.encoder.backbone)
+        scorer.encoder.runtime.use(self.runtime, scorer.encoder.backbone)
         self._loaded = weights
         return weights
 
@@ -600,7 +599,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
         return scorer.score(queries, texts, dtype=dtype, on_rows=on_rows), [], scorer.coverage
 
     def _precision(self, scorer: LongDocScorer) -> torch.dtype:
-        return resolve_dtype(self.dtype or default_dtype(self.backend), scorer.device)
+        return resolve_dtype(self.dtype, scorer.device)
 
     def _warn_untrained(self, weights: Weights) -> None:
         if weights.ready or self._warned_untrained:

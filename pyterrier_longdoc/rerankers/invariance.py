@@ -176,8 +176,8 @@ def _check_settings(model: LongDocReranker) -> None:
 def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray:
     if not hasattr(model, "load_scorer"):
         raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
-    if getattr(model, "backend", "torch") not in ("torch", "compile"):
-        raise _NotApplicableError(f"backend={model.backend!r} has its own")
+    if getattr(model, "runtime", "torch") not in ("torch", "compile"):
+        raise _NotApplicableError(f"runtime={model.runtime!r} has its own")
     backbone = model.load_scorer().encoder.backbone
     usual = getattr(backbone.config, "_attn_implementation", None)
     if usual == implementation:

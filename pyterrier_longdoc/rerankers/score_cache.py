@@ -110,7 +110,7 @@ def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
         "encoder": weights.backbone.describe(),
         "dtype": str(dtype),
         "device": scorer.device.type,
-        "backend": scorer.encoder.runtime.backend,
+        "runtime": scorer.encoder.runtime.name,
     }
     if scorer.preselect is not None:
         settings["preselect"] = scorer.preselect.identity()
