@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModel
 from ..common.caches import EmbeddingCache
 from ..common.coverage import RawExplanation
 from .backbones.architectures import quiet
-from .backbones.load import Backbone, Representation, build_backbone, check_folder, load_backbone, load_tokenizer
+from .backbones.classifiers import Representation
+from .backbones.load import Backbone, build_backbone, check_folder, load_backbone, load_tokenizer
 from .batching import Encoded, PairLayout, of_documents
 from .encoder import WindowEncoder, micro_batches
 from .fingerprint import WeightsWatch

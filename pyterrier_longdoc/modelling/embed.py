@@ -20,7 +20,9 @@ from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Coverage, Explanation, check_finite
-from .backbones.load import Backbone, Representation, encoder_folder, load_backbone
+from .backbones.classifiers import Representation
+from .backbones.load import Backbone, load_backbone
+from .backbones.packaged import encoder_folder
 from .batching import PairLayout
 from .devices import dtype_name
 from .encoder import WindowEncoder, encode_distinct
@@ -82,10 +84,10 @@ class BiEncoderScorer(nn.Module):
         self.cache, self.tokens = encoder.cache, encoder.tokens
         self.query_layout, self._query_lead = backbone.text_layout(query_prefix)
         self.passage_layout, self._passage_lead = backbone.text_layout(passage_prefix)
-        if backbone.max_length is not None:
-            _check_room("query_prefix", query_prefix, self.query_layout, backbone.max_length, max_query_len)
-            _check_room("passage_prefix", passage_prefix, self.passage_layout, backbone.max_length, 1)
-            windows = windows.within(backbone.max_length - self.passage_layout.specials)
+        if backbone.longest_input is not None:
+            _check_room("query_prefix", query_prefix, self.query_layout, backbone.longest_input, max_query_len)
+            _check_room("passage_prefix", passage_prefix, self.passage_layout, backbone.longest_input, 1)
+            windows = windows.within(backbone.longest_input - self.passage_layout.specials)
         self.query_layout = spread_positions(self.query_layout, backbone, position_step)
         self.passage_layout = spread_positions(self.passage_layout, backbone, position_step)
         self.windows = windows
@@ -437,7 +439,7 @@ def spread_positions(layout: PairLayout, backbone: Backbone, step: int) -> PairL
     """
     if step == 1:
         return layout
-    kind, longest = backbone.model.config.model_type, backbone.max_length
+    kind, longest = backbone.family, backbone.longest_input
     if kind != "bert" or longest is None or longest < step:
         raise ValueError(
             f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone is "

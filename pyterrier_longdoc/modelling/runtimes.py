@@ -53,7 +53,7 @@ Form = Callable[[Inputs], torch.Tensor]
 """Another form of a backbone: the inputs of a Hugging Face encoder by name, to its last hidden state `(V, T, H)`."""
 
 
-def check_runtime(runtime: str, device: str | None, dtype: str | None) -> None:
+def check_runtime(runtime: str, device: Any, dtype: str | None) -> None:
     """Raises ValueError for an unknown runtime, or a device or precision that it does not have; None is its own."""
     check_choice("runtime", runtime, RUNTIMES)
     if runtime != "openvino":
@@ -441,7 +441,8 @@ def torch_kernel() -> Kernel | None:
     if not {"window_size", "num_splits"} <= inspect.signature(varlen_attn).parameters.keys():
         return None
     # One split: how keys are split up otherwise depends on the longest window of the pass.
-    return lambda *args, scale, window: varlen_attn(*args, scale=scale, window_size=window, num_splits=1)
+    attend: Any = functools.partial(varlen_attn, num_splits=1)
+    return lambda *args, scale, window: attend(*args, scale=scale, window_size=window)
 
 
 def attend_packed(

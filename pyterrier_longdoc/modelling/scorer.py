@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, RawExplanation, Reading, check_finite
-from .backbones.load import Backbone, build_backbone, with_trail
+from .backbones.load import Backbone, build_backbone
+from .backbones.templates import with_trail
 from .batching import Encoded, PairLayout, of_documents
 from .devices import dtype_name
 from .encoder import WindowEncoder, encode_distinct
@@ -77,7 +78,7 @@ class LongDocScorer(nn.Module):
         self.head = head
         self._pair_layout = backbone.pair_layout()
         self._template = backbone.template
-        self._max_length = backbone.max_length
+        self._max_length = backbone.longest_input
         self.coverage = Coverage()
         self.preselect: Preselection | None = None
         self.devices: tuple[torch.device, ...] = ()

@@ -75,7 +75,7 @@ def of_backbone(backbone: Backbone) -> VectorTransformer:
     special = None
     if tokenizer is not None and None not in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         special = words[[tokenizer.cls_token_id, tokenizer.sep_token_id]].clone()
-    longest = backbone.max_length
+    longest = backbone.longest_input
     _drop_words(model)
     return VectorTransformer(model, special, longest, words.shape[1])
 

@@ -18,7 +18,8 @@ from transformers import BertModel
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling import runtimes
-from pyterrier_longdoc.modelling.backbones.load import BackboneOptions, load_backbone
+from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 
 from ..support import tiny
