@@ -45,11 +45,7 @@ def template_layout(tokenizer: Any, template: str) -> PairLayout:
     White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
     and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
     template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
-    may be cut.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer; special tokens that it adds to a text are kept.
-        template: a name or a text, see `resolve_template`.
+    may be cut. Special tokens that the tokenizer adds to a text are kept.
     """
     before, rest = resolve_template(template).split("{query}")
     between, after = rest.split("{document}")
@@ -61,13 +57,12 @@ def template_layout(tokenizer: Any, template: str) -> PairLayout:
     query = _tokens_at(offsets, query_start, query_start + len(probe + trail))
     text_start = query_start + len(probe + between)
     text = _tokens_at(offsets, text_start, text_start + len(probe))
-    pad_id = tokenizer.pad_token_id
     return PairLayout(
         prefix=tuple(ids[: query[0]]),
         middle=tuple(ids[query[1] : text[0]]),
         suffix=tuple(ids[text[1] :]),
         types=None,
-        pad_id=0 if pad_id is None else pad_id,
+        pad_id=tokenizer.pad_token_id or 0,
         query_lead=_lead(tokenizer, before, probe + trail, ids[query[0] : query[1]]),
         query_trail=trail,
         query_trail_size=len(_ids(tokenizer, trail)),
