@@ -17,7 +17,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
-from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer, model_folder
+from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
+from .backbones.packaged import model_folder
 from .encoder import WindowEncoder
 from .fingerprint import fingerprint
 from .heads import Head, build_head

@@ -21,7 +21,8 @@ from transformers.utils import cached_file
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.classifiers import Representation
-from .backbones.load import Backbone, encoder_folder, load_backbone
+from .backbones.load import Backbone, load_backbone
+from .backbones.packaged import encoder_folder
 from .batching import ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .encoder import MatchFunction, WindowEncoder
 from .fingerprint import WeightsWatch
@@ -353,7 +354,7 @@ def spread_positions(layout: PairLayout, backbone: Backbone, step: int) -> PairL
     """
     if step == 1:
         return layout
-    kind, longest = backbone.model.config.model_type, backbone.max_length
+    kind, longest = backbone.family, backbone.longest_input
     if kind != "bert" or longest is None or longest < step:
         raise ValueError(
             f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone is "

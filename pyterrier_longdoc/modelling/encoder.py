@@ -73,7 +73,7 @@ class WindowEncoder(nn.Module):
         self.pooling = backbone.pooling
         self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
-        self.longest_input = backbone.max_length
+        self.longest_input = backbone.longest_input
         self.template = backbone.template
         self.pair_layout: Any = None if backbone.tokenizer is None else backbone.pair_layout()
         self.affordable_tokens = sys.maxsize

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
-from .backbones.load import Backbone, with_trail
+from .backbones.load import Backbone
+from .backbones.templates import with_trail
 from .batching import Encoded
 from .encoder import WindowEncoder
 from .heads.base import TokenHead, WarmStart

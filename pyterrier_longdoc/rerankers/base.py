@@ -52,8 +52,9 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
-from ..modelling.preselection import PRESELECT_FOLDER, Preselection, check_preselection, preselection_from_config
-from ..modelling.runtimes import check_backend, check_last_layer, default_device, default_dtype
+from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
+from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
+from ..modelling.runtimes import check_last_layer, check_runtime, default_device
 from ..modelling.scorer import LongDocScorer
 from ..modelling.settings import Settings
 from ..modelling.texts import written
@@ -331,7 +332,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         check_preselection(self.preselect, self.make_windows())
-        check_backend(self.runtime, self.device, self.dtype)
+        check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder
             check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
@@ -350,7 +351,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             batch_size=self.batch_size,
             max_batch_tokens=self.max_batch_tokens,
             device=device,
-            dtype=resolve_dtype(self.dtype or default_dtype(self.runtime), device),
+            dtype=resolve_dtype(self.dtype, device),
             runtime=self.runtime,
         )
 

@@ -24,8 +24,9 @@ from ..modelling.apart import (
     load_encoder_decoder,
     load_late_backbone,
 )
-from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
-from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, BackboneOptions, load_backbone, resolve_template
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
+from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, Weights, seeded_head
 from ..modelling.encoder import WindowEncoder
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows

@@ -74,7 +74,7 @@ def fit_kept(
     kept = read_notes(folder / _FINISHED)
     if kept is not None:
         check_same(kept, identity, folder)
-        again = (*OF_THIS_MACHINE, "backend")  # which is not saved
+        again = (*OF_THIS_MACHINE, "runtime")  # which is not saved
         return type(model).load(folder / MODEL, **{name: getattr(model, name) for name in again})
     (folder / _SCORED).unlink(missing_ok=True)
     before = model.training

@@ -163,7 +163,7 @@ def test_loading_runs_no_code_of_the_checkpoint(layout, tmp_path):
     backbone = load_backbone(folder)
     assert isinstance(backbone.model, AlibiBert)
     assert backbone.pooling == ("cls" if layout == "mosaic" else "mean")
-    assert backbone.max_length == 256
+    assert backbone.longest_input == 256
     with pytest.raises(RuntimeError, match="ran"):
         load_backbone(folder, trust_remote_code=True)
 

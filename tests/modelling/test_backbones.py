@@ -149,10 +149,10 @@ def test_descriptions_build_the_same_modules(checkpoint, labels, tmp_path):
     family = json.loads((Path(checkpoint) / "config.json").read_text())["model_type"]
     first = load_backbone(checkpoint if labels == 1 else tiny.checkpoint(tmp_path, family, labels=labels))
     second = build_backbone(json.loads(json.dumps(first.describe())), first.tokenizer)
-    assert (second.pooling, second.hidden_size, second.max_length) == (
+    assert (second.pooling, second.hidden_size, second.longest_input) == (
         first.pooling,
         first.hidden_size,
-        first.max_length,
+        first.longest_input,
     )
     one, other = (scorer_of(backbone) for backbone in (first, second))
     other.load_state_dict(one.state_dict(), strict=True)
@@ -173,7 +173,7 @@ def test_descriptions_build_the_same_modules(checkpoint, labels, tmp_path):
 )
 def test_longest_input(family, expected, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
-    assert backbone.max_length == expected
+    assert backbone.longest_input == expected
     # An input of just this length goes through, also in the fixed layout.
     for pad_query in (False, True):
         layout = backbone.pair_layout().fixed(1, None) if pad_query else backbone.pair_layout()
@@ -189,7 +189,7 @@ def test_roberta_with_its_own_padding_id():
     description = {"config": {**config.to_dict(), "max_position_embeddings": 514}, "cross_encoder": True}
     with torch.device("meta"):
         backbone = build_backbone(description, tiny.tokenizer(double_separator=True, segments=False))
-    assert backbone.max_length == 514 - 1 - 1
+    assert backbone.longest_input == 514 - 1 - 1
     assert backbone.pair_layout().position_offset == 1 + 1
 
 

@@ -24,7 +24,7 @@ SIZES = {"max_position_embeddings": 67, "type_vocab_size": 1, "pad_token_id": 1}
 @pytest.mark.parametrize("family", POSITIONS_FROM_IDS)
 def test_longest_input_is_what_the_positions_allow(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family, labels=None, **SIZES))
-    assert backbone.max_length == 67 - 1 - 1
+    assert backbone.longest_input == 67 - 1 - 1
     with torch.no_grad():
         backbone.model(torch.full((1, 65), 7))
         with pytest.raises((IndexError, RuntimeError)):

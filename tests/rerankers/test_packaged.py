@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.load import ENCODER, encoder_folder, model_folder, packaged_models
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder, model_folder, packaged_models
 from pyterrier_longdoc.modelling.checkpoint import compress, fingerprint, restore
 from pyterrier_longdoc.training import Lora, TrainingArgs
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import pytest
 
 import pyterrier_longdoc as ld
 
@@ -63,3 +65,8 @@ def make(name: str, backbone: str, **changes: Any) -> Any:
     cls, arguments = SYSTEMS[name]
     arguments = {key: value() if callable(value) else value for key, value in arguments.items()}
     return cls(OWN_BACKBONES.get(name, lambda: backbone)(), **{**arguments, **changes})
+
+
+def slow_but(representative: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """All names as parameters of a test, of which only the representative ones are not slow."""
+    return [name if name in representative else pytest.param(name, marks=pytest.mark.slow) for name in names]

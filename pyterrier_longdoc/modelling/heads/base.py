@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from ...common.registry import register
 from ..batching import Encoded, Matches
 
 _REGISTRY: dict[str, type[Head]] = {}
@@ -35,7 +36,8 @@ class WarmStart:
 class Head(nn.Module):
     """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
 
-    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only.
+    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only; what
+    they take as `**options` are their parent's.
 
     Args:
         hidden_size: H, the width of the window vectors.
@@ -52,10 +54,8 @@ class Head(nn.Module):
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if name is not None:
-            if name in _REGISTRY:
-                raise TypeError(f"two heads are named {name!r}: {_REGISTRY[name].__qualname__} and {cls.__qualname__}")
+            register(_REGISTRY, "heads", name, cls)
             cls.name = name
-            _REGISTRY[name] = cls
 
     def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
         super().__init__()
@@ -132,8 +132,14 @@ def head_options(name: str) -> dict[str, Any]:
     """
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
+    options: dict[str, Any] = {}
+    for cls in _REGISTRY[name].__mro__:
+        parameters = inspect.signature(cls).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | options
+        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+            break  # what a head takes as `**options` are its parent's
+    options.pop("channels", None)  # the backbone's, not the user's
+    return options
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:
