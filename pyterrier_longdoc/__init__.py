@@ -42,7 +42,6 @@ _PUBLIC = {
         "Sweep",
         "by_document_length",
         "by_query_value",
-        "by_relevant_position",
         "paper_table",
         "plot_efficiency",
         "read_run",

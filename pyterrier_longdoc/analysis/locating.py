@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..experiment.extras import required
+from ..common.files import import_extra
 
 # Scripts without spaces between words give one word per character, as in BERT's tokenizers.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -125,7 +125,7 @@ class PassageLocator:
         Raises:
             ImportError: without rapidfuzz.
         """
-        similarity = required("rapidfuzz.distance").LCSseq.similarity
+        similarity = import_extra("rapidfuzz.distance", "analysis", "rapidfuzz.distance is missing").LCSseq.similarity
         of_passages = [words(passage) for passage in passages]
         codes = {word: chr(i) for i, word in enumerate(_vocabulary(of_passages), start=1)}
         text = _Encoded(document, "".join([codes.get(word, _OTHER) for word in words(document)]))

@@ -14,9 +14,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import TextField, strings
-from ..experiment.perquery import check_columns
-from ..experiment.runs import as_strings
+from ..common.frames import TextField, as_strings, check_columns, strings
 from ..modelling.texts import Span, TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
 from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.frames import TextField, field_names, strings
-from ..experiment.perquery import check_columns
-from ..experiment.runs import as_strings
+from ..common.frames import TextField, as_strings, check_columns, field_names, strings
 from ..modelling.texts import TokenizedText
 from .judging import tokenized
 
