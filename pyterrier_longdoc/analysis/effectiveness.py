@@ -12,10 +12,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..experiment.breakdowns import DEFAULT_EDGES, mean_by_query, query_groups
-from ..experiment.perquery import check_columns
+from ..common.frames import check_columns
 from ..experiment.plots import draw_means, finish, new_axes
-from ..experiment.results import ExperimentResults
+from ..experiment.results import DEFAULT_EDGES, ExperimentResults, mean_by_query, query_groups
 from ..experiment.significance import RESAMPLES, p_values, resampled_means
 from .positions import RelevantPositions
 

@@ -16,10 +16,8 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import TextField, field_names, strings, texts_of
-from ..experiment.perquery import check_columns
+from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of
 from ..experiment.plots import finish, new_axes
-from ..experiment.runs import as_strings
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
 from .chunkjudges import ChunkJob, ChunkJudge, as_chunk_judge

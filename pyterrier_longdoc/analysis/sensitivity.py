@@ -11,11 +11,9 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import strings
+from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts
-from ..experiment.perquery import check_columns
 from ..experiment.plots import draw_means, finish, new_axes
-from ..experiment.runs import as_strings
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from .positions import texts_of_corpus, token_reader, tokens_before
 

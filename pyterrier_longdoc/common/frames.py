@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,3 +112,17 @@ def with_scores(inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **colum
     for name, values in columns.items():
         out[name] = pd.Series(values, index=out.index, dtype=object)
     return pt.model.add_ranks(out)
+
+
+def check_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
+    """Raises ValueError, naming them, if columns are missing."""
+    if not isinstance(frame, pd.DataFrame):
+        raise ValueError(f"{what} must be a DataFrame, not {type(frame).__name__}")
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise ValueError(f"{what} lack the column(s) {', '.join(missing)}; they have {', '.join(map(str, frame))}")
+
+
+def as_strings(column: pd.Series) -> pd.Series:
+    """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
+    return column if pd.api.types.is_string_dtype(column) else column.astype(str)

@@ -1,33 +1,15 @@
 """Experiments as the papers report them: seeds, folds, several baselines, gains over each model's own FirstP."""
 
-from .breakdowns import by_document_length, by_query_value, by_relevant_position
-from .checks import ExperimentWarning
-from .comparisons import Statistics
-from .experiment import Experiment
-from .papertable import PaperTable, paper_table
+from .experiment import Experiment, ExperimentWarning
 from .plots import plot_efficiency
-from .results import ExperimentResults
+from .results import ExperimentResults, PaperTable, by_document_length, by_query_value, paper_table
 from .runs import read_run, write_run
+from .significance import Statistics
 from .sweeps import Sweep, sweep_depth, sweep_passages, sweep_truncation, sweep_windows
 from .systems import Fold
 
 __all__ = [
-    "Experiment",
-    "ExperimentResults",
-    "ExperimentWarning",
-    "Fold",
-    "PaperTable",
-    "Statistics",
-    "Sweep",
-    "by_document_length",
-    "by_query_value",
-    "by_relevant_position",
-    "paper_table",
-    "plot_efficiency",
-    "read_run",
-    "sweep_depth",
-    "sweep_passages",
-    "sweep_truncation",
-    "sweep_windows",
-    "write_run",
-]
+    "Experiment", "ExperimentResults", "ExperimentWarning", "Fold", "PaperTable", "Statistics", "Sweep",
+    "by_document_length", "by_query_value", "paper_table", "plot_efficiency", "read_run", "sweep_depth",
+    "sweep_passages", "sweep_truncation", "sweep_windows", "write_run",
+]  # fmt: skip

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import re
+import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from .checks import RunChecks, warn_of
-from .comparisons import Statistics
-from .efficiency import Cost, efficiency_table
-from .execution import Executor
-from .perquery import QueryEvaluator, check_columns
-from .results import ExperimentResults
-from .runs import Run, as_strings, read_run
-from .significance import RESAMPLES, Test
-from .store import RunStore, describe
+from ..common.caches import forget_embeddings
+from ..common.files import import_extra
+from ..common.frames import as_strings, check_columns
+from .efficiency import Cost, efficiency_table, measured
+from .results import CHECK_COLUMNS, ExperimentResults
+from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, described, doubts, read_run, settings_of
+from .significance import RESAMPLES, Statistics, Test
 from .systems import Job, make_folds, named_systems, plan
+
+WARM_UP_TOPICS = 2
+"""Run before measuring, so that weights are loaded and kernels compiled."""
+
+FEW_QUERIES = 25
+"""The least number of topics for a comparison by Buckley & Voorhees 2000, who find 50 better."""
+
+
+class ExperimentWarning(UserWarning):
+    """Something makes the numbers of an experiment doubtful; `checks` of the results lists it."""
 
 
 def Experiment(  # noqa: N802 - named like pt.Experiment
@@ -98,126 +107,41 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     if filter_by_qrels:
         topics = topics[topics["qid"].isin(set(qrels["qid"]))]
     named = named_systems(systems, names)
-    statistics = Statistics(
-        _baseline_names(baselines, list(named)),
-        dict(partner or {}),
-        test,
-        correction,
-        alpha,
-        margin,
-        resamples=resamples,
-    )
+    compared_to = _baseline_names(baselines, list(named))
+    statistics = Statistics(compared_to, dict(partner or {}), test, correction, alpha, margin, resamples=resamples)
     statistics.check(list(named))
     labels = None if seeds is None else [int(seed) for seed in seeds]
     prepared = make_folds(folds, topics, qrels) if folds is not None else []
-    jobs = [job for name, system in named.items() for job in plan(name, system, labels, prepared)]
+    planned = {name: plan(name, system, labels, prepared) for name, system in named.items()}
     evaluator = QueryEvaluator(topics, qrels, metrics, filter_by_topics=filter_by_topics)
-    settings = describe(topics, prepared, labels)
-    runner = _Runner(
-        Executor(batch_size=batch_size, efficiency=efficiency),
-        evaluator,
-        RunStore(save_dir, settings, save_mode) if save_dir is not None else None,
-        topics,
-    )
-    with pt.tqdm(total=len(jobs), desc="Experiment", unit="run", disable=not verbose) as bar:
-        for group in _by_seed(jobs):
-            runner.do(group, bar)
-    values = {name: np.stack(of_system) for name, of_system in runner.values.items()}
-    checks = runner.checks.findings({name: of_system.mean(0) for name, of_system in values.items()}, statistics)
+    settings = settings_of(topics, prepared, labels)
+    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode)
+    runner = _Runner(topics, evaluator, folder, batch_size, efficiency)
+    evaluated: dict[str, list[_Evaluated]] = {name: [] for name in named}
+    number = sum(len(jobs) for runs in planned.values() for jobs in runs)
+    with pt.tqdm(total=number, desc="Experiment", unit="run", disable=not verbose) as bar:
+        for name, runs in planned.items():
+            for jobs in runs:
+                evaluated[name].append(runner.evaluate(jobs, bar))
+    costs = {name: [run.cost for run in runs if run.cost is not None] for name, runs in evaluated.items()}
     results = ExperimentResults(
-        values,
-        runner.seeds,
+        {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},
+        {name: [run.seed for run in runs] for name, runs in evaluated.items()},
         evaluator.qids,
         evaluator.names,
         statistics,
-        efficiency=efficiency_table(runner.costs, statistics.partner) if efficiency else None,
-        checks=checks,
+        efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
+        checks=_findings(evaluated, evaluator.qids, statistics),
         settings=settings,
         folder=None if save_dir is None else Path(save_dir),
     )
     if save_dir is not None:
         results.save(save_dir)
-    warn_of(checks, stacklevel=3)
+    for check, rows in results.checks.groupby("check", sort=False):
+        messages = rows["message"].tolist()
+        more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
+        warnings.warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning, stacklevel=2)
     return results
-
-
-@dataclass
-class _Runner:
-    """Makes or reads the runs, and keeps only what follows from them: many runs do not fit into memory."""
-
-    executor: Executor
-    evaluator: QueryEvaluator
-    store: RunStore | None
-    topics: pd.DataFrame
-    values: dict[str, list[np.ndarray]] = field(default_factory=dict)
-    seeds: dict[str, list[int | None]] = field(default_factory=dict)
-    costs: dict[str, list[Cost]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.checks = RunChecks(self.evaluator.qids)
-
-    def do(self, jobs: Sequence[Job], bar: Any) -> None:
-        """One run of one system: the jobs are its folds."""
-        name, seed = jobs[0].system, jobs[0].seed
-        frames, total = [], None
-        for job in jobs:
-            frame, cost = self._frame(job)
-            frames.append(frame)
-            if cost is not None:
-                total = total or Cost()
-                total.add(cost)
-            bar.update(1)
-        run = Run.from_frame(frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True), name)
-        self.checks.look_at(name, run)
-        self.values.setdefault(name, []).append(self.evaluator(run))
-        self.seeds.setdefault(name, []).append(seed)
-        if total is not None:
-            self.costs.setdefault(name, []).append(total)
-
-    def _frame(self, job: Job) -> tuple[pd.DataFrame, Cost | None]:
-        if job.given:
-            frame = _as_frame(job.source, job)
-            if self.store is not None:
-                self.store.write(job, frame, {"given": True})
-            return frame, None
-        kept = self.store.read(job) if self.store is not None else None
-        if kept is not None and self._may_stay(kept[1]):
-            _warn_if_changed(job, kept[1]["made by"])
-            return kept[0], Cost(**kept[1]["cost"]) if kept[1]["cost"] else None
-        made, cost = job.make(), None
-        if isinstance(made, pt.Transformer):
-            frame, cost = self.executor.run(made, self.topics if job.fold is None else job.fold.test_topics)
-        else:
-            frame = _as_frame(made, job)
-        Run.from_frame(frame, str(job))  # a broken run is not worth keeping
-        if self.store is not None:
-            notes = {"made by": _described(made) if cost else "a factory", "measured": self.executor.efficiency}
-            self.store.write(job, frame, {**notes, "cost": cost.as_dict() if cost else None})
-        return frame, cost
-
-    def _may_stay(self, notes: Mapping[str, Any]) -> bool:
-        """Whether a kept run was made here, and measured if that is asked for."""
-        if notes.get("given"):
-            return False
-        return not self.executor.efficiency or notes["cost"] is None or notes["measured"]
-
-
-def _by_seed(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Jobs that make up one run: the folds of a system and seed."""
-    groups: dict[tuple[str, int | None], list[Job]] = {}
-    for job in jobs:
-        groups.setdefault((job.system, job.seed), []).append(job)
-    return list(groups.values())
-
-
-def _as_frame(made: Any, job: Job) -> pd.DataFrame:
-    if isinstance(made, str | Path):
-        made = read_run(made)
-    if not isinstance(made, pd.DataFrame):
-        raise ValueError(f"the factory of {job} returned a {type(made).__name__}, not a pipeline or a run")
-    if job.fold is not None and "qid" in made.columns:
-        made = made[as_strings(made["qid"]).isin(set(job.fold.test_topics["qid"])).to_numpy()]
-    return made
 
 
 def _checked(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:
@@ -236,15 +160,160 @@ def _baseline_names(baselines: Sequence[str | int], names: Sequence[str]) -> tup
     return tuple(chosen)
 
 
-def _described(pipeline: Any) -> str:
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(pipeline))
+class _Evaluated(NamedTuple):
+    """What is remembered of a run, since many runs do not fit into memory."""
+
+    seed: int | None
+    values: np.ndarray
+    cost: Cost | None
+    doubts: dict[str, int]
+    candidates: dict[str, int]
+    """By query, a hash of its documents."""
 
 
-def _warn_if_changed(job: Job, made_by: str) -> None:
-    # Factories are not called to find out: they may train a model.
-    if isinstance(job.source, pt.Transformer) and _described(job.source) != made_by:
-        warnings.warn(
-            f"the kept run of {job} was made by {made_by}, which now is {_described(job.source)}; with "
-            f"save_mode='overwrite' it would be made anew",
-            stacklevel=5,
+@dataclass
+class _Runner:
+    """Makes runs, or reads finished ones, and evaluates them.
+
+    What all stages but the last one made stays until a pipeline with other stages comes: systems with the same objects
+    as first stage and text loader run these once.
+    """
+
+    topics: pd.DataFrame
+    evaluator: QueryEvaluator
+    folder: RunFolder | None
+    batch_size: int | None
+    efficiency: bool
+    first: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} must be at least 1, or None for all topics at once")
+        if self.efficiency:
+            import_extra("psutil", "analysis", "psutil is missing")
+
+    def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
+        """One run of one system: the jobs are its folds."""
+        run: Run = {}
+        costs: list[Cost] = []
+        for job in jobs:
+            part, cost = self._run(job)
+            run |= part
+            costs += [] if cost is None else [cost]
+            bar.update(1)
+        return _Evaluated(
+            jobs[0].seed,
+            self.evaluator(run),
+            Cost.total(costs) if costs else None,
+            doubts(run, self.evaluator.qids),
+            {qid: hash(frozenset(run[qid][0].tolist())) for qid in self.evaluator.qids if qid in run},
         )
+
+    def _run(self, job: Job) -> tuple[Run, Cost | None]:
+        """A run and its cost; None for one that was not made by a pipeline."""
+        found = self.folder.find(job, measured=self.efficiency) if self.folder is not None else None
+        if found is not None:
+            frame, known_cost = found
+            return as_run(frame, str(job)), None if known_cost is None else Cost(**known_cost)
+        made = job.source if job.given or isinstance(job.source, pt.Transformer) else job.source()
+        cost = None
+        if isinstance(made, pt.Transformer):
+            frame, cost = self._execute(made, self.topics if job.fold is None else job.fold.test_topics)
+        else:
+            frame = _as_frame(made, job)
+        run = as_run(frame, str(job))
+        if self.folder is not None:
+            made_by = "a factory" if cost is None else described(made)
+            notes = {"made by": made_by, "measured": self.efficiency, "cost": None if cost is None else asdict(cost)}
+            self.folder.write(job, frame, {"given": True} if job.given else notes)
+        return run, cost
+
+    def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
+        """`qid, docno, score` and what they cost, without memory and coverage if these are not measured."""
+        *first, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
+        if self.efficiency:
+            last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
+            forget_embeddings()
+        costs, frames, size = [], [], self.batch_size
+        batches = [topics] if size is None else [topics.iloc[i : i + size] for i in range(0, len(topics), size)]
+        for batch in batches:
+            candidates, seconds = self._candidates(first, batch)
+            cost = Cost(queries=len(batch), documents=len(candidates) if first else 0)
+            start = time.perf_counter()
+            with measured(cost) if self.efficiency else nullcontext():
+                frame = last.transform(candidates)
+            cost.seconds = seconds + time.perf_counter() - start
+            if self.efficiency:
+                cost.add_coverage(last)
+            costs.append(cost)
+            frames.append(frame[[column for column in ("qid", "docno", "score") if column in frame.columns]])
+        return pd.concat(frames, ignore_index=True), Cost.total(costs)
+
+    def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+        """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
+        if self.first is not None:
+            known_stages, known_topics, frame, seconds = self.first
+            # The same objects: equality of transformers may not look at weights.
+            if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
+                return frame.copy(), seconds
+        start = time.perf_counter()
+        frame = _through(stages, topics)
+        seconds = time.perf_counter() - start
+        if self.batch_size is None:
+            self.first = (stages, topics, frame.copy(), seconds)
+        return frame, seconds
+
+
+def _through(stages: Sequence[Any], topics: pd.DataFrame) -> pd.DataFrame:
+    frame = topics.copy()
+    for stage in stages:
+        frame = stage.transform(frame)
+    return frame
+
+
+def _as_frame(made: Any, job: Job) -> pd.DataFrame:
+    if isinstance(made, str | Path):
+        made = read_run(made)
+    if not isinstance(made, pd.DataFrame):
+        raise ValueError(f"the factory of {job} returned a {type(made).__name__}, not a pipeline or a run")
+    if job.fold is not None and "qid" in made.columns:
+        made = made[as_strings(made["qid"]).isin(set(job.fold.test_topics["qid"])).to_numpy()]
+    return made
+
+
+def _findings(
+    evaluated: Mapping[str, Sequence[_Evaluated]], qids: Sequence[str], statistics: Statistics
+) -> pd.DataFrame:
+    """What makes the numbers doubtful; of several seeds the worst counts, and the first for its candidates."""
+    rows: list[tuple[str, str, int, str]] = []
+    for name, runs in evaluated.items():
+        for doubt in DOUBTS:
+            queries = max(run.doubts[doubt] for run in runs)
+            if queries:
+                rows.append((doubt, name, queries, f"{doubt} in {queries} of {len(qids)} queries of {name}"))
+    values = {name: np.mean([run.values for run in runs], axis=0) for name, runs in evaluated.items()}
+    pairs = [pair for _, _, of_kind in statistics.references(list(evaluated)) for pair in of_kind.items()]
+    for name, reference in dict.fromkeys(pairs):
+        own, other = evaluated[name][0].candidates, evaluated[reference][0].candidates
+        queries = sum(own.get(qid) != other.get(qid) for qid in qids)
+        if queries:
+            message = f"{name} and {reference} rank different documents in {queries} of {len(qids)} queries"
+            rows.append(("different candidates", name, queries, message))
+        if np.array_equal(values[name], values[reference]):
+            rows.append(("equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"))
+    if statistics.baselines or statistics.partner:
+        rows += [("too few queries", "", len(qids), message) for message in _too_few(len(qids), statistics)]
+    return pd.DataFrame(rows, columns=CHECK_COLUMNS)
+
+
+def _too_few(queries: int, statistics: Statistics) -> list[str]:
+    messages = []
+    if queries < FEW_QUERIES:
+        messages.append(
+            f"{queries} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
+        )
+    # Only signs are random in these tests: no p-value can be below 2 / 2^Q.
+    least = 2.0 ** (1 - queries)
+    if statistics.test in ("wilcoxon", "randomisation") and least >= statistics.alpha:
+        messages.append(f"with {queries} queries no p-value of test={statistics.test!r} can be below {least:g}")
+    return messages

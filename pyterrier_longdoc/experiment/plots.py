@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from .extras import required
-
-if TYPE_CHECKING:
-    from .results import ExperimentResults
-
-
-def gains_and_costs(results: ExperimentResults) -> pd.DataFrame:
-    """`name, slow-down, gain` of the systems with a partner: mean gain over measures, and relative time.
-
-    Raises:
-        ValueError: if there are no partners, or time was not measured.
-    """
-    if not results.statistics.partner:
-        raise ValueError("gains need partners: give Experiment partner={system: its FirstP}")
-    if results.efficiency is None:
-        raise ValueError("time was not measured: give Experiment efficiency=True")
-    rows = results.comparisons[results.comparisons["kind"] == "partner"]
-    gains = rows.groupby("name", sort=False)["gain"].mean().rename("gain").reset_index()
-    return results.efficiency[["name", "slow-down"]].merge(gains, on="name")
+from ..common.files import import_extra
+from .results import ExperimentResults
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
@@ -42,12 +25,17 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
         ValueError: if there are no partners, or time was not measured.
         ImportError: without matplotlib.
     """
-    points = gains_and_costs(results)
+    if not results.statistics.partner:
+        raise ValueError("gains need partners: give Experiment partner={system: its FirstP}")
+    if results.efficiency is None:
+        raise ValueError("time was not measured: give Experiment efficiency=True")
+    rows = results.comparisons[results.comparisons["kind"] == "partner"]
+    gains = rows.groupby("name")["gain"].mean().mul(100).reset_index()
+    points = results.efficiency[["name", "slow-down"]].merge(gains, on="name")
     ax = ax or new_axes()
-    ax.scatter(points["slow-down"], 100 * points["gain"])
-    for row in points.to_dict("records"):
-        at = (row["slow-down"], 100 * row["gain"])
-        ax.annotate(row["name"], at, xytext=(4, 4), textcoords="offset points")
+    ax.scatter(points["slow-down"], points["gain"])
+    for name, slow_down, gain in points.to_numpy().tolist():
+        ax.annotate(name, (slow_down, gain), xytext=(4, 4), textcoords="offset points")
     ax.axhline(0, color="0.6", linewidth=0.8)
     ax.set_xlabel("time per document relative to the partner")
     ax.set_ylabel("mean gain over the partner (%)")
@@ -55,39 +43,10 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     return ax
 
 
-def plot_settings(table: pd.DataFrame, parameters: list[str], measure: str, *, ax: Any = None) -> Any:
-    """Draws a measure over the first parameter, one line for each value of the second.
-
-    Args:
-        table: one row for each setting: the parameters, the measure and perhaps `<measure> std`.
-        parameters: one or two columns.
-        measure: a column.
-        ax: matplotlib axes to draw on; None makes a figure.
-
-    Returns:
-        The axes.
-    """
-    ax = ax or new_axes()
-    first, *rest = parameters
-    groups = table.groupby(rest[0], sort=True) if rest else [("", table)]
-    for value, rows in groups:
-        rows = rows.sort_values(first)
-        spread = rows[f"{measure} std"] if f"{measure} std" in rows.columns else np.zeros(len(rows))
-        label = f"{rest[0]} {value}" if rest else None
-        ax.errorbar(rows[first], rows[measure], yerr=spread, marker="o", capsize=3, label=label)
-    ax.set_xticks(sorted(table[first].unique()))
-    ax.set_xlabel(first)
-    ax.set_ylabel(measure)
-    if rest:
-        ax.legend()
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
-
-
 def new_axes() -> Any:
     """Axes of a new figure, which no window shows and pyplot does not hold on to."""
-    figure = required("matplotlib.figure").Figure(figsize=(6, 4), layout="constrained")
-    return figure.subplots()
+    figure = import_extra("matplotlib.figure", "analysis", "matplotlib.figure is missing")
+    return figure.Figure(figsize=(6, 4), layout="constrained").subplots()
 
 
 def finish(ax: Any) -> Any:

@@ -1,26 +1,33 @@
-"""What an experiment has found."""
+"""What an experiment has found: values, comparisons, tables as the papers print them, results by groups of queries."""
 
 from __future__ import annotations
 
 import dataclasses
+import html
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ..common.files import replacing
-from .comparisons import Statistics, compare
-from .papertable import PaperTable, paper_table
-from .perquery import aggregate
-from .runs import EXACT_FLOATS, read_run
-from .significance import TESTS, Test
-from .store import RunStore
+from ..common.frames import as_strings, check_columns
+from .runs import EXACT_FLOATS, aggregate, read_run, run_files
+from .significance import TESTS, Statistics, Test, compare
+
+CHECK_COLUMNS = ["check", "name", "queries", "message"]
+
+DEFAULT_EDGES = (0, 512, 1024, 2048)
+"""In tokens: what a BERT reads at once, and twice and four times that."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class ExperimentResults:
     """Per-query values of systems, and all that follows from them.
 
@@ -34,35 +41,21 @@ class ExperimentResults:
         checks: one row for each finding of the checks.
         settings: how the runs were made: versions, folds and so on.
         folder: where the runs are; None if they were not kept.
-
-    Attributes:
-        names: of the systems.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, np.ndarray],
-        seeds: Mapping[str, Sequence[int | None]],
-        qids: Sequence[str],
-        measures: Sequence[str],
-        statistics: Statistics | None = None,
-        *,
-        efficiency: pd.DataFrame | None = None,
-        checks: pd.DataFrame | None = None,
-        settings: Mapping[str, Any] | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        self.values = dict(values)
-        self.seeds = {name: list(labels) for name, labels in seeds.items()}
-        self.qids = list(qids)
-        self.measures = list(measures)
-        self.names = list(self.values)
-        self.statistics = statistics or Statistics()
+    values: Mapping[str, np.ndarray]
+    seeds: Mapping[str, Sequence[int | None]]
+    qids: list[str]
+    measures: list[str]
+    statistics: Statistics = field(default_factory=Statistics)
+    _: KW_ONLY
+    efficiency: pd.DataFrame | None = None
+    checks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CHECK_COLUMNS))
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
         self.statistics.check(self.names)
-        self.efficiency = efficiency
-        self.checks = pd.DataFrame(columns=["check", "name", "queries", "message"]) if checks is None else checks
-        self.settings = dict(settings or {})
-        self.folder = folder
 
     def __repr__(self) -> str:
         return f"ExperimentResults({len(self.names)} systems, {len(self.qids)} queries, {', '.join(self.measures)})"
@@ -70,7 +63,10 @@ class ExperimentResults:
     def _repr_html_(self) -> str:
         return self.paper_table().to_html()
 
-    # Values.
+    @property
+    def names(self) -> list[str]:
+        """The systems."""
+        return list(self.values)
 
     @cached_property
     def query_values(self) -> dict[str, np.ndarray]:
@@ -102,28 +98,17 @@ class ExperimentResults:
         return self._long(self.values, self.seeds)
 
     def _long(self, values: Mapping[str, np.ndarray], seeds: Mapping[str, Sequence[int | None]]) -> pd.DataFrame:
-        Q, M = len(self.qids), len(self.measures)
         frames = []
         for name, of_system in values.items():
-            S = len(of_system)
-            frame = pd.DataFrame(
-                {
-                    "name": name,
-                    "seed": pd.array(np.repeat(pd.array(seeds[name], dtype="Int64"), Q * M), dtype="Int64"),
-                    "qid": np.tile(np.repeat(np.array(self.qids, dtype=object), M), S),
-                    "measure": np.tile(np.array(self.measures, dtype=object), S * Q),
-                    "value": of_system.ravel(),
-                }
-            )
-            frames.append(frame)
+            levels = [[name], pd.array(seeds[name], dtype="Int64"), self.qids, self.measures]
+            index = pd.MultiIndex.from_product(levels, names=["name", "seed", "qid", "measure"])
+            frames.append(pd.DataFrame({"value": of_system.ravel()}, index=index).reset_index())
         return pd.concat(frames, ignore_index=True)
-
-    # Comparisons.
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """Every system against its partner and each baseline, on each measure: see `comparisons.compare`."""
-        return compare(self.query_values, self.measures, self.statistics, lambda v: aggregate(v, self.measures))
+        """Every system against its partner and each baseline, on each measure: see `significance.compare`."""
+        return compare(self.query_values, self.measures, self.statistics)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -162,7 +147,7 @@ class ExperimentResults:
         """
         if "baselines" in changes:
             changes["baselines"] = tuple(changes["baselines"])
-        return self._with(statistics=dataclasses.replace(self.statistics, **changes))
+        return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> ExperimentResults:
         """The results on some of the queries only.
@@ -175,13 +160,7 @@ class ExperimentResults:
         if not rows:
             raise ValueError("none of these qids was evaluated")
         values = {name: of_system[:, rows] for name, of_system in self.values.items()}
-        return self._with(values=values, qids=[self.qids[row] for row in rows])
-
-    def _with(self, **changes: Any) -> ExperimentResults:
-        kept = ("values", "seeds", "qids", "measures", "statistics", "efficiency", "checks", "settings", "folder")
-        return ExperimentResults(**{**{name: getattr(self, name) for name in kept}, **changes})
-
-    # Tables.
+        return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
     def paper_table(self, *, digits: int = 3) -> PaperTable:
         """The papers' layout: best in bold, superscripts, gains in parentheses; see `paper_table`."""
@@ -199,8 +178,6 @@ class ExperimentResults:
         """The papers' layout as a pandas Styler, for notebooks."""
         return self.paper_table(digits=digits).styled()
 
-    # Files.
-
     def run(self, name: str, seed: int | None = None) -> pd.DataFrame:
         """The kept run of a system, `qid, docno, score`.
 
@@ -212,7 +189,7 @@ class ExperimentResults:
         if name not in self.seeds or seed not in self.seeds[name]:
             known = f"seeds are {self.seeds[name]}" if name in self.seeds else f"systems are {', '.join(self.names)}"
             raise ValueError(f"there is no run of {name!r} with seed {seed}; {known}")
-        return pd.concat([read_run(path) for path in RunStore.files(self.folder, name, seed)], ignore_index=True)
+        return pd.concat([read_run(path) for path in run_files(self.folder, name, seed)], ignore_index=True)
 
     def save(self, folder: str | Path) -> None:
         """Writes settings, per-query values, checks, efficiency and the tables; `load` restores the results.
@@ -224,20 +201,19 @@ class ExperimentResults:
         """
         folder = Path(folder)
         described = {
-            "systems": [{"name": name, "seeds": self.seeds[name]} for name in self.names],
+            "systems": self.seeds,
             "queries": self.qids,
             "measures": self.measures,
             "statistics": self.statistics.as_dict(),
             **self.settings,
         }
         _write(folder / "results.json", json.dumps(described, indent=1))
-        frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks}
+        frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
-        if self.efficiency is not None:
-            frames["efficiency.csv"] = self.efficiency
         for file, frame in frames.items():
-            with replacing(folder / file) as path:
-                frame.to_csv(path, index=False, compression="gzip" if file.endswith(".gz") else None)
+            if frame is not None:
+                with replacing(folder / file) as path:
+                    frame.to_csv(path, index=False, compression="gzip" if file.endswith(".gz") else None)
         _write(folder / "table.md", self.to_markdown() + "\n")
         _write(folder / "table.tex", self.to_latex() + "\n")
 
@@ -257,22 +233,17 @@ class ExperimentResults:
         if not (folder / "results.json").is_file():
             raise FileNotFoundError(f"{str(folder)!r} holds no results.json: no finished experiment was saved there")
         described = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        seeds = {system["name"]: system["seeds"] for system in described.pop("systems")}
-        qids, measures = described.pop("queries"), described.pop("measures")
-        frame = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], **EXACT_FLOATS)
-        flat, values, start = frame["value"].to_numpy(dtype="float64"), {}, 0
-        for name, labels in seeds.items():
-            shape = (len(labels), len(qids), len(measures))
-            values[name] = flat[start : start + np.prod(shape)].reshape(shape).copy()
-            start += int(np.prod(shape))
+        seeds, qids, measures = (described.pop(name) for name in ("systems", "queries", "measures"))
+        column = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], **EXACT_FLOATS)["value"]
+        ends = len(qids) * len(measures) * np.cumsum([len(labels) for labels in seeds.values()])
+        parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
         statistics = described.pop("statistics")
-        statistics["baselines"] = tuple(statistics["baselines"])
-        statistics["test"] = test or statistics["test"]
+        statistics |= {"baselines": tuple(statistics["baselines"]), "test": test or statistics["test"]}
         if not callable(statistics["test"]) and statistics["test"] not in TESTS:
             raise ValueError(f"the test was the function {statistics['test']!r}, which is not stored: give it as test=")
         efficiency = folder / "efficiency.csv"
         return cls(
-            values,
+            {name: part.reshape(-1, len(qids), len(measures)) for name, part in zip(seeds, parts, strict=True)},
             seeds,
             qids,
             measures,
@@ -287,3 +258,235 @@ class ExperimentResults:
 def _write(path: Path, text: str) -> None:
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+TEST_NAMES = {
+    "t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test", "randomisation": "paired randomisation test",
+    "bootstrap": "paired bootstrap test",
+}  # fmt: skip
+MISSING = "-"
+LATEX_SPECIAL: dict[str, str | int | None] = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+MARKDOWN_SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for character in "\\`*_{}[]<>|"}
+
+
+class Notation(NamedTuple):
+    """How a language writes the parts of a table."""
+
+    escape: Callable[[str], str]
+    bold: str
+    superscript: str
+
+
+MARKDOWN = Notation(lambda text: text.translate(str.maketrans(MARKDOWN_SPECIAL)), "**{}**", "<sup>{}</sup>")
+LATEX = Notation(lambda text: text.translate(str.maketrans(LATEX_SPECIAL)), r"\textbf{{{}}}", "$^{{{}}}$")
+HTML = Notation(html.escape, "<b>{}</b>", "<sup>{}</sup>")
+
+
+@dataclass(frozen=True, eq=False)
+class PaperTable:
+    """A table of systems by measures, for one or several test sets.
+
+    Attributes:
+        results: by the name of the test set, which is empty if there is only one.
+        digits: after the point.
+        average: add a column with the mean of each system's gains.
+    """
+
+    results: Mapping[str, ExperimentResults]
+    digits: int = 3
+    average: bool = False
+
+    def frame(self, notation: Notation = HTML) -> pd.DataFrame:
+        """The table's texts, a row for each system."""
+        gains: dict[str, list[float]] = {name: [] for results in self.results.values() for name in results.names}
+        frame = pd.DataFrame(index=pd.Index([notation.escape(name) for name in gains], name="System"), dtype=object)
+        for test_set, results in self.results.items():
+            marks, of_set = _marks_and_gains(results)
+            for measure in results.measures:
+                means, texts = results.means[measure], []
+                best = means.round(self.digits).max()
+                for name in gains:
+                    gain = of_set.get((name, measure))
+                    gains[name] += [] if gain is None else [gain]
+                    texts.append(self._text(means.get(name), best, marks.get((name, measure), ""), gain, notation))
+                frame[notation.escape(f"{test_set} {measure}".strip())] = texts
+        if self.average:
+            averages = [float(np.mean(of_system)) if of_system else np.nan for of_system in gains.values()]
+            frame["Average gain"] = [_percent(average, notation) for average in averages]
+        return frame
+
+    def to_markdown(self) -> str:
+        """A Markdown table (GitHub's) and a line that explains it."""
+        frame = self.frame(MARKDOWN).reset_index()
+        lines = [list(frame.columns), ["---"] + ["---:"] * (frame.shape[1] - 1), *frame.to_numpy().tolist()]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\n{self._note(MARKDOWN)}"
+
+    def to_latex(self) -> str:
+        r"""A `tabular` with the rules of the package booktabs, and a paragraph that explains it."""
+        frame = self.frame(LATEX).reset_index()
+        columns = "l" + "r" * (frame.shape[1] - 1)
+        return f"{frame.to_latex(index=False, escape=False, column_format=columns)}\n{self._note(LATEX)}"
+
+    def to_html(self) -> str:
+        """For notebooks."""
+        return f"{self.frame().to_html(escape=False)}<p>{self._note(HTML)}</p>"
+
+    def styled(self) -> Any:
+        """A pandas Styler with the same content."""
+        return self.frame().style.set_caption(self._note(HTML))
+
+    def _text(self, mean: float | None, best: float, marks: str, gain: float | None, notation: Notation) -> str:
+        if mean is None or np.isnan(mean):
+            return MISSING
+        text = f"{mean:.{self.digits}f}"
+        if round(mean, self.digits) == best:
+            text = notation.bold.format(text)
+        if marks:
+            text += notation.superscript.format(marks)
+        return text if gain is None or np.isnan(gain) else f"{text} ({_percent(gain, notation)})"
+
+    def _note(self, notation: Notation) -> str:
+        first = next(iter(self.results.values()))
+        s, note = first.statistics, "Best in bold."
+        seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
+        if seeds > 1:
+            note += f" Averaged over {seeds} seeds where a system has them."
+        names = ["its partner" if baseline is None else baseline for _, baseline, _ in s.references(first.names)]
+        if not names:
+            return note
+        escaped = [notation.escape(name) for name in names]
+        letters = [notation.superscript.format(letter) for letter in string.ascii_lowercase]
+        marks = ", ".join(f"{letter} from {name}" for letter, name in zip(letters, escaped, strict=False))
+        test = TEST_NAMES.get(s.test_name, s.test_name)
+        corrected = f", {s.correction} correction over systems" if s.correction else ""
+        alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
+        how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
+        return f"{note} In parentheses: gain over {escaped[0]}. Significant difference: {marks} {how}"
+
+
+def paper_table(
+    results: ExperimentResults | Mapping[str, ExperimentResults], *, digits: int = 3, average: bool | None = None
+) -> PaperTable:
+    """Lays out results as Boytsov et al. 2025 do in their Tables 1 and 4.
+
+    Superscripts: the first letters stand for the partner, if there are partners, and the baselines in their order.
+
+    Args:
+        results: of one experiment, or of several by the name of the test set, side by side.
+        digits: after the point.
+        average: add the systems' mean gain over all columns; None adds it if there are partners and several columns.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if the experiments differ in baselines, test or correction: their letters would mislead.
+    """
+    sets = {"": results} if isinstance(results, ExperimentResults) else dict(results)
+    if not sets:
+        raise ValueError("there are no results to lay out")
+    first = next(iter(sets.values())).statistics
+    legends = [(s.baselines, bool(s.partner), s.test, s.correction) for s in (r.statistics for r in sets.values())]
+    for name, legend in zip(sets, legends, strict=True):
+        if legend != legends[0]:
+            raise ValueError(f"{name!r} differs from the other results in baselines, partners, test or correction")
+    if average is None:
+        average = bool(first.partner) and sum(len(of_set.measures) for of_set in sets.values()) > 1
+    return PaperTable(sets, digits, average)
+
+
+def _marks_and_gains(results: ExperimentResults) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+    """By system and measure: letters of what it differs from significantly, and the gain over what has the letter a."""
+    references = [(kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)]
+    letters = dict(zip(references, string.ascii_lowercase, strict=False))
+    marks: dict[tuple[str, str], str] = {}
+    gains: dict[tuple[str, str], float] = {}
+    for row in results.comparisons.to_dict("records"):
+        key = (row["name"], row["measure"])
+        letter = letters[row["kind"], row["reference"] if row["kind"] == "baseline" else None]
+        marks[key] = marks.get(key, "") + (letter if row["reject"] else "")
+        if letter == "a":
+            gains[key] = row["gain"]
+    return marks, gains
+
+
+def _percent(gain: float, notation: Notation) -> str:
+    return MISSING if np.isnan(gain) else notation.escape(f"{100 * gain:+.1f}%")
+
+
+def by_document_length(
+    results: ExperimentResults,
+    qrels: pd.DataFrame,
+    lengths: Mapping[str, float],
+    *,
+    edges: Sequence[float] = DEFAULT_EDGES,
+) -> pd.DataFrame:
+    """Results by the mean length of a query's relevant documents.
+
+    Args:
+        results: of an experiment.
+        qrels: `qid, docno, label`; a label above 0 is relevant.
+        lengths: of documents by docno, e.g. in tokens. Relevant documents that are missing here do not count.
+        edges: lower ends of the groups.
+
+    Returns:
+        See `by_query_value`; queries without a relevant document of known length are left out.
+    """
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    relevant = qrels[qrels["label"] > 0]
+    of_document = as_strings(relevant["docno"]).map(dict(lengths))
+    return by_query_value(results, mean_by_query(relevant, of_document), edges=edges, column="document length")
+
+
+def by_query_value(
+    results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float], column: str = "group"
+) -> pd.DataFrame:
+    """Results by groups of queries, each tested on its own.
+
+    Args:
+        results: of an experiment.
+        values: by qid.
+        edges: lower ends of the groups, ascending; the last group has no upper end.
+        column: name of the first column.
+
+    Returns:
+        `column` (e.g. `"512 to < 1024"`), `queries`, and the columns of `results.table`: one row for each group that
+        has queries and each system.
+
+    Raises:
+        ValueError: if edges do not ascend, or no evaluated query falls into any group.
+    """
+    tables = []
+    for label, of_group in query_groups(results, values, edges=edges).items():
+        table = of_group.table
+        table.insert(0, column, label)
+        table.insert(1, "queries", len(of_group.qids))
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def query_groups(
+    results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float]
+) -> dict[str, ExperimentResults]:
+    """The results of each group of queries that is not empty, by its label: see `by_query_value`."""
+    if not len(edges) or any(a >= b for a, b in itertools.pairwise(edges)):
+        raise ValueError(f"edges={list(edges)} must ascend")
+    evaluated = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
+    groups = {}
+    for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
+        qids = [qid for qid, value in evaluated.items() if low <= value < high]
+        if qids:
+            groups[f">= {low:g}" if high == np.inf else f"{low:g} to < {high:g}"] = results.subset(qids)
+    if not groups:
+        raise ValueError(f"no evaluated query has a value of at least {edges[0]:g}")
+    return groups
+
+
+def mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
+    """The mean of the values of each query; `values` belong to the rows of `frame`, which has the column `qid`."""
+    of_query = values.astype("float64").groupby(as_strings(frame["qid"]), sort=False)
+    return {str(qid): float(mean) for qid, mean in of_query.mean().items()}

@@ -1,18 +1,29 @@
-"""Runs: a system's ranking of all topics, in memory and as TREC files."""
+"""Runs: a system's ranking of all topics, in memory, as TREC files and in an experiment's folder, and its values."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import ir_measures
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
 from ..common.files import replacing
+from ..common.frames import as_strings, check_columns
+from .systems import Fold, Job
 
 EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
@@ -20,72 +31,55 @@ EXACT_FLOATS: dict[str, Any] = (
 """For `pd.read_csv`, so that numbers come back as they were written: the default, and the only choice, since 3.1."""
 
 TREC_COLUMNS = ["qid", "Q0", "docno", "rank", "score", "system"]
+DOUBTS = ("missing queries", "NaN or infinite scores", "constant scores", "tied scores", "repeated documents")
+LIBRARIES = (
+    "pyterrier-longdoc", "pyterrier", "ir-measures", "pytrec-eval-terrier", "numpy", "pandas", "scipy", "statsmodels",
+)  # fmt: skip
+SAVE_MODES = ("reuse", "overwrite", "error")
+
+SUMMED = ("num_q", "num_rel", "num_ret", "num_rel_ret", "NumQ", "NumRel", "NumRet", "NumRelRet")
+"""Counts, whose value over all queries is their sum, not their mean: as in `pt.Experiment`."""
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """The documents that a system returned, query by query, in the order of its frame.
+Run = dict[str, tuple[np.ndarray, np.ndarray]]
+"""By query, the docnos that a system returned, in the order of its frame, and their scores in float64."""
 
-    Attributes:
-        qids: the queries with at least one document.
-        starts: `(len(qids) + 1,)`; query i has the documents `starts[i]:starts[i + 1]`.
-        docnos: all documents.
-        scores: `(documents,)` float64.
+
+def as_run(frame: pd.DataFrame, name: str) -> Run:
+    """A frame with `qid`, `docno` and `score` as a run; other columns do not count, and `rank` is not read.
+
+    Raises:
+        ValueError: if a column is missing, a score is no number, or there is no row at all.
     """
-
-    qids: list[str]
-    starts: np.ndarray
-    docnos: list[str]
-    scores: np.ndarray
-
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, name: str) -> Run:
-        """Reads a frame with `qid`, `docno` and `score`; other columns do not count, and `rank` is not read.
-
-        Args:
-            frame: is not changed.
-            name: of the system, for messages.
-
-        Raises:
-            ValueError: if a column is missing, a score is no number, or there is no row at all.
-        """
-        missing = [column for column in ("qid", "docno", "score") if column not in frame.columns]
-        if missing:
-            raise ValueError(
-                f"the run of {name!r} lacks the column(s) {', '.join(missing)}; it has {', '.join(map(str, frame))}"
-            )
-        if not len(frame):
-            raise ValueError(f"{name!r} returned no document for any topic; nothing can be evaluated")
-        try:
-            scores = frame["score"].to_numpy(dtype="float64")
-        except (TypeError, ValueError):
-            raise ValueError(f"the run of {name!r} has scores that are no numbers (column score)") from None
-        codes, qids = pd.factorize(as_strings(frame["qid"]))
-        docnos = as_strings(frame["docno"]).to_numpy(dtype=object)
-        if (np.diff(codes) < 0).any():
-            order = np.argsort(codes, kind="stable")
-            codes, docnos, scores = codes[order], docnos[order], scores[order]
-        starts = np.searchsorted(codes, np.arange(len(qids) + 1))
-        return cls([str(qid) for qid in qids], starts, docnos.tolist(), scores)
-
-    def documents(self) -> Iterator[tuple[str, list[str]]]:
-        """Each query with its documents."""
-        bounds = self.starts.tolist()
-        for qid, start, end in zip(self.qids, bounds[:-1], bounds[1:], strict=True):
-            yield qid, self.docnos[start:end]
-
-    def as_dict(self) -> dict[str, dict[str, float]]:
-        """`{qid: {docno: score}}`; of a document that is there twice the last score counts, as in PyTerrier."""
-        scores, bounds = self.scores.tolist(), self.starts.tolist()
-        return {
-            qid: dict(zip(self.docnos[start:end], scores[start:end], strict=True))
-            for qid, start, end in zip(self.qids, bounds[:-1], bounds[1:], strict=True)
-        }
+    check_columns(frame, ("qid", "docno", "score"), f"the rows of {name!r}")
+    if not len(frame):
+        raise ValueError(f"{name!r} returned no document for any topic; nothing can be evaluated")
+    try:
+        scores = frame["score"].to_numpy(dtype="float64")
+    except (TypeError, ValueError):
+        raise ValueError(f"the run of {name!r} has scores that are no numbers (column score)") from None
+    codes, qids = pd.factorize(as_strings(frame["qid"]))
+    order, ends = np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1]
+    docnos = as_strings(frame["docno"]).to_numpy(dtype=object)
+    columns = (np.split(column[order], ends) for column in (docnos, scores))
+    return {str(qid): documents for qid, documents in zip(qids, zip(*columns, strict=True), strict=True)}
 
 
-def as_strings(column: pd.Series) -> pd.Series:
-    """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
-    return column if pd.api.types.is_string_dtype(column) else column.astype(str)
+def doubts(run: Run, qids: Sequence[str]) -> dict[str, int]:
+    """In how many of these queries a run is doubtful, by why. Scores are compared as trec_eval does: in float32."""
+    found = dict.fromkeys(DOUBTS, 0)
+    for qid in qids:
+        if qid not in run:
+            found["missing queries"] += 1
+            continue
+        docnos, scores = run[qid]
+        with np.errstate(over="ignore"):
+            distinct = len(np.unique(scores.astype("float32"), equal_nan=False))
+        found["NaN or infinite scores"] += not np.isfinite(scores).all()
+        found["constant scores"] += distinct == 1 < len(scores)
+        found["tied scores"] += distinct < len(scores)
+        found["repeated documents"] += len(set(docnos.tolist())) < len(docnos)
+    return found
 
 
 def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
@@ -117,6 +111,8 @@ def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
 def read_run(path: str | Path) -> pd.DataFrame:
     """Reads a run in TREC format (`qid Q0 docno rank score system`), plain or compressed.
 
+    `pt.io.read_results` would take names such as "NA" for missing ones, and quotation marks for syntax.
+
     Returns:
         `qid, docno, score`, with every score as it was written.
 
@@ -128,7 +124,6 @@ def read_run(path: str | Path) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(f"run file {str(path)!r} does not exist")
     try:
-        # Names such as "NA" and "null" are names, and quotation marks mean nothing in this format.
         frame = pd.read_csv(
             path,
             sep=r"\s+",
@@ -142,3 +137,164 @@ def read_run(path: str | Path) -> pd.DataFrame:
         return frame.astype({"score": "float64"})
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
+
+
+class QueryEvaluator:
+    """Evaluates runs on the queries that have judgements, exactly as `pt.Experiment` does.
+
+    A judged query for which a system returned nothing counts as the measure's default, 0 for all common ones. Topics
+    without judgements do not count. Documents of equal score (in float32) rank by docno, descending: trec_eval's rule.
+    Attributes: `qids`, the Q queries that count, in the qrels' order, and `names` of the M measures.
+    """
+
+    def __init__(
+        self, topics: pd.DataFrame, qrels: pd.DataFrame, metrics: Iterable[Any], *, filter_by_topics: bool = True
+    ) -> None:
+        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
+        if filter_by_topics:
+            judged = judged[judged["qid"].isin(set(topics["qid"]))]
+        if not len(judged):
+            raise ValueError("qrels and topics have no qid in common: no topic can be evaluated")
+        measures = _named_measures(metrics)
+        self.qids = judged["qid"].drop_duplicates().tolist()
+        self.names = list(measures)
+        self._row = {qid: row for row, qid in enumerate(self.qids)}
+        self._column = {measure: column for column, measure in enumerate(measures.values())}
+        self._evaluator = ir_measures.evaluator(list(self._column), pt.model.to_ir_measures(judged))
+
+    def __call__(self, run: Run) -> np.ndarray:
+        """`(Q, M)` values of a run."""
+        values = np.full((len(self.qids), len(self.names)), np.nan)
+        # Of a document that is there twice the last score counts, as in PyTerrier.
+        ranked = {qid: dict(zip(docnos, scores.tolist(), strict=True)) for qid, (docnos, scores) in run.items()}
+        for metric in self._evaluator.iter_calc(ranked):
+            values[self._row[metric.query_id], self._column[metric.measure]] = metric.value
+        return values
+
+
+def aggregate(values: np.ndarray, names: Iterable[str]) -> np.ndarray:
+    """`(..., Q, M)` per-query values to `(..., M)` values of the system: means, and sums of counts."""
+    summed = np.array([name in SUMMED for name in names])
+    return np.where(summed, values.sum(axis=-2), values.mean(axis=-2))
+
+
+def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
+    """Measures by the name that `pt.Experiment` gives them: a trec_eval name stays as it was written."""
+    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+        raise ValueError(f"metrics={metrics!r} must be a list of measures, e.g. [nDCG@10, 'map']")
+    names: dict[Any, str] = {}  # by measure: "map" and AP are one
+    for metric in metrics:
+        family = [metric] if isinstance(metric, ir_measures.Measure) else _parsed(metric)
+        for measure in family:
+            names.setdefault(measure, metric if isinstance(metric, str) and len(family) == 1 else str(measure))
+    if not names:
+        raise ValueError("metrics is empty: name at least one measure, e.g. [nDCG@10]")
+    return {name: measure for measure, name in names.items()}
+
+
+def _parsed(metric: Any) -> list[Any]:
+    if metric == "mrt":
+        raise ValueError("'mrt' is no measure here: efficiency=True gives milliseconds per query and document")
+    for parse in (ir_measures.parse_trec_measure, lambda name: [ir_measures.parse_measure(name)]):
+        try:
+            return parse(metric)
+        except (ValueError, NameError, TypeError, AttributeError):
+            continue
+    raise ValueError(f"unknown measure {metric!r}: use ir_measures' names (nDCG@10) or trec_eval's (ndcg_cut_10)")
+
+
+class RunFolder:
+    """The folder of an experiment: what it was asked for (`settings.json`), and the runs that are finished.
+
+    A run is `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file of notes on how it was made. Runs that
+    are there already are taken (mode `"reuse"`), deleted (`"overwrite"`) or refused (`"error"`).
+    """
+
+    def __init__(self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse") -> None:
+        if mode not in SAVE_MODES:
+            raise ValueError(f"save_mode={mode!r} is unknown; choose one of {', '.join(SAVE_MODES)}")
+        self.folder, self.versions = Path(folder), settings["versions"]
+        runs, file = self.folder / "runs", self.folder / "settings.json"
+        if runs.is_dir() and mode == "error":
+            raise FileExistsError(f"{str(folder)!r} has runs already: choose another save_dir, or save_mode='reuse'")
+        if mode == "overwrite" and file.is_file():
+            # Only what an experiment wrote: the settings file says that this folder is one.
+            shutil.rmtree(runs, ignore_errors=True)
+        elif runs.is_dir():
+            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            for what in ("topics", "folds"):
+                if found.get(what) != settings[what]:
+                    raise ValueError(
+                        f"{str(folder)!r} holds runs of other {what}: choose another save_dir, or save_mode='overwrite'"
+                    )
+        with replacing(file) as temporary:
+            temporary.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+
+    def find(self, job: Job, *, measured: bool) -> tuple[pd.DataFrame, dict[str, Any] | None] | None:
+        """The finished run of a job and its cost; None if there is none, or it was not `measured` and should be."""
+        path = _run_file(self.folder, job)
+        if job.given or not _notes_of(path).is_file():  # written last, so that they vouch for the run
+            return None
+        notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
+        if notes.get("given") or (measured and notes["cost"] is not None and not notes["measured"]):
+            return None
+        # Factories are not called to find out: they may train a model.
+        if isinstance(job.source, pt.Transformer) and described(job.source) != notes["made by"]:
+            warnings.warn(
+                f"the kept run of {job} was made by {notes['made by']}, which now is {described(job.source)}; with "
+                f"save_mode='overwrite' it would be made anew",
+                stacklevel=5,
+            )
+        return read_run(path), notes["cost"]
+
+    def write(self, job: Job, run: pd.DataFrame, notes: dict[str, Any]) -> None:
+        """Writes a run and notes on it, which `find` reads; versions of libraries are added."""
+        for other in run_files(self.folder, job.system, job.seed):
+            if (".fold-" in other.name) != (job.fold is not None):
+                # The system was not cross-validated before, or is not any more.
+                _notes_of(other).unlink(missing_ok=True)
+                other.unlink()
+        path = _run_file(self.folder, job)
+        write_run(run, path, job.system)
+        with replacing(_notes_of(path)) as temporary:
+            temporary.write_text(json.dumps({**notes, "versions": self.versions}, indent=1), encoding="utf-8")
+
+
+def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:
+    """The run files of a system and seed in an experiment's folder: one, or one for each fold."""
+    path = _run_file(folder, Job(system, seed, None, None))
+    return sorted([*path.parent.glob(path.name), *path.parent.glob(path.name.replace(".res", ".fold-*.res"))])
+
+
+def _run_file(folder: Path, job: Job) -> Path:
+    seed = "run" if job.seed is None else f"seed-{job.seed}"
+    fold = "" if job.fold is None else f".fold-{job.fold.index}"
+    # Reversible, so that no two names share a folder; a leading dot would hide it or leave it.
+    return folder / "runs" / quote(job.system, safe=" ()+,=@-_").replace(".", "%2E") / f"{seed}{fold}.res.gz"
+
+
+def _notes_of(run_file: Path) -> Path:
+    return run_file.with_name(run_file.name.replace(".res.gz", ".json"))
+
+
+def described(pipeline: Any) -> str:
+    """A pipeline in words that are the same in another process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(pipeline))
+
+
+def settings_of(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:
+    """What the runs of an experiment depend on, for JSON: topics, folds, seeds and versions."""
+    texts = topics[["qid", "query"]] if "query" in topics.columns else topics[["qid"]]
+    digest = hashlib.sha256(json.dumps(texts.astype(str).to_numpy().tolist()).encode()).hexdigest()
+    versions = {"python": platform.python_version()}
+    for name in (*LIBRARIES, *(name for name in ("torch", "transformers") if name in sys.modules)):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed as a package"
+    return {
+        "topics": {"queries": len(topics), "sha256": digest},
+        "folds": [fold.test_topics["qid"].tolist() for fold in folds],
+        "seeds": None if seeds is None else list(seeds),
+        "versions": versions,
+    }

@@ -15,7 +15,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .experiment import Experiment
-from .plots import plot_settings
+from .plots import new_axes
 from .results import ExperimentResults
 
 Model = pt.Transformer | Callable[..., pt.Transformer]
@@ -45,20 +45,24 @@ class Sweep:
         """Draws a measure (None: the first) over the varied parameters, with its standard deviation over seeds.
 
         Returns:
-            The matplotlib axes.
+            The matplotlib axes, with a line for each value of the second parameter where there are two.
         """
         measure = measure or self.results.measures[0]
         if measure not in self.results.measures:
             raise ValueError(f"measure {measure!r} was not computed; there are {', '.join(self.results.measures)}")
-        return plot_settings(self.table, list(self.parameters.columns), measure, ax=ax)
-
-    def to_markdown(self, *, digits: int = 3) -> str:
-        """The papers' layout in Markdown."""
-        return self.results.to_markdown(digits=digits)
-
-    def to_latex(self, *, digits: int = 3) -> str:
-        """The papers' layout in LaTeX."""
-        return self.results.to_latex(digits=digits)
+        ax, table, (first, *second) = ax or new_axes(), self.table, self.parameters.columns
+        for value, rows in table.groupby(second[0]) if second else [("", table)]:
+            rows = rows.sort_values(first)
+            spread = rows.get(f"{measure} std", pd.Series(0.0, rows.index))
+            label = f"{second[0]} {value}" if second else None
+            ax.errorbar(rows[first], rows[measure], yerr=spread, marker="o", capsize=3, label=label)
+        ax.set_xticks(sorted(table[first].unique()))
+        ax.set_xlabel(first)
+        ax.set_ylabel(measure)
+        if second:
+            ax.legend()
+        ax.spines[["top", "right"]].set_visible(False)
+        return ax
 
 
 def sweep_truncation(
@@ -195,13 +199,11 @@ def _sweep(
     metrics: Sequence[Any],
     experiment: dict[str, Any],
 ) -> Sweep:
-    if not settings:
-        raise ValueError("there is no setting to try")
     systems: dict[str, Any] = {}
     for name, (_, made_with, set_to) in settings.items():
         stage = first_stage[name] if isinstance(first_stage, Mapping) else first_stage
         systems[name] = _system(stage, model, made_with, set_to, with_folds=experiment.get("folds") is not None)
-    first, *others = systems
+    first, *others = systems or [""]
     arguments = {"partner": dict.fromkeys(others, first), **experiment}
     results = Experiment(systems, topics, qrels, metrics, **arguments)
     return Sweep(results, pd.DataFrame([shown for shown, _, _ in settings.values()]))

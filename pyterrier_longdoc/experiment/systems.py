@@ -43,44 +43,28 @@ class Fold:
         """
         if not hasattr(pipeline, "fit"):
             raise TypeError(f"{pipeline!r} has no fit: give fold.fit a pipeline with an Estimator such as ld.MaxP")
+        topics, qrels = self.train_topics, self.train_qrels
         if not validation:
-            pipeline.fit(self.train_topics, self.train_qrels)
+            pipeline.fit(topics, qrels)
             return pipeline
-        held_out = self.train_topics["qid"].isin(set(self.validation_topics["qid"]))
-        of_held_out = self.train_qrels["qid"].isin(set(self.validation_topics["qid"]))
-        pipeline.fit(
-            self.train_topics[~held_out],
-            self.train_qrels[~of_held_out],
-            self.validation_topics,
-            self.train_qrels[of_held_out],
-        )
+        held_out, of_held_out = (frame["qid"].isin(set(self.validation_topics["qid"])) for frame in (topics, qrels))
+        pipeline.fit(topics[~held_out], qrels[~of_held_out], self.validation_topics, qrels[of_held_out])
         return pipeline
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """One run to make or to read.
-
-    Attributes:
-        system: its name.
-        seed: its seed's label; None for a system without seeds.
-        fold: the fold it is restricted to; None for all topics.
-        source: a pipeline, a run (frame or path), or a function that makes one of these.
-    """
+    """One run to make or to read."""
 
     system: str
-    seed: int | None
-    fold: Fold | None
-    source: Any
+    seed: int | None  # None for a system without seeds
+    fold: Fold | None  # that it is restricted to
+    source: Any  # a pipeline, a run (frame or path), or a function that makes one of these and may train a model
 
     @property
     def given(self) -> bool:
         """Whether the run is there already: nothing is computed."""
         return isinstance(self.source, pd.DataFrame | str | Path)
-
-    def make(self) -> Any:
-        """The pipeline or run; may train a model."""
-        return self.source if self.given or isinstance(self.source, pt.Transformer) else self.source()
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
@@ -88,21 +72,13 @@ class Job:
 
 
 def named_systems(systems: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """The systems by name.
-
-    Args:
-        systems: by name, or a list.
-        names: of a list's systems; None for their `str`, as in `pt.Experiment`.
-
-    Raises:
-        ValueError: if there are none, or names are missing, not unique or given twice.
-    """
+    """The systems by name: of a dict its keys, of a list `names`, or their `str`, as in `pt.Experiment`."""
     if isinstance(systems, Mapping):
         if names is not None:
             raise ValueError("names= is for a list of systems: a dict names them itself")
         named = {str(name): system for name, system in systems.items()}
     elif isinstance(systems, list):
-        chosen = [str(system) for system in systems] if names is None else [str(name) for name in names]
+        chosen = [str(name) for name in (systems if names is None else names)]
         if len(chosen) != len(systems):
             raise ValueError(f"there are {len(systems)} systems but {len(chosen)} names")
         twice = sorted({name for name in chosen if chosen.count(name) > 1})
@@ -147,26 +123,20 @@ def make_folds(folds: Sequence[Sequence[str]], topics: pd.DataFrame, qrels: pd.D
     return prepared
 
 
-def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[Job]:
-    """The jobs of one system.
-
-    Args:
-        name: of the system.
-        system: a pipeline, a run (frame or path of a TREC file), a list of either with one for each seed, or a
-            factory `()`, `(seed)` or `(seed, fold)` of pipelines or runs.
-        seeds: for factories, and the labels of a list's members.
-        folds: for factories `(seed, fold)`.
-
-    Raises:
-        ValueError: if it is none of these, or seeds or folds that it needs are missing.
-    """
+def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fold]) -> list[list[Job]]:
+    """The runs of one system, each as the jobs that it is put together of: one, or one for each fold."""
+    single = pt.Transformer | pd.DataFrame | str | Path
+    if isinstance(system, single):
+        return [[Job(name, None, None, system)]]
     if isinstance(system, list | tuple):
         labels = list(range(len(system))) if seeds is None else list(seeds)
         if not system or len(labels) != len(system):
             raise ValueError(f"{name!r} has {len(system)} runs, but there are {len(labels)} seeds: one run for each")
-        return [_single(name, seed, member) for seed, member in zip(labels, system, strict=True)]
-    if isinstance(system, pt.Transformer | pd.DataFrame | str | Path):
-        return [_single(name, None, system)]
+        for member in system:
+            if not isinstance(member, single):
+                kind = type(member).__name__
+                raise ValueError(f"{name!r} lists a {kind}; list pipelines, frames or paths of TREC runs")
+        return [[Job(name, seed, None, member)] for seed, member in zip(labels, system, strict=True)]
     if callable(system):
         return _from_factory(name, system, seeds, folds)
     raise ValueError(
@@ -175,26 +145,20 @@ def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fo
     )
 
 
-def _single(name: str, seed: int | None, system: Any) -> Job:
-    if not isinstance(system, pt.Transformer | pd.DataFrame | str | Path):
-        raise ValueError(f"{name!r} lists a {type(system).__name__}; list pipelines, frames or paths of TREC runs")
-    return Job(name, seed, None, system)
-
-
 def _from_factory(
     name: str, factory: Callable[..., Any], seeds: Sequence[int] | None, folds: Sequence[Fold]
-) -> list[Job]:
+) -> list[list[Job]]:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(factory).parameters.values()
     needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
     if needed == 0:
-        return [Job(name, None, None, factory)]
+        return [[Job(name, None, None, factory)]]
     if needed > 2:
         raise ValueError(f"the factory of {name!r} takes {needed} arguments; it must take (), (seed) or (seed, fold)")
     if not seeds:
         raise ValueError(f"{name!r} is a factory: say with which seeds to call it, e.g. seeds=[0, 1, 2]")
     if needed == 1:
-        return [Job(name, seed, None, partial(factory, seed)) for seed in seeds]
+        return [[Job(name, seed, None, partial(factory, seed))] for seed in seeds]
     if not folds:
         raise ValueError(f"the factory of {name!r} takes a fold: give folds=, a list of qids for each")
-    return [Job(name, seed, fold, partial(factory, seed, fold)) for seed in seeds for fold in folds]
+    return [[Job(name, seed, fold, partial(factory, seed, fold)) for fold in folds] for seed in seeds]

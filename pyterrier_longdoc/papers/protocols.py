@@ -17,10 +17,8 @@ from urllib.parse import quote
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import texts_of
+from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
-from ..experiment.perquery import check_columns
-from ..experiment.runs import as_strings
 from ..rerankers.base import LongDocReranker
 from ..training import TrainingArgs, make_groups
 from ..training.folds import k_fold_fit

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
-from ..experiment.perquery import check_columns
-from ..experiment.runs import as_strings
 from ..experiment.systems import Fold, make_folds
 from .groups import check_qrels
 from .kept import TrainingData, check_new, copies_of, fit_kept, off_device, score_kept

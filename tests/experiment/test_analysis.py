@@ -16,8 +16,6 @@ from pyterrier_longdoc.experiment import (
     Experiment,
     ExperimentWarning,
     by_document_length,
-    by_query_value,
-    by_relevant_position,
     plot_efficiency,
     sweep_depth,
     sweep_passages,
@@ -333,17 +331,3 @@ def test_breakdown_by_length_of_relevant_documents():
         assert rows["queries"].tolist() == [len(qids)] * 2
         assert rows["AP"].tolist() == results.subset(qids).table["AP"].tolist()
         assert rows["AP p-value"].iloc[1] == results.subset(qids).table["AP p-value"].iloc[1]
-
-
-def test_breakdown_by_position():
-    results = Experiment({"a": synthetic.run(TOPICS, 1.0, 0)}, TOPICS, QRELS, METRICS)
-    positions = pd.DataFrame({"qid": ["q0", "q0", "q1", "q2"], "position": [0, 900, 500, 2000], "docno": "d0"})
-    table = by_relevant_position(results, positions)
-    assert table[["relevant position", "queries"]].to_numpy().tolist() == [["0 to < 512", 2], ["1024 to < 2048", 1]]
-    assert table["AP"].iloc[1] == results.subset(["q2"]).table["AP"].iloc[0]
-    with pytest.raises(ValueError, match="must ascend"):
-        by_relevant_position(results, positions, edges=(512, 0))
-    with pytest.raises(ValueError, match="no evaluated query has a value"):
-        by_query_value(results, {"q0": 3.0}, edges=(10,))
-    with pytest.raises(ValueError, match=r"positions lack the column\(s\) position"):
-        by_relevant_position(results, positions.drop(columns="position"))

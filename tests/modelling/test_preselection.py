@@ -177,7 +177,7 @@ def test_scores_do_not_depend_on_other_rows(name, selector, cross_encoder):
 
 def test_short_documents_are_not_selected_from(selector, cross_encoder, monkeypatch):
     chosen = selector("CrossEncoderWindows", 3)
-    monkeypatch.setattr(type(chosen.model), "_score", lambda *_: pytest.fail("nothing is to be chosen"))
+    monkeypatch.setattr(type(chosen.model), "score_pairs", lambda *_: pytest.fail("nothing is to be chosen"))
     windows = SlidingWindows(20, 10)
     documents = tokenized("red cat", "", " ".join(["dog"] * 40))
     cuts = chosen.cut(["a", "b", "c"], documents, windows)
@@ -288,14 +288,14 @@ def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cr
     model = make("PARADE-attn", cross_encoder, preselect=chosen, training=training)
     before = {part: _weights(part) for part in (model, chosen.model)}
     read = []
-    encode = LongDocScorer._encode_windows
+    encode = LongDocScorer.encode
 
-    def spy(self, query_ids, windows, on_share):
-        if self is model._loaded.scorer and torch.is_grad_enabled():
-            read.extend(map(len, windows))
-        return encode(self, query_ids, windows, on_share)
+    def spy(self, read_of, work=None):
+        if self is model.load_scorer() and torch.is_grad_enabled():
+            read.extend(map(len, read_of.windows))
+        return encode(self, read_of, work)
 
-    monkeypatch.setattr(LongDocScorer, "_encode_windows", spy)
+    monkeypatch.setattr(LongDocScorer, "encode", spy)
     model.fit(tiny.results(), QRELS)
     assert read
     assert max(read) == 2
