@@ -19,7 +19,7 @@ from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
 from ..modelling.texts import Span, TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
-from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
+from .judging import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
 from .locating import Match, PassageLocator
 from .triples import Reader, relevant_pairs, texts_of_corpus
 
