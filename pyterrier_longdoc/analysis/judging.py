@@ -178,9 +178,6 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         Args:
             inp: `qid, query, docno` and the text column(s); any other columns are kept.
 
-        Returns:
-            A new frame: same rows, order and index, with the columns described above.
-
         Raises:
             pt.validate.InputValidationError: if a column is missing.
             UnreadableReplyError: without a readable reply, if `on_failure` is `"raise"`.
@@ -236,12 +233,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
-    """A text's tokens with their characters.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer; None takes words and punctuation marks, as `data.docstrings` counts.
-        text: any text.
-    """
+    """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
     spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)

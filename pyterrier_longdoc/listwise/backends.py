@@ -149,8 +149,7 @@ class ServerBackend:
         """Sends a conversation.
 
         Raises:
-            BackendError: if there is no reply, with the server's reason.
-            ContextOverflowError: if the server finds the prompt too long.
+            BackendError: if there is no reply, with the server's reason; ContextOverflowError for too long a prompt.
             ImportError: without the vendor's package.
         """
         library, tenacity = _library(self._vendor.lower()), _library("tenacity")
@@ -160,8 +159,9 @@ class ServerBackend:
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
             reraise=True,
         )
-        client = self._connect(library)
+        client = self.client
         try:
+            client = client or self._connect(library)
             reply: Reply = asking(self._request, client, messages)
             return reply
         except getattr(library, f"{self._vendor}Error") as error:
@@ -176,15 +176,10 @@ class ServerBackend:
         raise failure
 
     def _connect(self, library: Any) -> Any:
-        if self.client is not None:
-            return self.client
         with _CONNECTING:
             if self._connection is None:
                 options = {"timeout": self.timeout, "max_retries": self.max_retries, **self._address()}
-                try:
-                    self._connection = getattr(library, self._vendor)(**options)
-                except getattr(library, f"{self._vendor}Error") as error:
-                    raise BackendError(f"{self.model}: {error}") from None
+                self._connection = getattr(library, self._vendor)(**options)
             return self._connection
 
     def _request(self, client: Any, messages: Sequence[Message]) -> Reply:

@@ -112,14 +112,11 @@ class Ledger:
 
     @contextmanager
     def reserving(self, input_tokens: int, most_output: int | None = None) -> Iterator[None]:
-        """Holds money for a call that is about to be made, so that calls under way count towards the cap.
+        """Holds money for a call, so that calls under way count towards the cap; SpendCapError if too little is left.
 
         Args:
             input_tokens: of the prompt.
             most_output: most tokens of the answer; None if that is not known.
-
-        Raises:
-            SpendCapError: if there is not enough left.
         """
         with _LOCK:
             expected = self.prices.cost(input_tokens, self._longest_answer if most_output is None else most_output)

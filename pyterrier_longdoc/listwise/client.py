@@ -145,11 +145,7 @@ class LLMClient:
         return {**self.__dict__, "_busy": {}}
 
     def ask(self, qid: str, messages: Sequence[Message]) -> str:
-        """The model's reply, from the cache if it is there.
-
-        Args:
-            qid: where the ledger enters the call.
-            messages: the conversation.
+        """The model's reply, from the cache if it is there; the ledger enters the call under the qid.
 
         Raises:
             BackendError: if the backend has no reply.
@@ -222,11 +218,7 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[str]]:
-    """Reads a reply, and asks again with a reminder as long as there is nothing in it to `parse`.
-
-    Returns:
-        What was read, None if nothing was; and the replies in which there was nothing.
-    """
+    """Reads a reply, and asks again as long as `parse` finds nothing; returns what it found, and replies without."""
     unreadable: list[str] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)

@@ -166,11 +166,7 @@ def reminder(messages: Sequence[Message], reply: str, request: str) -> list[Mess
 
 
 class Tokens:
-    """Counts and cuts by the tokens of a model, as well as they are known.
-
-    Args:
-        tokenizer: see `common.language.token_counter`; None counts four characters as a token.
-    """
+    """Counts and cuts by the tokens of a model, as well as they are known; None counts four characters as a token."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._counts = token_counter(_estimate if tokenizer is None else tokenizer)
@@ -257,13 +253,9 @@ class DocumentReader(Tokens):
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The order that a reply asks for.
+    """The order that a reply asks for, and how many documents it leaves out, names again, or invents.
 
-    Attributes:
-        order: positions 0..n-1, all of them once: those named, best first, then those missing in their given order.
-        missing: documents that the reply does not name.
-        duplicates: ids named again; the first place counts.
-        unknown: ids that no document has.
+    The order has all positions 0..n-1 once: those named, best first, then those missing in their given order.
     """
 
     order: list[int]
@@ -287,20 +279,13 @@ def without_reasoning(reply: str) -> str:
 
 
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
-    """Reads a ranking of `n` documents.
+    """Reads a ranking of `n` documents, which have the ids 1..n.
 
     It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
     but ids may separate them by spaces or commas too. Amid prose, a ranking stands on lines of its own, or is a chain
     of `>` that names more than half of the documents, so that `the passages [1] and [2]`, a quotation of the request's
     `[2] > [1]` or `policy 3.2` is never taken for one. Of several rankings the one with the most documents counts, and
-    of those the last.
-
-    Args:
-        reply: the model's text.
-        n: number of documents, which have the ids 1..n.
-
-    Returns:
-        None if the reply holds no ranking: a refusal, prose, an empty or cut-off reply.
+    of those the last. None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)

@@ -60,12 +60,7 @@ class BackToFront:
         return [(max(end - self.list_size, 0), end) for end in ends]
 
     def rank(self, n: int, order: Callable[[list[int], Place], list[int]]) -> list[int]:
-        """The documents 0..n-1, which are given in the order of the first stage, best first.
-
-        Args:
-            n: number of documents.
-            order: puts a list in order; documents that it leaves out are left out of the ranking.
-        """
+        """The documents 0..n-1, best first; those that `order` leaves out of a list are left out of the ranking."""
         ranking = list(range(n))
         for start, end in self.places(n):
             documents = ranking[start:end]
@@ -88,23 +83,11 @@ class ListRanker:
     shuffles: int
     seed: int
 
-    def rank(
-        self, qid: str, query: str, texts: Sequence[str], step: Callable[[], Any]
-    ) -> tuple[list[int], Counter[str]]:
-        """Ranks documents that are given in the order of the first stage.
-
-        Args:
-            qid: names the query in errors and in the ledger.
-            query: its text.
-            texts: the documents.
-            step: called before each order is asked for.
+    def rank(self, qid: str, query: str, texts: list[str], step: Callable[[], Any]) -> tuple[list[int], Counter[str]]:
+        """Ranks documents that are given in the order of the first stage; `step()` before each order is asked for.
 
         Returns:
             Their positions, best first, without those that a failure sends to the bottom; and what happened.
-
-        Raises:
-            UnreadableReplyError: if a list has no readable reply and `on_failure` is `"raise"`.
-            ValueError: if even empty documents would not fit into the prompt.
         """
         counts: Counter[str] = Counter()
 
@@ -191,13 +174,7 @@ def in_parallel(
 
     At the first error, and at Ctrl-C, no further job starts and every running one ends at its next `step()`: a
     request that is under way is paid for, so its reply is waited for. `on_step` is called at each step and `on_done`
-    after each job, by one thread at a time.
-
-    Returns:
-        The results in the order of the jobs.
-
-    Raises:
-        BaseException: the first error of any job, or KeyboardInterrupt.
+    after each job, by one thread at a time. The results have the order of the jobs; the first error of any is raised.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
