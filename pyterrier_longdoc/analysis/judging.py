@@ -222,7 +222,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         return dict(zip(qids, judgements, strict=True))
 
     def _check(self) -> None:
-        self.client  # noqa: B018 - made, so that an `llm` that is none is refused
+        _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ("raise", "unjudged"))
         check_given(chunk_tokens=self.chunk_tokens, concurrency=self.concurrency)

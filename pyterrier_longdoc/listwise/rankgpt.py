@@ -206,7 +206,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
 
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without asking anything."""
-        self.client  # noqa: B018 - made, so that an `llm` that is none is refused
+        _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ON_FAILURE)
         Tokens(self.tokenizer)

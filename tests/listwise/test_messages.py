@@ -210,7 +210,7 @@ def test_what_is_no_ranking(reply):
     assert parse_ranking(reply, 5) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(HARD).map("".join)), st.integers(0, 30))
 def test_always_a_permutation_or_a_failure(reply, n):
     parsed = parse_ranking(reply, n)

@@ -1,8 +1,7 @@
-"""RankGPT as a PyTerrier transformer: frames, inspection, experiments, pickling, operators."""
+"""RankGPT as a PyTerrier transformer: frames, inspection, experiments."""
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import unittest
@@ -26,7 +25,7 @@ NEW_COLUMNS = ["score", *REPORT_COLUMNS, "rank"]
 
 
 def by_length(messages) -> str:
-    """A model that can be pickled: prefers long texts, then the alphabet."""
+    """Prefers long texts, then the alphabet."""
     documents = sorted(shown(messages), key=lambda one: (-len(one[1]), one[1]))
     return " > ".join(f"[{number}]" for number, _ in documents)
 
@@ -133,14 +132,6 @@ def test_inspection_asks_nothing():
     assert pt.inspect.subtransformers(ranker) == {}
 
 
-def test_pickle(results):
-    ranker = reporting(by_length)
-    fresh = pickle.dumps(ranker)
-    out = ranker(results)
-    for pickled in (fresh, pickle.dumps(ranker)):
-        pd.testing.assert_frame_equal(pickle.loads(pickled)(results), out)
-
-
 def test_names_are_short_and_tell_settings_apart():
     assert repr(RankGPT(oracle)) == "RankGPT(CallableBackend(tests.support.llm.oracle))"
     client = LLMClient(OpenAIBackend("gpt-x"))
@@ -168,18 +159,6 @@ def test_experiment_plans_agree_and_grid_search_changes_settings():
     ranker = RankGPT(oracle)
     pt.GridSearch(LOADED >> ranker, {ranker: {"top_k": [2, 6]}}, TOPICS, QRELS, metric="map", verbose=False)
     assert ranker.top_k in (2, 6)
-
-
-def test_operators():
-    ranker, other = RankGPT(oracle), RankGPT(by_length)
-    first, second = (one(RUN).set_index(["qid", "docno"])["score"].sort_index() for one in (ranker, other))
-    top = ((LOADED >> ranker) % 2)(TOPICS)
-    assert top.groupby("qid")["rank"].apply(sorted).tolist() == [[0, 1]] * 3
-    total = (ranker + other)(RUN).set_index(["qid", "docno"])["score"].sort_index()
-    assert total.tolist() == (first + second).tolist()
-    features = (ranker**other)(RUN).set_index(["qid", "docno"])["features"].sort_index()
-    assert [list(row) for row in features] == [list(row) for row in zip(first, second, strict=True)]
-    assert len((ranker % 2 ^ other)(RUN)) == len(RUN)
 
 
 def test_progress_only_if_verbose(results, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from itertools import pairwise
 
 import pandas as pd
@@ -21,7 +19,7 @@ from pyterrier_longdoc.listwise import (
     UnreadableReplyError,
 )
 from pyterrier_longdoc.listwise.messages import Tokens
-from pyterrier_longdoc.listwise.schedules import BackToFront
+from pyterrier_longdoc.listwise.schedules import BackToFront, in_parallel
 
 from ..support.llm import Scripted, candidates, oracle, order, shown, worth
 
@@ -68,16 +66,6 @@ def test_oracle_brings_the_true_top_ten_up_in_nine_calls_per_query(form):
     for _, ranked in out.assign(worth=worth(out)).sort_values("rank").groupby("qid"):
         assert ranked["worth"].tolist()[:10] == list(range(99, 89, -1))
         assert (ranked["score"].diff().dropna() == -1).all()
-
-
-@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.listwise.IncompleteReplyWarning")
-@pytest.mark.parametrize("n", [2, 20, 25])
-@pytest.mark.parametrize("reply", [lambda ids: ids[::-1], lambda ids: ids[:0:-2] or ids, lambda ids: ids[::-1] * 2])
-def test_output_is_a_permutation_whatever_the_reply(n, reply):
-    run = candidates(documents=n)
-    out = RankGPT(lambda m: " > ".join(f"[{i}]" for i in reply([number for number, _ in shown(m)])))(run)
-    assert sorted(out["rank"]) == list(range(n))
-    assert sorted(out["score"]) == list(range(1, n + 1))
 
 
 def test_one_document_asks_nothing():
@@ -260,15 +248,18 @@ def test_results_do_not_depend_on_concurrency():
     assert out[0].equals(out[1])
 
 
-def test_the_first_error_stops_all():
-    def model(messages):
-        if "query number 2" in str(messages):
-            raise BackendError("outage")
-        time.sleep(0.05)
-        return oracle(messages)
+def test_after_an_error_no_job_starts_and_running_ones_end_at_their_next_step():
+    started, steps = [], []
 
-    asked = Scripted(model)
+    def work(job, step):
+        started.append(job)
+        if job == 1:
+            raise BackendError("outage")
+        while True:  # until it is stopped
+            step()
+
     with pytest.raises(BackendError, match="outage"):
-        RankGPT(asked, concurrency=2, on_failure="keep", list_size=4, step=2)(candidates(queries=40, documents=6))
-    assert len(asked.asked) < 12
-    assert threading.active_count() < 5
+        in_parallel(work, range(20), 2, on_step=lambda: steps.append(1), on_done=lambda: started.append("done"))
+    assert sorted(started) == [0, 1]
+    assert in_parallel(lambda job, step: step() or -job, range(3), 2, on_step=lambda: steps.append(2)) == [0, -1, -2]
+    assert steps[-3:] == [2] * 3
