@@ -172,9 +172,10 @@ def in_parallel(
 ) -> list[Result]:
     """Does `work(job, step)` for each job, `concurrency` at a time, in threads.
 
-    At the first error, and at Ctrl-C, no further job starts and every running one ends at its next `step()`: a
-    request that is under way is paid for, so its reply is waited for. `on_step` is called at each step and `on_done`
-    after each job, by one thread at a time. The results have the order of the jobs; the first error of any is raised.
+    At the first error, and at Ctrl-C, every job ends at its next `step()`, the first of which comes before anything is
+    asked: a request that is under way is paid for, so its reply is waited for. `on_step` is called at each step and
+    `on_done` after each job, by one thread at a time. The results have the order of the jobs; the first error of any
+    is raised.
     """
     errors: list[BaseException] = []
     lock = threading.Lock()
@@ -186,8 +187,6 @@ def in_parallel(
             on_step()
 
     def run(job: Job) -> Result:
-        if errors:
-            raise CancelledError
         try:
             result = work(job, step)
         except BaseException as error:

@@ -252,6 +252,7 @@ def test_after_an_error_no_job_starts_and_running_ones_end_at_their_next_step():
     started, steps = [], []
 
     def work(job, step):
+        step()
         started.append(job)
         if job == 1:
             raise BackendError("outage")
