@@ -20,8 +20,7 @@ from ..common.frames import TextField, as_strings, check_columns, field_names, s
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
-from .chunkjudges import ChunkJob, ChunkJudge, as_chunk_judge
-from .judging import tokenized
+from .judging import ChunkJob, ChunkJudge, as_chunk_judge, tokenized
 from .locating import PassageLocator
 
 CHUNK = 256

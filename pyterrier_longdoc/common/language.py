@@ -36,14 +36,19 @@ def count_tokens(text: str) -> int:
     return sum(1 for _ in _TOKEN.finditer(text))
 
 
+def token_spans(text: str) -> list[tuple[int, int]]:
+    """The characters `(start, end)` of the words and punctuation marks that `count_tokens` counts."""
+    return [match.span() for match in _TOKEN.finditer(text)]
+
+
 def token_counter(tokenizer: Any = None) -> Counter:
     """Makes a counter of what is called a tokenizer in several libraries.
 
     Args:
         tokenizer: None counts words and punctuation marks (`count_tokens`: a lower bound on BERT's word pieces that
             needs no vocabulary); a Hugging Face tokenizer, or the name or folder of one; a `tokenizers.Tokenizer`;
-            or a function that gives the number of tokens of one text. Special tokens are not counted and nothing is
-            truncated.
+            a tiktoken encoding; or a function that gives the number of tokens of one text. Special tokens are not
+            counted and nothing is truncated.
 
     Raises:
         TypeError: if it is none of these.
@@ -58,7 +63,13 @@ def token_counter(tokenizer: Any = None) -> Counter:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-    for kind, needed in ((_hugging_face, "convert_tokens_to_ids"), (_rust, "encode_batch"), (_function, "__call__")):
+    kinds = (
+        ("convert_tokens_to_ids", _hugging_face),
+        ("encode_ordinary", _tiktoken),
+        ("encode_batch", _rust),
+        ("__call__", _function),
+    )
+    for needed, kind in kinds:
         if hasattr(tokenizer, needed):
             return partial(kind, tokenizer)
     raise TypeError(f"tokenizer={tokenizer!r} must be a tokenizer, its name, or a function from a text to a number")
@@ -71,6 +82,11 @@ def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:
         list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
     )
     return [len(row) for row in rows["input_ids"]]
+
+
+def _tiktoken(encoding: Any, texts: Sequence[str]) -> list[int]:
+    # encode() refuses texts that spell a special token, such as "<|endoftext|>".
+    return [len(encoding.encode_ordinary(text)) for text in texts]
 
 
 def _rust(tokenizer: Any, texts: Sequence[str]) -> list[int]:

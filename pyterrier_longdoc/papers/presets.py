@@ -148,7 +148,7 @@ _RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
 _PRETRAINED = {**_PARADE, "aggregation": "transformer", "aggregator": MINILM}
 _E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
        "max_query_len": 30}  # fmt: skip
-_GPT = {"llm": "gpt-4o-mini", "window_size": 20, "stride": 10}
+_GPT = {"llm": "gpt-4o-mini", "list_size": 20, "step": 10}
 
 _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (
     # name, row, transformer, its FirstP, arguments, figures
@@ -170,7 +170,7 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.395, 0.615, 0.431, 0.473, 0.020, 0.079)),
     ("firstp-e5-4k", "FirstP (E5-4K) zero-shot", "BiEncoder", None, {**_E5, "window_size": FIRST - 2},
      (0.380, 0.641, 0.438, 0.429, 0.015, None)),
-    ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_tokens": 512},
+    ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_len": 512},
      (None, 0.708, None, 0.562, None, None)),
     ("avgp", "AvgP", "AvgP", "firstp", _splitp(BERT, **_CHUNKS), (0.389, 0.642, 0.478, 0.531, 0.154, 0.365)),
     ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_MAXP), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
@@ -215,7 +215,7 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.402, 0.608, 0.452, 0.505, 0.078, 0.397)),
     ("longp-e5-4k", "LongP (E5-4K) zero-shot", "BiEncoder", "firstp-e5-4k", {**_E5, "window_size": WHOLE - 2},
      (0.353, 0.649, 0.439, 0.434, 0.057, None)),
-    ("longp-rankgpt", "LongP RankGPT (GPT-4o-mini)", "RankGPT", "firstp-rankgpt", {**_GPT, "max_doc_tokens": None},
+    ("longp-rankgpt", "LongP RankGPT (GPT-4o-mini)", "RankGPT", "firstp-rankgpt", {**_GPT, "max_doc_len": None},
      (None, 0.706, None, 0.562, 0.043, None)),
 )  # fmt: skip
 

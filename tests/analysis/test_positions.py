@@ -185,7 +185,7 @@ def test_a_reranker_as_judge(monkeypatch):
     assert frame["chunk"].fillna(-1).tolist() == [1, -1, -1, 0, 1]
     assert frame["grade"].fillna(-1).tolist() == [1, -1, -1, 1, 2]
     assert judged(documents, wet_words(), threshold=1)["chunk"].fillna(-1).tolist() == [-1, -1, -1, -1, 1]
-    monkeypatch.setattr("pyterrier_longdoc.analysis.chunkjudges.BLOCK_CHUNKS", 3)
+    monkeypatch.setattr("pyterrier_longdoc.analysis.judging.BLOCK_DOCUMENTS", 1)
     pd.testing.assert_frame_equal(judged(documents, wet_words(), threshold=0.5), frame)
 
 

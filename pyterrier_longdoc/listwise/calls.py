@@ -1,15 +1,20 @@
-"""What a run has cost, and the cap on it."""
+"""The calls of a model: what they have cost, and the cap on it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 import pandas as pd
 
-from .errors import SpendCapError
-from .parallel import Lock
+# One for all ledgers: a lock of each could not be pickled.
+_LOCK = threading.Lock()
+
+
+class SpendCapError(RuntimeError):
+    """The next call might cost more than `max_cost` allows."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,23 @@ class Call:
     estimated: bool
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """What a run is expected to take.
+
+    Attributes:
+        calls: prompts, without retries and shortened prompts sent again.
+        input_tokens: of the prompts.
+        output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
+        cost: at the given prices; 0 without prices.
+    """
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    cost: float
+
+
 class Ledger:
     """The calls of one or several runs; those that ended in an error are not among them.
 
@@ -83,7 +105,6 @@ class Ledger:
         self.cost = 0.0
         self._reserved = 0.0
         self._longest_answer = 0
-        self._lock = Lock()
 
     def __repr__(self) -> str:
         paid = sum(not call.replayed for call in self.calls)
@@ -91,18 +112,14 @@ class Ledger:
 
     @contextmanager
     def reserving(self, input_tokens: int, most_output: int | None = None) -> Iterator[None]:
-        """Holds money for a call that is about to be made, so that calls under way count towards the cap.
+        """Holds money for a call, so that calls under way count towards the cap; SpendCapError if too little is left.
 
         Args:
             input_tokens: of the prompt.
             most_output: most tokens of the answer; None if that is not known.
-
-        Raises:
-            SpendCapError: if there is not enough left.
         """
-        with self._lock:
-            output_tokens = self._longest_answer if most_output is None else most_output
-            expected = self.prices.cost(input_tokens, output_tokens)
+        with _LOCK:
+            expected = self.prices.cost(input_tokens, self._longest_answer if most_output is None else most_output)
             if self.max_cost is not None and self.cost + self._reserved + expected > self.max_cost:
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {self._reserved:.6g} under way, "
@@ -113,16 +130,16 @@ class Ledger:
         try:
             yield
         finally:
-            with self._lock:
+            with _LOCK:
                 self._reserved -= expected
 
     def add(self, call: Call) -> None:
         """Enters a call."""
-        with self._lock:
+        with _LOCK:
             self.calls.append(call)
             self._longest_answer = max(self._longest_answer, call.output_tokens)
             if not call.replayed:
-                self.cost += self._cost(call)
+                self.cost += self.prices.cost(call.input_tokens, call.output_tokens)
 
     def table(self) -> pd.DataFrame:
         """One row per query, in order of first call.
@@ -131,36 +148,16 @@ class Ledger:
             `qid, calls, replayed, estimated` (numbers of calls; `calls` counts all), `input_tokens, output_tokens` (of
             all), `cost` (paid) and `saved` (what the replayed calls would cost).
         """
-        rows = pd.DataFrame([astuple(call) for call in self.calls], columns=[f.name for f in fields(Call)])
-        costs = pd.Series([self._cost(call) for call in self.calls], dtype="float64")
-        replayed = rows["replayed"].astype(bool)
-        rows = rows.assign(calls=1, cost=costs.where(~replayed, 0.0), saved=costs.where(replayed, 0.0))
+        calls = pd.DataFrame([asdict(call) for call in self.calls], columns=[f.name for f in fields(Call)])
+        costs = (calls["input_tokens"] * self.prices.input + calls["output_tokens"] * self.prices.output) / 1e6
+        replayed = calls["replayed"].astype(bool)
+        calls = calls.assign(calls=1, cost=costs.where(~replayed, 0.0), saved=costs.where(replayed, 0.0))
         columns = ["calls", "replayed", "estimated", "input_tokens", "output_tokens", "cost", "saved"]
-        return rows.groupby("qid", sort=False)[columns].sum().reset_index()
+        return calls.groupby("qid", sort=False)[columns].sum().reset_index()
 
-    def _cost(self, call: Call) -> float:
-        return self.prices.cost(call.input_tokens, call.output_tokens)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a run is expected to take.
-
-    Attributes:
-        calls: prompts, without retries and shortened prompts sent again.
-        input_tokens: of the prompts.
-        output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
-        cost: at the given prices; 0 without prices.
-    """
-
-    calls: int
-    input_tokens: int
-    output_tokens: int
-    cost: float
-
-    @classmethod
-    def of(cls, ledger: Ledger) -> Estimate:
-        """The sums of a rehearsal's ledger."""
-        calls = ledger.calls
-        tokens = sum(call.input_tokens for call in calls), sum(call.output_tokens for call in calls)
-        return cls(len(calls), *tokens, ledger.cost)
+    def total(self) -> Estimate:
+        """What all of them have taken."""
+        tokens_in, tokens_out = (
+            sum(getattr(call, f"{way}_tokens") for call in self.calls) for way in ("input", "output")
+        )
+        return Estimate(len(self.calls), tokens_in, tokens_out, self.cost)
