@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -176,14 +177,11 @@ class DecodedDataset(Collection):
         return pt.get_dataset(f"irds:{self.name}").get_qrels(variant)
 
     def text_loader(self, fields: Sequence[str] | str = "text", *, verbose: bool = False) -> pt.Transformer:
-        """A transformer that adds the texts to any frame with a ``docno`` column.
+        """A transformer that adds texts to any frame with a ``docno`` column.
 
         Args:
             fields: one or several of `text`, `title` and the document's string fields; "*" takes `text` and `title`.
             verbose: show a progress bar.
-
-        Raises:
-            ValueError: if the documents have no such field.
         """
         return super().text_loader(["text", "title"] if fields == "*" else fields, verbose=verbose)
 
@@ -209,19 +207,19 @@ class DecodedDataset(Collection):
         return f"DecodedDataset({self.name!r})"
 
 
+@dataclass(frozen=True, eq=False)
 class DecodedDocuments(StreamedDocuments):
     """The documents of a dataset of ir_datasets, docno -> `document_fields`, decoded when they are read."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+    dataset: Any
 
     def rows(self) -> Iterator[Mapping[str, str]]:
         """All documents, one after the other."""
-        return map(document_fields, self._dataset.docs_iter())
+        return map(document_fields, self.dataset.docs_iter())
 
     def many(self, docnos: Iterable[str]) -> Documents:
         """Those of the documents that there are, read in the order of their files."""
-        found = self._dataset.docs_store().get_many_iter(list(dict.fromkeys(docnos)))
+        found = self.dataset.docs_store().get_many_iter(list(dict.fromkeys(docnos)))
         return {fields["docno"]: fields for fields in map(document_fields, found)}
 
     def __getitem__(self, docno: str) -> Mapping[str, str]:
@@ -231,4 +229,4 @@ class DecodedDocuments(StreamedDocuments):
         return (row["docno"] for row in self.rows())
 
     def __len__(self) -> int:
-        return self._dataset.docs_count()
+        return self.dataset.docs_count()

@@ -52,6 +52,7 @@ class _Rows(ValuesView[Mapping[str, str]]):
         return self._mapping.rows()
 
 
+@dataclass(eq=False, repr=False)
 class TextLoader(pt.Transformer):
     """Adds the text of each document to a frame with a ``docno`` column.
 
@@ -70,11 +71,10 @@ class TextLoader(pt.Transformer):
         ['a long document']
     """
 
-    def __init__(self, documents: Documents, fields: Sequence[str], name: str = "", *, verbose: bool = False) -> None:
-        self._documents = documents
-        self.fields = list(fields)
-        self.name = name
-        self.verbose = verbose
+    documents: Documents
+    fields: list[str]
+    name: str = ""
+    verbose: bool = False
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Adds the fields.
@@ -84,7 +84,7 @@ class TextLoader(pt.Transformer):
         """
         pt.validate.columns(inp, includes=["docno"], context=self)
         docnos = [str(docno) for docno in inp["docno"]]
-        documents = self._documents
+        documents = self.documents
         if isinstance(documents, StreamedDocuments):
             documents = documents.many(docnos)
         shown = pt.tqdm(docnos, desc=repr(self), unit="d", disable=not self.verbose)
@@ -107,7 +107,7 @@ class TextLoader(pt.Transformer):
             return documents[docno]
         except KeyError:
             raise KeyError(
-                f"docno {docno!r} is not in the collection {self.name!r} ({len(self._documents)} documents); "
+                f"docno {docno!r} is not in the collection {self.name!r} ({len(self.documents)} documents); "
                 "was the run or index made from another collection, or another version of it?"
             ) from None
 
@@ -155,7 +155,7 @@ class Collection(pt.datasets.Dataset):
             raise ValueError(f"{self!r} has no field {unknown[0]!r}; its fields are {available}")
         key = (tuple(wanted), verbose)
         if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose=verbose)
+            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose)
         return self._loaders[key]
 
     def _fields(self) -> list[str]:

@@ -219,34 +219,37 @@ class DocstringsDataset(PositionedCollection):
             tokens (`count_tokens`). A document counts in the split of its docno, topic or not.
         """
         groups = {split: [e for e in self.entries if split_of(e.docno) == split] for split in SPLITS}
-        return pd.DataFrame([_sizes(split, part) for split, part in {**groups, "all": self.entries}.items()])
-
-    def get_corpus_lang(self) -> str:
-        """Documentation is in English."""
-        return "en"
+        rows = []
+        for split, entries in {**groups, "all": self.entries}.items():
+            tokens = np.array([e.tokens for e in entries] or [0])
+            has_topic = np.array([bool(e.query) for e in entries] or [False])
+            row = {"split": split, "documents": len(entries), "topics": has_topic.sum()}
+            row |= {"topics_long": (has_topic & (tokens > LONG_TOKENS)).sum(), "median": np.median(tokens)}
+            rows.append({**row, "mean": tokens.mean(), "p90": np.percentile(tokens, 90), "max": tokens.max()})
+        return pd.DataFrame(rows)
 
     def get_topics_lang(self) -> str:
         """Documentation is in English."""
         return "en"
+
+    get_corpus_lang = get_topics_lang
 
     def info_url(self) -> str:
         """Where the collection is described."""
         return HELP_URL
 
     def _parts(self) -> Parts:
-        rows = [(f"q-{e.docno}", e.query, e.docno, 1, e.tokens, split_of(e.docno)) for e in self.entries if e.query]
-        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "tokens", "split"])
+        rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in self.entries if e.query]
+        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
         frame = frame.astype({"qid": str, "query": str, "docno": str, "label": int})
-        long = frame[frame["tokens"] > LONG_TOKENS]
-        return Parts(
-            {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries},
-            frame[["qid", "query"]],
-            frame[["qid", "docno", "label"]],
-            splits={
-                **{split: frame["qid"][frame["split"] == split].tolist() for split in SPLITS},
-                **{f"{split}-long": long["qid"][long["split"] == split].tolist() for split in SPLITS},
-            },
-        )
+        splits: dict[str, list[str]] = {variant: [] for variant in VARIANTS}
+        for e in self.entries:
+            if e.query:
+                splits[split_of(e.docno)].append(f"q-{e.docno}")
+            if e.query and e.tokens > LONG_TOKENS:
+                splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
+        documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
+        return Parts(documents, frame[["qid", "query"]], frame[["qid", "docno", "label"]], splits=splits)
 
     def __repr__(self) -> str:
         return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"
@@ -269,20 +272,6 @@ def _cached(file: Path, recipe: dict[str, Any]) -> list[Entry]:
     except OSError as error:
         _log.warning("%s cannot be kept: %s", file, error)
     return entries
-
-
-def _sizes(split: str, entries: list[Entry]) -> dict[str, str | int | float]:
-    tokens = np.array([e.tokens for e in entries] or [0])
-    return {
-        "split": split,
-        "documents": len(entries),
-        "topics": sum(bool(e.query) for e in entries),
-        "topics_long": sum(bool(e.query) and e.tokens > LONG_TOKENS for e in entries),
-        "median": float(np.median(tokens)),
-        "mean": float(tokens.mean()),
-        "p90": float(np.percentile(tokens, 90)),
-        "max": int(tokens.max()),
-    }
 
 
 def _plain(text: str) -> str:

@@ -239,8 +239,6 @@ class Recipe:
 
     def target(self, rng: random.Random, smallest: int) -> int:
         """Draws the length of a document, D_max in the paper's words: from `smallest`, what it needs at least."""
-        if smallest > self.max_doc_len:
-            raise ValueError(f"{smallest} tokens are needed, but max_doc_len={self.max_doc_len}; raise it")
         if isinstance(self.length, str):
             return between(rng, smallest, self.max_doc_len)
         if callable(self.length):

@@ -10,7 +10,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis.judging import tokenized
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data.far_relevant import far_relevant
+from pyterrier_longdoc.data import far_relevant
 from pyterrier_longdoc.listwise import CallableBackend
 
 from ..support import tiny
@@ -69,7 +69,7 @@ def test_gold_positions_of_far_relevant_collections_come_back(position):
     passages = pd.DataFrame({"docno": [str(i) for i in range(200)], "text": [writer.prose(40) for _ in range(200)]})
     topics = pd.DataFrame({"qid": [f"q{i}" for i in range(30)], "query": "?"})
     qrels = topics[["qid"]].assign(docno=passages["docno"].head(30), label=1)
-    made = far_relevant(passages, topics, qrels, position=position, min_offset=100, max_length=400)
+    made = far_relevant(passages, topics, qrels, position=position, min_offset=100, max_doc_len=400)
     asked = qrels[["qid"]].assign(text=passages["text"].head(30))
     found = ld.relevant_positions(made.topics, made.qrels, made.corpus, passages=asked).matched
     both = found.merge(made.gold, on=["qid", "docno"], suffixes=("", "_gold"), validate="1:1")
