@@ -7,7 +7,6 @@ import unicodedata
 import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.frames import TextField, field_names, strings, texts_of, validated
+from ..common.language import token_spans
 from ..common.presentation import Presented
 from ..listwise.backends.base import required
 from ..listwise.client import LLMClient, wrapped
@@ -54,7 +54,6 @@ ANSWER_AGAIN = (
 
 _GRADE = re.compile(r"(?:^|[\s{\"'*#(])grade[\"'*]*\s*[:=][\s\"'*]*([0-3])(?![\w/-]|[.,]\d)", re.IGNORECASE)
 _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 def parse_grade(reply: str) -> int | None:
@@ -276,13 +275,12 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     """A text's tokens with their characters.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer; None takes words and punctuation marks, as `data.docstrings` counts.
+        tokenizer: a fast Hugging Face tokenizer; None takes words and punctuation marks, as `count_tokens` does.
         text: any text.
     """
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
-    offsets = chain.from_iterable(match.span() for match in _TOKEN.finditer(text))
-    spans = np.fromiter(offsets, dtype=np.int32).reshape(-1, 2)
+    spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
 
 
