@@ -29,7 +29,7 @@ def pairs(count: int, folder: str) -> pd.DataFrame:
     """`qid, query, docno, text, label`: for each query its docstring and another one."""
     from transformers import AutoTokenizer
 
-    from pyterrier_longdoc.data.docstrings import DocstringsDataset
+    from pyterrier_longdoc.data import DocstringsDataset
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
 

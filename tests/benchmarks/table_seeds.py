@@ -25,7 +25,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
-from pyterrier_longdoc.data.folder import FolderDataset
+from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.experiment import Experiment
 from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 from pyterrier_longdoc.modelling.batching import Encoded, to_dense
