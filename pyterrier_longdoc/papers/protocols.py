@@ -20,12 +20,9 @@ from ..experiment import Experiment, ExperimentResults
 from ..experiment.perquery import check_columns
 from ..experiment.runs import as_strings
 from ..rerankers.base import LongDocReranker
-from ..training.args import TrainingArgs
-from ..training.folds import k_fold_fit
-from ..training.groups import make_groups
-from ..training.kept import MODEL, TrainingData, check_new, fit_kept, keep_settings, recipe_of, settings_and_recipe
-from ..training.presets import recipes
-from ..training.seeds import check_seeds
+from ..training import TrainingArgs, k_fold_fit, make_groups, recipes
+from ..training.repeat import check_seeds
+from ..training.resume import MODEL, TrainingData, check_new, fit_or_load, note_settings, settings_of
 from .presets import Named, presets, with_own_rates
 
 FIRST_STAGE = "first stage"
@@ -253,11 +250,11 @@ class _System:
             start = self.start_from
             shown = str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__
             settings = {
-                **settings_and_recipe(self._prepared(model, seed)),
+                **settings_of(self._prepared(model, seed)),
                 "protocol": repr(self.protocol),
                 "start": shown,
             }
-            keep_settings(settings, models_folder(self.folder, self.name, seed))
+            note_settings(settings, models_folder(self.folder, self.name, seed))
 
     def __call__(self, seed: int) -> pd.DataFrame:
         model, data = self.factory(seed), self.data
@@ -271,7 +268,7 @@ class _System:
         if self.protocol.folds:
             folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
             return folds.run
-        return fit_kept(model, data.training(recipe_of(model)), own).transform(data.candidates)
+        return fit_or_load(model, data.training(model.recipe), own).transform(data.candidates)
 
     def _prepared(self, model: Any, seed: int) -> LongDocReranker:
         """The model with the protocol's settings."""

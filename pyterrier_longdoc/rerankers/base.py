@@ -20,6 +20,7 @@ import pyterrier as pt
 import torch
 from safetensors.torch import load_file
 
+from ..common.arguments import argument
 from ..common.coverage import Coverage, Explanation
 from ..common.frames import TextField, rerank, strings, texts_of, validated
 from ..common.presentation import WithBackbone
@@ -41,8 +42,15 @@ from ..modelling.preselection import Preselection, check_preselection
 from ..modelling.runtimes import check_backend, check_last_layer, default_device, default_dtype
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
-from ..training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
-from ..training.identity import training_settings
+from ..training import (
+    TrainingArgs,
+    check_qrels,
+    evaluate,
+    history_frame,
+    make_groups,
+    train,
+    training_settings,
+)
 from .checks import check_only_windows, check_settings
 from .score_cache import ScoreCache, score_with_cache
 from .selectors import FOLDER as PRESELECT
@@ -197,9 +205,9 @@ def load_reranker(
     preselect = arguments.pop("preselect", None)
     if preselect is not None and "preselect" not in parameters:
         arguments["preselect"] = preselection_from_config(preselect, folder)
-    for argument in ("text_field", "answers"):
-        if isinstance(arguments.get(argument), list):
-            arguments[argument] = tuple(arguments[argument])
+    for name in ("text_field", "answers"):
+        if isinstance(arguments.get(name), list):
+            arguments[name] = tuple(arguments[name])
     model = saved(**{**arguments, **parameters})
     # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
     original = saved(**{**arguments, "trust_remote_code": model.trust_remote_code})
@@ -317,28 +325,28 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
             computed was padding; None before.
     """
 
-    backbone: str | Path = DEFAULT_BACKBONE
+    backbone: str | Path = argument(DEFAULT_BACKBONE, role="checkpoint")
     _: KW_ONLY
-    windows: Windows | None = None
-    max_windows: int | None = None
-    selection: str = "first"
-    preselect: Preselection | None = None
-    max_doc_len: int | None = None
-    max_query_len: int = 32
-    pad_query: bool = False
-    text_field: TextField = "text"
-    text_loader: Any = None
-    batch_size: int = 64
-    max_batch_tokens: int | None = None
-    device: str | Sequence[str] | None = None
-    dtype: str | None = None
-    backend: str = "torch"
-    explain: bool = False
-    score_cache: str | Path | None = None
-    training: TrainingArgs | None = None
-    trust_remote_code: bool = False
-    verbose: bool = False
-    seed: int = 42
+    windows: Windows | None = argument(None, role="windows")
+    max_windows: int | None = argument(None, role="windows")
+    selection: str = argument("first", role="windows")
+    preselect: Preselection | None = argument(None, role="windows")
+    max_doc_len: int | None = argument(None, role="windows")
+    max_query_len: int = argument(32, role="input")
+    pad_query: bool = argument(False, role="input")
+    text_field: TextField = argument("text", role="input")
+    text_loader: Any = argument(None, role="call")
+    batch_size: int = argument(64, role="computing")
+    max_batch_tokens: int | None = argument(None, role="computing")
+    device: str | Sequence[str] | None = argument(None, role="computing")
+    dtype: str | None = argument(None, role="computing")
+    backend: str = argument("torch", role="computing")
+    explain: bool = argument(False, role="call")
+    score_cache: str | Path | None = argument(None, role="call")
+    training: TrainingArgs | None = argument(None, role="call")
+    trust_remote_code: bool = argument(False, role="weights")
+    verbose: bool = argument(False, role="call")
+    seed: int = argument(42, role="weights")
 
     _scorer_class: ClassVar[type[LongDocScorer]] = LongDocScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "trust_remote_code", "seed")
@@ -457,7 +465,7 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
         validated, else those of the last step. Killed, it continues when the program is started again, if the recipe
         names a checkpoint folder.
         """
-        args = self.training or self._default_training()
+        args = self.recipe
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         queries = strings(topics_or_res_tr["query"], "query")
@@ -553,6 +561,21 @@ class LongDocReranker(WithBackbone, WithCheckpoints, pt.Estimator):
         validation data, `validation`.
         """
         return history_frame([] if self._loaded is None else self._loaded.history)
+
+    @property
+    def recipe(self) -> TrainingArgs:
+        """What `fit` follows: `training`, or the model's default."""
+        return self.training or self._default_training()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether `fit`, `load` or `start_from` gave the weights; others start from the checkpoint."""
+        return self._loaded is not None and self._loaded.trained
+
+    def load_weights(self) -> Weights:
+        """As `load_scorer`, with the history and what is known of the weights."""
+        self._check()
+        return self._load_weights()
 
     def apply_attributes(self, **attributes: Any) -> LongDocReranker:
         """A copy with other constructor arguments, trained weights included."""

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_choice, check_positive
+from ..common.arguments import argument, check_choice, check_positive
 from ..common.caches import CACHED_BYTES
 from ..common.frames import validated, with_scores
 from ..modelling.apart import (
@@ -47,7 +47,7 @@ class FirstP(LongDocReranker):
     """
 
     _: KW_ONLY
-    window_size: int | None = None
+    window_size: int | None = argument(None, role="windows")
 
     def _head_spec(self) -> HeadSpec:
         return "firstp", {}
@@ -71,8 +71,8 @@ class MaxP(LongDocReranker):
     """
 
     _: KW_ONLY
-    window_size: int = 150
-    stride: int = 100
+    window_size: int = argument(150, role="windows")
+    stride: int = argument(100, role="windows")
 
     def _head_spec(self) -> HeadSpec:
         return "maxp", {}
@@ -99,8 +99,8 @@ class KMaxP(MaxP):
     """
 
     _: KW_ONLY
-    k: int = 3
-    weights: Sequence[float] | None = None
+    k: int = argument(3, role="head")
+    weights: Sequence[float] | None = argument(None, role="head")
 
     def _head_spec(self) -> HeadSpec:
         weights = self.weights
@@ -128,7 +128,7 @@ class Birch(KMaxP):
     """
 
     _: KW_ONLY
-    first_stage_weight: float = 0.5
+    first_stage_weight: float = argument(0.5, role="head")
 
     def _default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
@@ -163,7 +163,7 @@ class AvgP(LongDocReranker):
     """
 
     _: KW_ONLY
-    window_size: int | None = None
+    window_size: int | None = argument(None, role="windows")
 
     def _head_spec(self) -> HeadSpec:
         return "avgp", {}
@@ -198,18 +198,18 @@ class PARADE(LongDocReranker):
     """
 
     _: KW_ONLY
-    aggregation: str = "attn"
-    attention: str = "vector"
-    aggregator: str | Path | None = None
-    layers: int = 2
-    attention_heads: int | None = None
-    separators: bool = True
-    positions: bool = True
-    special_vectors: str | None = None
-    query_states: bool = False
-    separate_query_projection: bool = False
-    window_size: int = 150
-    stride: int = 75
+    aggregation: str = argument("attn", role="head")
+    attention: str = argument("vector", role="head")
+    aggregator: str | Path | None = argument(None, role="checkpoint")
+    layers: int = argument(2, role="head")
+    attention_heads: int | None = argument(None, role="head")
+    separators: bool = argument(True, role="head")
+    positions: bool = argument(True, role="head")
+    special_vectors: str | None = argument(None, role="head")
+    query_states: bool = argument(False, role="head")
+    separate_query_projection: bool = argument(False, role="head")
+    window_size: int = argument(150, role="windows")
+    stride: int = argument(75, role="windows")
 
     _of_transformer: ClassVar[tuple[str, ...]] = (
         "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
@@ -274,11 +274,11 @@ class LateIR(LongDocReranker):
     """
 
     _: KW_ONLY
-    interaction: str | Path = DEFAULT_INTERACTION
-    aggregator: str | Path | None = DEFAULT_BACKBONE
-    cached_bytes: int = CACHED_BYTES
-    window_size: int = 150
-    stride: int = 75
+    interaction: str | Path = argument(DEFAULT_INTERACTION, role="checkpoint")
+    aggregator: str | Path | None = argument(DEFAULT_BACKBONE, role="checkpoint")
+    cached_bytes: int = argument(CACHED_BYTES, role="computing")
+    window_size: int = argument(150, role="windows")
+    stride: int = argument(75, role="windows")
 
     _scorer_class: ClassVar[type[LongDocScorer]] = LateInteractionScorer
     _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "interaction", "trust_remote_code", "seed")
@@ -318,9 +318,9 @@ class MORESPlus(MaxP):
     All other arguments: see `LongDocReranker`.
     """
 
-    backbone: str | Path = DEFAULT_BART
+    backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
     _: KW_ONLY
-    cached_bytes: int = CACHED_BYTES
+    cached_bytes: int = argument(CACHED_BYTES, role="computing")
 
     _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
 
@@ -360,7 +360,7 @@ class CEDR(AvgP):
     """
 
     _: KW_ONLY
-    head: str = "knrm"
+    head: str = argument("knrm", role="head")
 
     def _head_spec(self) -> HeadSpec:
         if self.head == "pacrr":
@@ -388,11 +388,11 @@ class NeuralModel1(AvgP):
     """
 
     _: KW_ONLY
-    smoothing: float = 0.1
-    background: float = 1e-5
-    self_translation: float | None = None
-    projection: int = 64
-    units: int = 64
+    smoothing: float = argument(0.1, role="head")
+    background: float = argument(1e-5, role="head")
+    self_translation: float | None = argument(None, role="head")
+    projection: int = argument(64, role="head")
+    units: int = argument(64, role="head")
 
     _of_head: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation", "projection", "units")
 
@@ -444,14 +444,14 @@ class LongP(LongDocReranker):
     All other arguments: see `LongDocReranker`.
     """
 
-    backbone: str | Path = LONG_BACKBONE
+    backbone: str | Path = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
-    pooling: str | None = None
-    template: str | None = None
-    answers: tuple[str, str] | None = None
-    global_attention: str = "query"
-    attention_type: str | None = None
-    attn_implementation: str | None = None
+    pooling: str | None = argument(None, role="weights")
+    template: str | None = argument(None, role="weights")
+    answers: tuple[str, str] | None = argument(None, role="weights")
+    global_attention: str = argument("query", role="weights")
+    attention_type: str | None = argument(None, role="weights")
+    attn_implementation: str | None = argument(None, role="computing")
 
     _of_weights: ClassVar[tuple[str, ...]] = (
         "backbone", "pooling", "template", "answers", "global_attention", "attention_type", "trust_remote_code", "seed",
