@@ -13,15 +13,32 @@ from typing import Any
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when all has gone well."""
+def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
+
+    Args:
+        path: its folder is made if need be.
+        only_writer: no other process writes it, so that what a kill left half-written is written over.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
+        _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
+        if os.name == "posix":  # elsewhere folders cannot be opened
+            _flush(path.parent, os.O_RDONLY)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path, mode: int) -> None:
+    """Waits until a file, or a folder's list of files, is on disk and not only in memory."""
+    handle = os.open(path, mode)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:

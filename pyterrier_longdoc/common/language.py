@@ -96,11 +96,6 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
-def token_spans(text: str) -> list[tuple[int, int]]:
-    """The characters `(start, end)` of the words and punctuation marks that `count_tokens` counts."""
-    return [match.span() for match in _TOKEN.finditer(text)]
-
-
 def token_counter(tokenizer: Any = None) -> Counter:
     """Makes a counter of what is called a tokenizer in several libraries.
 

@@ -20,10 +20,9 @@ import pyterrier as pt
 from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
 from ..rerankers.base import LongDocReranker
-from ..training import TrainingArgs, make_groups
-from ..training.folds import k_fold_fit
-from ..training.kept import MODEL, TrainingData, check_new, fit_kept, keep_settings, settings_and_recipe
-from ..training.seeds import check_seeds
+from ..training import TrainingArgs, k_fold_fit, make_groups
+from ..training.repeat import check_seeds
+from ..training.resume import MODEL, TrainingData, check_new, fit_or_load, note_settings, settings_of
 from .presets import Named, presets, with_own_rates
 
 FIRST_STAGE = "first stage"
@@ -414,11 +413,11 @@ class _System:
             check_new(model, made)
             made.append(model)
             settings = {
-                **settings_and_recipe(self._prepared(model, seed)),
+                **settings_of(self._prepared(model, seed)),
                 "protocol": repr(self.data.protocol),
                 "start": str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__,
             }
-            keep_settings(settings, models_folder(self.folder, self.name, seed))
+            note_settings(settings, models_folder(self.folder, self.name, seed))
 
     def __call__(self, seed: int) -> pd.DataFrame:
         model, data, folder = self.factory(seed), self.data, models_folder(self.folder, self.name, seed)
@@ -430,7 +429,7 @@ class _System:
         if data.protocol.folds:
             folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=folder, verbose=self.verbose)
             return folds.run
-        return fit_kept(model, data.training(model.recipe), folder).transform(data.candidates)
+        return fit_or_load(model, data.training(model.recipe), folder).transform(data.candidates)
 
     def _prepared(self, model: Any, seed: int) -> LongDocReranker:
         """The model with the protocol's settings."""

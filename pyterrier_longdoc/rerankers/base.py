@@ -59,8 +59,15 @@ from ..modelling.scorer import LongDocScorer
 from ..modelling.settings import Settings
 from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
-from ..training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
-from ..training.identity import training_settings
+from ..training import (
+    TrainingArgs,
+    check_qrels,
+    evaluate,
+    history_frame,
+    make_groups,
+    train,
+    training_settings,
+)
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
 

@@ -1,11 +1,11 @@
-"""The training recipe."""
+"""The training recipe, and those of the papers by name."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -13,35 +13,55 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from .losses import LOSSES
-from .validation import measure_named
+import ir_measures
 
-SAMPLINGS = ("pairs", "pointwise", "listwise")
-SCHEDULES = ("constant", "linear", "one_cycle")
+from ..common.arguments import check_choice, check_given, check_positive
+from .losses import LOSSES
+
+_COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
+_COUNTS_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
 _CHOICES = {
     "loss": tuple(LOSSES),
     "reduction": ("sum", "mean"),
-    "sampling": SAMPLINGS,
+    "sampling": ("pairs", "pointwise", "listwise"),
     "unjudged": ("negative", "skip"),
     "decay": ("all", "matrices"),
-    "schedule": SCHEDULES,
+    "schedule": ("constant", "linear", "one_cycle"),
     "dtype": ("float32", "bfloat16", "float16"),
 }
-_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "margin": (lambda value: value >= 0.0, "at least 0"),
-    "alpha": (lambda value: 0.0 <= value <= 1.0, "a weight, between 0 and 1"),
-    "min_label": (lambda value: value == value, "a number"),
-    "weight_decay": (lambda value: value >= 0.0, "at least 0"),
-    "warmup": (lambda value: 0.0 <= value <= 1.0, "a share of the steps, between 0 and 1"),
-    "epoch_decay": (lambda value: 0.0 < value <= 1.0, "above 0 and at most 1"),
-    "max_grad_norm": (lambda value: value > 0.0, "above 0, or None to leave gradients alone"),
-    "dropout": (lambda value: 0.0 <= value < 1.0, "at least 0 and below 1, or None for the checkpoint's own"),
-    "seed": (lambda value: isinstance(value, Integral), "a whole number"),
+
+
+def _number(holds: Callable[[Any], bool], *, or_none: bool = False) -> Callable[[Any], bool]:
+    """Tells of any value whether it is a number for which this holds."""
+    return lambda value: or_none if value is None else _is_number(value) and holds(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "margin": (_number(lambda value: value >= 0.0), "at least 0"),
+    "alpha": (_number(lambda value: 0.0 <= value <= 1.0), "a weight, between 0 and 1"),
+    "min_label": (_number(lambda value: value == value), "a number"),
+    "weight_decay": (_number(lambda value: value >= 0.0), "at least 0"),
+    "warmup": (_number(lambda value: 0.0 <= value <= 1.0), "a share of the steps, between 0 and 1"),
+    "epoch_decay": (_number(lambda value: 0.0 < value <= 1.0), "above 0 and at most 1"),
+    "max_grad_norm": (_number(lambda value: value > 0.0, or_none=True), "above 0, or None to leave gradients alone"),
+    "dropout": (
+        _number(lambda value: 0.0 <= value < 1.0, or_none=True),
+        "at least 0 and below 1, or None for the checkpoint's own",
+    ),
+    "seed": (_number(lambda value: isinstance(value, Integral)), "a whole number"),
+    "restart_each_epoch": (lambda value: isinstance(value, bool), "True or False"),
+    "gradient_checkpointing": (lambda value: isinstance(value, bool), "True or False"),
+    "lora": (lambda value: isinstance(value, Lora | None), "ld.Lora(rank=...) or None"),
+    "augment": (lambda value: value is None or callable(value), "a function of a text and a random.Random"),
+    "trackers": (
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str),
+        'a tuple, such as ("tensorboard",)',
+    ),
 }
-_NONE_OR_NUMBER = ("max_grad_norm", "dropout")
-_SWITCHES = ("restart_each_epoch", "gradient_checkpointing")
-_AT_LEAST_ONE = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
-_AT_LEAST_ONE_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
 
 
 @dataclass(frozen=True)
@@ -176,32 +196,20 @@ class TrainingArgs:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        for name in (*_AT_LEAST_ONE, *_AT_LEAST_ONE_OR_NONE):
-            value = getattr(self, name)
-            if value is None and name in _AT_LEAST_ONE_OR_NONE:
-                continue
-            if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        check_given(**{name: getattr(self, name) for name in _COUNTS})
+        check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
-        self._check_numbers()
+            check_choice(name, getattr(self, name), choices)
+        for name, (holds, words) in _RULES.items():
+            if not holds(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {words}")
         self._check_rates()
-        self._check_kinds()
         measure_named(self.metric)
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
         # Nobody can change the caller's mapping or list behind a frozen recipe.
         object.__setattr__(self, "learning_rates", MappingProxyType(dict(self.learning_rates)))
         object.__setattr__(self, "trackers", tuple(self.trackers))
-
-    def _check_numbers(self) -> None:
-        for name, (holds, words) in _NUMBERS.items():
-            value = getattr(self, name)
-            if value is None and name in _NONE_OR_NUMBER:
-                continue
-            if not isinstance(value, Real) or isinstance(value, bool) or not holds(value):
-                raise ValueError(f"{name}={value!r} must be {words}")
 
     def _check_rates(self) -> None:
         if not isinstance(self.learning_rates, Mapping):
@@ -212,63 +220,60 @@ class TrainingArgs:
             if not isinstance(rate, Real) or not rate >= 0:
                 raise ValueError(f"learning_rates[{prefix!r}]={rate!r} must be at least 0")
 
-    def _check_kinds(self) -> None:
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False")
-        if self.lora is not None and not isinstance(self.lora, Lora):
-            raise ValueError(f"lora={self.lora!r} must be ld.Lora(rank=...) or None")
-        if self.augment is not None and not callable(self.augment):
-            raise ValueError(f"augment={self.augment!r} must be a function of a text and a random.Random")
-        if isinstance(self.trackers, str) or not isinstance(self.trackers, Iterable):
-            raise ValueError(f'trackers={self.trackers!r} must be a tuple, such as ("tensorboard",)')
-
     @classmethod
     def preset(cls, name: str, **changes: Any) -> TrainingArgs:
         """A paper's recipe; `pyterrier_longdoc.training.recipes` gives those of several rounds, as a tuple.
 
         Args:
             name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
-                needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_best`).
+                needs a teacher's scores), `"best"` or `"best-robust04"` (for
+                `fit_on_best_segments`).
             **changes: arguments that differ.
 
         Raises:
             ValueError: for an unknown name, or a recipe of several rounds.
         """
-        from .presets import recipes
-
         rounds = recipes(name, **changes)
         if len(rounds) > 1:
             raise ValueError(f"{name!r} has {len(rounds)} rounds: take training.recipes({name!r}) and fit_in_turn")
         return rounds[0]
 
-    def __reduce__(self) -> tuple:
-        # A mapping proxy does not pickle; a dict does.
-        return _rebuild, ({**self._values(), "learning_rates": dict(self.learning_rates)},)
-
     def as_dict(self) -> dict[str, Any]:
         """JSON-able values by name, without those that say where a run keeps its records."""
-        values = self._values()
+        values = {**vars(self), "learning_rates": dict(self.learning_rates)}
         for name in ("checkpoint", "save_steps", "trackers"):
             del values[name]
-        values["learning_rates"] = dict(self.learning_rates)
         if self.augment is not None:
             values["augment"] = _described(self.augment)
         if self.lora is not None:
             values["lora"] = dataclasses.asdict(self.lora)
         return values
 
-    def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+    def __reduce__(self) -> tuple:
+        # A mapping proxy does not pickle; a dict does.
+        return partial(TrainingArgs, **{**vars(self), "learning_rates": dict(self.learning_rates)}), ()
+
+
+def measure_named(name: str) -> Any:
+    """The ir_measures measure of this name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    try:
+        return ir_measures.parse_measure(name)
+    except (NameError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"metric={name!r} is no measure that ir_measures knows: name it as in pt.Experiment, e.g. 'nDCG@10', "
+            f"'RR@10' or 'AP'"
+        ) from error
 
 
 def _described(function: Any) -> str:
     """A function's name and what is bound to it, the same in every process."""
     if isinstance(function, partial):
-        bound = [
-            *map(_described_value, function.args),
-            *(f"{name}={_described_value(value)}" for name, value in function.keywords.items()),
-        ]
+        bound = [*map(_described_value, function.args)]
+        bound += [f"{name}={_described_value(value)}" for name, value in function.keywords.items()]
         return f"{_described(function.func)}({', '.join(bound)})"
     if inspect.ismethod(function):
         return f"{_described(function.__self__)}.{function.__name__}"
@@ -281,5 +286,80 @@ def _described_value(value: Any) -> str:
     return _described(value) if callable(value) else repr(value)
 
 
-def _rebuild(values: dict) -> TrainingArgs:
-    return TrainingArgs(**values)
+# FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is
+# trained too.
+_BOYTSOV = TrainingArgs(negative_pool=5, epoch_decay=0.95, restart_each_epoch=True)
+
+# 100 passes over about 200 queries under one schedule, from the model trained on MS MARCO documents (`start_from`).
+_ROBUST04 = TrainingArgs(epochs=100, negative_pool=100, max_negative_rank=1000, metric="nDCG@20")
+
+# Li et al. (PARADE): every candidate alone, from a model trained on MS MARCO passages; their 2-logit cross entropy is
+# the binary one here. Differs from their code: steps are not rounded down to thousands; the rate decays from the end
+# of the warm-up on (theirs from the first step: 0.9 is left after it); AdamW corrects its means, and its epsilon is
+# 1e-8 (1e-6).
+_PARADE = TrainingArgs(
+    epochs=3,
+    loss="pointwise_bce",
+    reduction="mean",
+    sampling="pointwise",
+    max_negative_rank=1000,
+    queries_per_step=32,
+    learning_rates={"": 3e-6},
+    weight_decay=0.01,
+    decay="matrices",
+    schedule="linear",
+    warmup=0.1,
+    max_grad_norm=1.0,
+    metric="nDCG@20",
+)
+
+# MacAvaney et al. 2019: 32 batches of 16 pairs between validations, at most 100 of these, patience 20. The first round
+# trains the plain ranker (AvgP), the second CEDR from its weights (`start_from`).
+_CEDR = TrainingArgs(
+    epochs=3200,
+    max_steps=3200,
+    loss="pairwise_softmax",
+    reduction="mean",
+    learning_rates={"encoder.": 2e-5, "": 1e-3},
+    weight_decay=0.0,
+    warmup=0.0,
+    metric="P@20",
+    validate_steps=32,
+    patience=20,
+)
+
+# Boytsov et al. 2022: an epoch on each of three candidate runs, the hardest last.
+_LEADERBOARD = TrainingArgs(negative_pool=5)
+
+# Kim et al. (BeST): one positive and one negative of the top 100, until the dev set's reciprocal rank falls. The paper
+# gives neither learning rate nor batch size; these are usual for BERT.
+_BEST = TrainingArgs(epochs=10, learning_rates={"": 1e-5}, metric="RR@100", patience=1)
+
+PRESETS = MappingProxyType(
+    {
+        "boytsov2025": (_BOYTSOV,),
+        "robust04": (_ROBUST04,),
+        "leaderboard": (_LEADERBOARD, _LEADERBOARD, replace(_LEADERBOARD, schedule="one_cycle")),
+        "parade": (_PARADE,),
+        "parade-distillation": (replace(_PARADE, loss="distillation"),),
+        "cedr": (_CEDR, _CEDR),
+        "best": (_BEST,),
+        "best-robust04": (replace(_BEST, loss="pointwise_bce", negatives=10, metric="nDCG@20"),),
+    }
+)
+"""Recipes by name. A recipe of several rounds is trained by `fit_in_turn`, or model by model."""
+
+
+def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
+    """The rounds of a paper's recipe.
+
+    Args:
+        name: one of `PRESETS`.
+        **changes: arguments of `TrainingArgs` that differ, in all rounds.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"there is no recipe {name!r}; known are {', '.join(PRESETS)}")
+    return tuple(replace(recipe, **changes) for recipe in PRESETS[name])
