@@ -8,13 +8,7 @@ C = TypeVar("C")
 
 
 def register(known: dict[str, type[C]], kind: str, name: str, cls: type[C]) -> None:
-    """Adds a class to the known ones; one that is defined anew, as in a notebook, takes the place of the old one.
-
-    Args:
-        known: the classes of a kind by name.
-        kind: what they are, for the message.
-        name: by which saved models know this one.
-        cls: the class.
+    """Adds a class to the known ones of a kind; one that is defined anew, as in a notebook, replaces the old one.
 
     Raises:
         TypeError: if another class has that name.

@@ -144,11 +144,7 @@ class BigBirdRules(InputRules):
 
 
 def rules_for(config: Any, options: BackboneOptions) -> InputRules:
-    """The rules of an architecture.
-
-    Args:
-        config: the backbone's configuration.
-        options: how it is used.
+    """The rules of the architecture that a configuration describes.
 
     Raises:
         ValueError: for an option that the architecture does not have.
@@ -183,11 +179,7 @@ def is_decoder(config: Any) -> bool:
 
 
 def use_attention(model: Any, implementation: str | None) -> None:
-    """Makes a backbone compute attention by an implementation.
-
-    Args:
-        model: the backbone.
-        implementation: `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
+    """Makes a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
 
     Raises:
         ValueError: if the architecture does not have it.

@@ -102,13 +102,8 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str, str]) -> Parts:
     return Parts(model.base_model, None, _margin(model.get_output_embeddings(), *tokens), "last")
 
 
-def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any], pooling: str) -> Parts:
-    """The parts of a JINA-v2 or MosaicBERT checkpoint.
-
-    Args:
-        state: its weights as published.
-        published: its config.json.
-        pooling: of a checkpoint without classification head.
+def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:
+    """The parts of a JINA-v2 or MosaicBERT checkpoint, of which these are weights and config.json.
 
     Raises:
         ValueError: if weights are missing or have unknown names.
@@ -120,15 +115,15 @@ def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any],
     except RuntimeError as error:
         raise ValueError(f"the checkpoint's weights do not fit its configuration: {error}") from error
     if parts.representation is None:
-        return replace(parts, pooling=pooling)
+        # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
+        return replace(parts, pooling="mean" if published.get("emb_pooler") == "mean" else "cls")
     bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
     lacking = {"pooler.dense.weight", "pooler.dense.bias", "classifier.bias"} - set(bare)
     if lacking:
         raise ValueError(f"the checkpoint has a classifier but lacks {', '.join(sorted(lacking))}")
     final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
-    with torch.no_grad():
-        for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
-            layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
+    for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
+        layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
     return replace(parts, final=_one_logit(final))
 
 

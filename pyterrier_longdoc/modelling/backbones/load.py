@@ -242,8 +242,7 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
     state = load_file(path)
     if "classifier.weight" in state:
         _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
-    # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
-    parts = alibi_parts(state, published, "mean" if published.get("emb_pooler") == "mean" else "cls")
+    parts = alibi_parts(state, published)
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
         name = "google-bert/bert-base-uncased"

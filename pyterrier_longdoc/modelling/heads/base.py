@@ -132,14 +132,15 @@ def head_options(name: str) -> dict[str, Any]:
     """
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    options: dict[str, Any] = {}
-    for cls in _REGISTRY[name].__mro__:
-        parameters = inspect.signature(cls).parameters.values()
-        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY} | options
-        if all(p.kind is not p.VAR_KEYWORD for p in parameters):
-            break  # what a head takes as `**options` are its parent's
+    options = _options(_REGISTRY[name])
     options.pop("channels", None)  # the backbone's, not the user's
     return options
+
+
+def _options(cls: Any) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters.values()
+    inherited = _options(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else {}
+    return inherited | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:
