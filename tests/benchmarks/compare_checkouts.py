@@ -83,6 +83,24 @@ def ask(process: subprocess.Popen[str], name: str, round_: int) -> tuple[float, 
     return seconds, processor
 
 
+def measure(args: argparse.Namespace) -> dict[str, tuple[list, list]]:
+    """Seconds and processor's seconds of every round of each kind of work, before and after."""
+    workers = [worker(checkout, args) for checkout in args.checkouts]
+    took: dict[str, tuple[list, list]] = {name: ([], []) for name in WORK}
+    try:
+        for round_ in range(args.rounds + 1):
+            for name in WORK:
+                for which in (0, 1) if round_ % 2 else (1, 0):
+                    seconds = ask(workers[which], name, round_)
+                    if round_:  # the first round loads the models
+                        took[name][which].append(seconds)
+    finally:
+        for process in workers:
+            process.kill()
+            process.wait()
+    return took
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -97,19 +115,7 @@ def main() -> None:
         return
     if len(args.checkouts) != 2:
         parser.error("give two checkouts, the one before and the one after")
-    workers = [worker(checkout, args) for checkout in args.checkouts]
-    took: dict[str, tuple[list, list]] = {name: ([], []) for name in WORK}
-    try:
-        for round_ in range(args.rounds + 1):
-            for name in WORK:
-                for which in (0, 1) if round_ % 2 else (1, 0):
-                    seconds = ask(workers[which], name, round_)
-                    if round_:  # the first round loads the models
-                        took[name][which].append(seconds)
-    finally:
-        for process in workers:
-            process.kill()
-            process.wait()
+    took = measure(args)
     print(f"medians of {args.rounds} rounds, {args.threads} thread(s)")
     print(f"{'':10}{'before s':>10}{'after s':>10}{'ratio':>8}{'processor':>12}{'after':>8}{'ratio':>8}")
     for name, (before, after) in took.items():
