@@ -1,4 +1,4 @@
-"""The house: wings on floors, imports that go down, light wings, public names with docstrings, private names at home."""
+"""The house: wings on floors, imports that go down, light wings, public names documented, private names at home."""
 
 from __future__ import annotations
 

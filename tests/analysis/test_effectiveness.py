@@ -8,12 +8,14 @@ import pytest
 from scipy import stats
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis import PositionEffectiveness
+from pyterrier_longdoc.experiment import ExperimentResults
 
 # The collections are too small for real comparisons, and the runs made by hand.
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
 
 
-def experiment(values: dict[str, list[float]], **arguments) -> ld.ExperimentResults:
+def experiment(values: dict[str, list[float]], **arguments) -> ExperimentResults:
     """Results with the given reciprocal ranks, by putting the relevant document there."""
     queries = len(next(iter(values.values())))
     topics = pd.DataFrame({"qid": [f"q{i}" for i in range(queries)], "query": "?"})
@@ -68,7 +70,7 @@ def test_groups_by_position():
 
 
 def test_intervals_are_those_of_the_bootstrap():
-    (row,) = ld.PositionEffectiveness({"all": experiment({"m": FALLING})}).table.to_dict("records")
+    (row,) = PositionEffectiveness({"all": experiment({"m": FALLING})}).table.to_dict("records")
     interval = stats.bootstrap((np.array(FALLING),), np.mean, method="percentile", rng=np.random.default_rng(0))
     assert row["low"] == pytest.approx(interval.confidence_interval.low, abs=0.02)
     assert row["high"] == pytest.approx(interval.confidence_interval.high, abs=0.02)
@@ -82,20 +84,20 @@ def test_collections_with_the_same_queries_are_compared_query_by_query():
         "far": experiment({"m": later}),
         "also early": experiment({"m": early}),
     }
-    (row,) = ld.PositionEffectiveness(results).ratios.to_dict("records")
+    (row,) = PositionEffectiveness(results).ratios.to_dict("records")
     assert (row["worst group"], row["best group"]) == ("far", "early")
     assert row["p-value"] == pytest.approx(3 * stats.ttest_rel(later, early).pvalue)  # three pairs of groups
     assert row["p-value"] < stats.ttest_ind(later, early, equal_var=False).pvalue
     far, order = results["far"], np.arange(20)[::-1]
     values = {name: of_system[:, order] for name, of_system in far.values.items()}
-    reordered = ld.ExperimentResults(values, far.seeds, far.qids[::-1], far.measures)
-    assert ld.PositionEffectiveness({**results, "far": reordered}).ratios.to_dict("records") == [row]
+    reordered = ExperimentResults(values, far.seeds, far.qids[::-1], far.measures)
+    assert PositionEffectiveness({**results, "far": reordered}).ratios.to_dict("records") == [row]
 
 
 def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
     ranks = np.random.default_rng(1).integers(1, 5, 20)
     results = {"early": experiment({"m": 1 / ranks}), "far": experiment({"m": 1 / (2 * ranks)})}
-    (row,) = ld.PositionEffectiveness(results).ratios.to_dict("records")
+    (row,) = PositionEffectiveness(results).ratios.to_dict("records")
     assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
 
 
@@ -127,10 +129,10 @@ def test_bad_input():
     with pytest.raises(ValueError, match="no evaluated query"):
         ld.effectiveness_by_position(results, POSITIONS.assign(qid="other"))
     with pytest.raises(ValueError, match="groups is empty"):
-        ld.PositionEffectiveness({})
+        PositionEffectiveness({})
     with pytest.raises(ValueError, match="group 'b' has the systems n"):
-        ld.PositionEffectiveness({"a": results, "b": experiment({"n": MIXED})})
+        PositionEffectiveness({"a": results, "b": experiment({"n": MIXED})})
     with pytest.raises(ValueError, match="confidence=2"):
-        ld.PositionEffectiveness({"a": results}, confidence=2)
+        PositionEffectiveness({"a": results}, confidence=2)
     with pytest.raises(ValueError, match="measure='AP' was not evaluated; choose one of RR"):
-        ld.PositionEffectiveness({"a": results}).plot("AP")
+        PositionEffectiveness({"a": results}).plot("AP")

@@ -8,6 +8,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis import RelevantPositions
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
@@ -19,7 +20,7 @@ TOPICS, QRELS, CORPUS, PASSAGES = KNOWN.topics, KNOWN.qrels, KNOWN.corpus, KNOWN
 FIRST = KNOWN.gold["first_token"].tolist()
 
 
-def find(topics=TOPICS, qrels=QRELS, corpus=CORPUS, passages=PASSAGES, **arguments) -> ld.RelevantPositions:
+def find(topics=TOPICS, qrels=QRELS, corpus=CORPUS, passages=PASSAGES, **arguments) -> RelevantPositions:
     return ld.relevant_positions(topics, qrels, corpus, passages=passages, **arguments)
 
 
@@ -231,11 +232,11 @@ def test_clear_errors(changes, message):
 # Statistics and the figure.
 
 
-def positions(starts: list[int | None], lengths: list[int], width: int = 100) -> ld.RelevantPositions:
+def positions(starts: list[int | None], lengths: list[int], width: int = 100) -> RelevantPositions:
     first = pd.array([pd.NA if start is None else start for start in starts], dtype="Int64")
     frame = pd.DataFrame({"qid": [f"q{i // 2}" for i in range(len(starts))], "docno": "d", "label": 1})
     frame = frame.assign(first_token=first, end_token=first + width, length=pd.array(lengths, dtype="Int64"))
-    return ld.RelevantPositions(frame.assign(start=first, end=first + width))
+    return RelevantPositions(frame.assign(start=first, end=first + width))
 
 
 def test_summary():

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis import PositionSensitivity
 from pyterrier_longdoc.analysis.sensitivity import moved
 
 from ..support import tiny
@@ -78,7 +79,7 @@ def test_the_table_by_hand():
     )
     scores = scores.assign(place=[0.0, 1.0] * 6, first_token=[0, 9] * 6, length=10)
     scores["score"] = [5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0]
-    table = ld.PositionSensitivity(scores).table
+    table = PositionSensitivity(scores).table
     first, last = np.array([4.0, 3.0, 2.0]), np.array([3.0, 3.0, 1.0])
     row = table.iloc[1]
     assert table.iloc[0][["change", "low", "high", "lower"]].tolist() == [0, 0, 0, 0]

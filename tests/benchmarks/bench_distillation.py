@@ -49,8 +49,9 @@ def training_data(bm25: Any, dataset: Any, queries: int) -> tuple[Any, Any]:
 def students(backbone: str, teacher: Any, found: Any, qrels: Any, args: argparse.Namespace) -> dict[str, Any]:
     """Both students, trained."""
     import pyterrier_longdoc as ld
+    from pyterrier_longdoc.training import TeacherScores
 
-    scored = ld.TeacherScores(teacher)(found)
+    scored = TeacherScores(teacher)(found)
     # Teachers that were trained on comparisons have no zero; the labels' cross entropy needs one.
     scored["teacher_score"] -= scored["teacher_score"].median()
     trained = {}

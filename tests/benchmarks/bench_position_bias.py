@@ -29,6 +29,7 @@ import pyterrier as pt
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
+from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
 PLACES = ("early", "uniform", "far")
@@ -115,7 +116,7 @@ def main() -> None:
         depth = min(args.depth, args.queries)
         chance = sum(1 / rank for rank in range(1, depth + 1)) / depth
         print(f"\nRR of a random order of {depth} candidates: {chance:.3f}")
-    found = ld.PositionEffectiveness(results)
+    found = PositionEffectiveness(results)
     show("By collection", found.table)
     if partners_of(list(models)):
         columns = ["group", "name", "reference", "measure", "mean", "reference mean", "gain", "p-value", "reject"]

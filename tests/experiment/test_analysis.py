@@ -158,9 +158,9 @@ def test_peaks_of_gpu_memory_are_those_of_the_reranker(monkeypatch):
 def test_embeddings_of_earlier_runs_are_forgotten(plain_encoder, results):
     model = ld.BiEncoder(plain_encoder, window_size=20, stride=10, max_query_len=8)
     before = model(results)
-    assert len(model.load_scorer().cache) > 0
+    assert len(model.load_scorer().encoder.shared.cache) > 0
     forget_embeddings()
-    assert len(model.load_scorer().cache) == 0
+    assert len(model.load_scorer().encoder.shared.cache) == 0
     pd.testing.assert_frame_equal(model(results), before)
 
 

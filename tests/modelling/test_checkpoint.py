@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.rerankers.artifact import LongDocArtifact
 from pyterrier_longdoc.rerankers.base import LongDocReranker
 
 from ..support import tiny
@@ -365,7 +366,7 @@ def test_damaged_tokenizer(saved, damage):
 
 def test_artifact(saved, results):
     artifact = pt.Artifact.load(str(saved))
-    assert isinstance(artifact, ld.LongDocArtifact)
+    assert isinstance(artifact, LongDocArtifact)
     np.testing.assert_array_equal(scores(artifact, results), scores(ld.MaxP.load(saved), results))
     assert isinstance(artifact.reranker(), ld.MaxP)
     assert artifact.reranker(batch_size=2).batch_size == 2

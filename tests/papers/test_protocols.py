@@ -15,7 +15,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.papers.protocols import drawable, models_folder, preset_factory
 from pyterrier_longdoc.training import TrainingArgs, make_groups, recipes
-from pyterrier_longdoc.training.folds import k_fold_fit
+from pyterrier_longdoc.training import k_fold_fit
 
 from ..support import tiny
 from ..support.systems import make
@@ -202,7 +202,7 @@ def test_presets_get_the_recipe_of_the_protocol():
     assert training("robust04-title", "parade-rand-l2") == training("robust04-title", "maxp") == robust
     assert (robust.epochs, robust.negative_pool, robust.max_negative_rank) == (100, 100, 1000)
     # A pre-trained aggregator learns as slowly as the backbone.
-    own = {"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4}
+    own = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
     late = replace(ms_marco, epochs=3, learning_rates=own)
     assert training("msmarco-document", "parade-lateir-l6") == late
     assert ld.presets["parade-lateir-l6"]().training == replace(late, seed=42)

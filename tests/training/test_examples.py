@@ -14,11 +14,21 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 import torch
-
-import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import PRESETS, Group, Lora, TrainingArgs, make_groups, recipes
 from pyterrier_longdoc.training.sampling import draw_epoch, examples_per_epoch, make_example
 from pyterrier_longdoc.training.schedule import parameter_groups, rate_factor
+
+from pyterrier_longdoc.data import position_augmentation
+from pyterrier_longdoc.training import (
+    PRESETS,
+    Group,
+    Lora,
+    TeacherScores,
+    TrainingArgs,
+    fit_in_turn,
+    make_groups,
+    pseudo_qrels,
+    recipes,
+)
 
 from ..training.test_training import RUN, TEXTS, Toy, qrels
 
@@ -158,7 +168,7 @@ def test_teacher_column():
 
 
 def test_pseudo_labels():
-    labels = ld.pseudo_qrels(RUN, relevant=2)
+    labels = pseudo_qrels(RUN, relevant=2)
     assert dict(zip(zip(labels["qid"], labels["docno"], strict=True), labels["label"], strict=True)) == {
         **{("1", "d1"): 0, ("1", "d2"): 1, ("1", "d3"): 0, ("1", "d4"): 1},
         **{("2", "d1"): 1, ("2", "d5"): 1, ("3", "d1"): 1},
@@ -263,7 +273,7 @@ class Cut:
     [
         (bounded, "bounded"),
         (partial(bounded, length=5), "bounded(length=5)"),
-        (ld.position_augmentation("windows"), None),
+        (position_augmentation("windows"), None),
         (Cut(), "Cut"),
         (Cut().first, "Cut.first"),
         (partial(bounded, length=Cut()), "bounded(length=Cut)"),
@@ -284,17 +294,17 @@ def test_teacher_scores():
     teacher = pt.apply.doc_score(lambda row: float(len(row["text"])))
     run = RUN.assign(text=TEXTS)
     before = run.copy()
-    out = ld.TeacherScores(teacher, column="t")(run.sample(frac=1, random_state=0))
+    out = TeacherScores(teacher, column="t")(run.sample(frac=1, random_state=0))
     pd.testing.assert_frame_equal(run, before)
     assert out["t"].tolist() == [float(len(text)) for text in out["text"]]
     pd.testing.assert_series_equal(out["score"], run.sample(frac=1, random_state=0)["score"])
     with pytest.raises(ValueError, match="no score for 4 of 7 candidates"):
-        ld.TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
+        TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
     twice = pt.apply.generic(lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]))
     with pytest.raises(ValueError, match="the teacher gives 1 candidates several scores"):
-        ld.TeacherScores(twice)(run)
+        TeacherScores(twice)(run)
     doubled = pd.concat([run, run.iloc[:1]])
-    assert ld.TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
+    assert TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
 
 
 class Recorder:
@@ -309,10 +319,10 @@ class Recorder:
 
 def test_several_runs_in_turn(tmp_path):
     model, judged = Recorder(), qrels(("1", "d1", 1))
-    assert ld.fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
+    assert fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
     assert [call[1] for call in model.calls] == ["a", "b", "c"]
     assert [call[0].schedule for call in model.calls] == ["constant", "constant", "one_cycle"]
     assert [call[0].checkpoint for call in model.calls] == [tmp_path / f"round-{i}" for i in (1, 2, 3)]
     assert model.training == "before"
     with pytest.raises(ValueError, match="2 candidate runs and 3 recipes"):
-        ld.fit_in_turn(model, ["a", "b"], judged, training=recipes("leaderboard"))
+        fit_in_turn(model, ["a", "b"], judged, training=recipes("leaderboard"))

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+from pyterrier_longdoc.training.seeds import SeedModels
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import TrainingArgs
-from pyterrier_longdoc.training.seeds import SeedModels
+from pyterrier_longdoc.training import TrainingArgs, fit_seeds, k_fold_fit
 
 from ..support.systems import make
 from ..training.test_training import toy_task
@@ -35,7 +35,7 @@ def maxp(cross_encoder):
 @pytest.fixture(scope="module")
 def whole(cross_encoder):
     """All folds in one go."""
-    return ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS)
+    return k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS)
 
 
 class Memory(pt.Estimator):
@@ -64,7 +64,7 @@ class Memory(pt.Estimator):
 
 @pytest.mark.parametrize("validation", [None, "next fold", 0.3])
 def test_nothing_of_a_fold_is_seen_by_its_model(validation):
-    folds = ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
+    folds = k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
     assert (folds.run["score"] == 0).all()
     for number, (model, own) in enumerate(zip(folds.models, FOLDS, strict=True)):
         train, held_out = model.qids(0), model.qids(2)
@@ -81,7 +81,7 @@ def test_nothing_of_a_fold_is_seen_by_its_model(validation):
 
 def test_share_for_validation_depends_on_the_seed():
     chosen = [
-        [model.qids(2) for model in ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
+        [model.qids(2) for model in k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
         for seed in (0, 0, 1, 2, 3)
     ]
     assert chosen[0] == chosen[1]
@@ -90,7 +90,7 @@ def test_share_for_validation_depends_on_the_seed():
 
 def test_each_model_is_the_one_trained_on_the_other_folds(maxp):
     before = maxp(RUN)["score"].tolist()
-    folds = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS)
+    folds = k_fold_fit(maxp, RUN, QRELS, FOLDS)
     assert maxp(RUN)["score"].tolist() == before
     for own, model in zip(FOLDS, folds.models, strict=True):
         rest, test = RUN[~RUN["qid"].isin(own)], RUN[RUN["qid"].isin(own)]
@@ -133,9 +133,9 @@ def test_in_a_pipeline_and_an_experiment(whole):
 def test_integer_qids(maxp):
     numbers = {qid: number for number, qid in enumerate(QIDS)}
     run, qrels = (frame.assign(qid=frame["qid"].map(numbers)) for frame in (RUN, QRELS))
-    folds = ld.k_fold_fit(maxp, run, qrels, [[0, 1], [2, 3], [4, 5]])
+    folds = k_fold_fit(maxp, run, qrels, [[0, 1], [2, 3], [4, 5]])
     of_strings = [frame.astype({"qid": str}) for frame in (run, qrels)]
-    pd.testing.assert_frame_equal(folds.run, ld.k_fold_fit(maxp, *of_strings, [["0", "1"], "23", "45"]).run)
+    pd.testing.assert_frame_equal(folds.run, k_fold_fit(maxp, *of_strings, [["0", "1"], "23", "45"]).run)
     assert folds(run)["score"].tolist() == folds.run["score"].tolist()
 
 
@@ -165,11 +165,11 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         interrupt_in_step(patch, steps + 2, counts)
         with pytest.raises(KeyboardInterrupt):
-            ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+            k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     assert counts == [steps, 2]
     with monkeypatch.context() as patch:
         interrupt_in_step(patch, -1, again := [])
-        resumed = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        resumed = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     # The first fold is read; the second goes on after the step that was saved last (restoring counts as one call).
     assert len(again) == 2
     assert again[0] < steps + 1
@@ -181,7 +181,7 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained again"))
         patch.setattr(ld.MaxP, "transform", lambda *_: pytest.fail("scored again"))
-        kept = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        kept = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     pd.testing.assert_frame_equal(kept.run, whole.run)
     assert sorted(path.name for path in (tmp_path / "fold-1").iterdir()) == [
         "finished.json", "model", "run.res.gz", "scored.json",
@@ -189,12 +189,12 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
 
 
 def test_other_candidates_are_scored_anew(maxp, tmp_path):
-    ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+    k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     longer = pd.concat([RUN, RUN[RUN["qid"] == QIDS[0]].assign(docno="new", text="cat")], ignore_index=True)
     notes = tmp_path / "fold-0" / "finished.json"
     before = notes.read_bytes()
     with pytest.raises(ValueError, match=r"fold-1.*another training: not the same are its training data"):
-        ld.k_fold_fit(maxp, longer, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(maxp, longer, QRELS, FOLDS, folder=tmp_path)
     assert notes.read_bytes() == before
     # The candidates of fold 0 are no training data of its model: that was kept, and its run made anew.
     run = pd.read_csv(tmp_path / "fold-0" / "run.res.gz", sep=" ", header=None)
@@ -202,43 +202,43 @@ def test_other_candidates_are_scored_anew(maxp, tmp_path):
 
 
 def test_folder_of_another_model(cross_encoder, maxp, tmp_path):
-    ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+    k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     for changes, message in (
         ({"seed": 1}, "arguments"),
         ({"training": TrainingArgs(epochs=2)}, r"recipe \(epochs, .*learning_rates"),
     ):
         other = make("MaxP", cross_encoder, **{"training": RECIPE, **changes})
         with pytest.raises(ValueError, match=f"fold-0.*another training: not the same are its {message}"):
-            ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+            k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
     # What changes nothing in weights and scores may change.
     other = make("MaxP", Path(cross_encoder), training=RECIPE, device="cpu", batch_size=7)
-    models = ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path).models
+    models = k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path).models
     assert [model.batch_size for model in models] == [7, 7, 7]
 
 
 def test_folder_of_models_with_another_start(cross_encoder, maxp, whole, tmp_path):
     started = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, QRELS)
-    first = ld.k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path)
+    first = k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path)
     assert first.run["score"].tolist() != whole.run["score"].tolist()
-    pd.testing.assert_frame_equal(ld.k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path).run, first.run)
+    pd.testing.assert_frame_equal(k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path).run, first.run)
     with pytest.raises(ValueError, match="starting weights"):
-        ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
 
 
 def test_an_unfinished_model_is_not_finished_as_another(cross_encoder, tmp_path, monkeypatch):
     interrupt_in_step(monkeypatch, 2, [])
     with pytest.raises(KeyboardInterrupt):
-        ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
     other = make("MaxP", cross_encoder, training=RECIPE, max_doc_len=5)
     with pytest.raises(ValueError, match=r"not the same are its arguments \(max_doc_len\)"):
-        ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_checkpoint_folder_is_for_one_training(kept, cross_encoder, tmp_path):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, checkpoint=tmp_path / "state"))
     with pytest.raises(ValueError, match=r"TrainingArgs\(checkpoint=...\) is for one training.*folder="):
-        ld.k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds" if kept else None)
+        k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds" if kept else None)
 
 
 NO_FIT = pt.Transformer.identity()
@@ -266,18 +266,18 @@ NO_FIT = pt.Transformer.identity()
 def test_bad_input(changes, error, message):
     arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
     with pytest.raises(error, match=message):
-        ld.k_fold_fit(**arguments)
+        k_fold_fit(**arguments)
 
 
 def test_one_model_for_all_folds_is_refused():
     one = Memory()
     with pytest.raises(ValueError, match="must make a new model at each call"):
-        ld.k_fold_fit(lambda: one, RUN, QRELS, FOLDS)
+        k_fold_fit(lambda: one, RUN, QRELS, FOLDS)
 
 
 def test_validation_chooses_the_weights(cross_encoder):
     args = TrainingArgs(epochs=3, queries_per_step=1, learning_rates={"": 1e-2}, metric="RR")
-    folds = ld.k_fold_fit(make("MaxP", cross_encoder, training=args), RUN, QRELS, FOLDS, validation="next fold")
+    folds = k_fold_fit(make("MaxP", cross_encoder, training=args), RUN, QRELS, FOLDS, validation="next fold")
     assert folds.history["validation"].notna().all()
     assert folds.history.groupby("fold").size().tolist() == [3, 3, 3]
 
@@ -287,8 +287,8 @@ def test_validation_chooses_the_weights(cross_encoder):
 
 def test_seeds_reproduce(plain_encoder, tmp_path, monkeypatch):
     model = make("PARADE-transformer", plain_encoder, training=RECIPE)
-    whole = ld.fit_seeds(model, [0, 1], RUN, QRELS)
-    again = ld.fit_seeds(
+    whole = fit_seeds(model, [0, 1], RUN, QRELS)
+    again = fit_seeds(
         lambda seed: make("PARADE-transformer", plain_encoder, training=RECIPE, seed=seed), (0, 1), RUN, QRELS
     )
     scores = {seed: whole[seed](RUN)["score"].tolist() for seed in whole}
@@ -299,14 +299,14 @@ def test_seeds_reproduce(plain_encoder, tmp_path, monkeypatch):
     assert model.seed == 42
     interrupt_in_step(monkeypatch, 7, counts := [])
     with pytest.raises(KeyboardInterrupt):
-        ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
-    resumed = ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+        fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+    resumed = fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
     assert len(counts) == 3
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
 def test_means_over_seeds(maxp):
-    models = ld.fit_seeds(maxp, [3, 4], RUN, QRELS, RUN, QRELS)
+    models = fit_seeds(maxp, [3, 4], RUN, QRELS, RUN, QRELS)
     results = models.evaluate(RUN, QRELS, ["RR", "AP"], name="MaxP")
     by_hand = [
         pt.Experiment([m(RUN)], RUN[["qid", "query"]].drop_duplicates(), QRELS, ["map"], perquery=True)
@@ -327,7 +327,7 @@ def test_means_over_seeds(maxp):
 
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
-    models = ld.fit_seeds(maxp, [0, 1], RUN, QRELS)
+    models = fit_seeds(maxp, [0, 1], RUN, QRELS)
     assert [model.training.seed for model in models.values()] == [0, 1]
     assert models[0](RUN)["score"].tolist() != models[1](RUN)["score"].tolist()
     assert len(maxp.history) == 1
@@ -345,13 +345,13 @@ def test_a_trained_model_keeps_its_start(maxp):
 )
 def test_bad_seeds(model, seeds, error, message):
     with pytest.raises(error, match=message):
-        ld.fit_seeds(model, seeds, RUN, QRELS)
+        fit_seeds(model, seeds, RUN, QRELS)
 
 
 def test_one_model_for_all_seeds_is_refused():
     one = Memory()
     with pytest.raises(ValueError, match="must make a new model"):
-        ld.fit_seeds(lambda seed: one, [0, 1], RUN, QRELS)
+        fit_seeds(lambda seed: one, [0, 1], RUN, QRELS)
     assert repr(SeedModels({0: "model"})) == "SeedModels({0: 'model'})"
 
 
@@ -362,7 +362,7 @@ def test_names_need_no_torch():
 
 
 def test_kept_notes_are_json(maxp, tmp_path):
-    ld.fit_seeds(maxp, [5], RUN, QRELS, folder=tmp_path)
+    fit_seeds(maxp, [5], RUN, QRELS, folder=tmp_path)
     notes = json.loads((tmp_path / "seed-5" / "finished.json").read_text())
     assert notes["class"] == "MaxP"
     assert notes["recipe"]["seed"] == 5

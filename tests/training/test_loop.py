@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Lora, TrainingArgs, evaluate, train
+from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 
 from ..support import tiny, tiny_long
 from ..support.systems import CROSS_ENCODERS, make
@@ -188,7 +188,7 @@ def test_every_loss_learns(changes, tmp_path):
 def test_student_in_a_pipeline(cross_encoder):
     teacher = make("AvgP", cross_encoder)
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
-    (ld.TeacherScores(teacher) >> student).fit(RUN, JUDGED)
+    (TeacherScores(teacher) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
     with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
         student.fit(RUN, JUDGED)
@@ -223,13 +223,13 @@ def test_early_stopping_and_most_steps():
 def test_learning_curve(cross_encoder):
     history = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, JUDGED, RUN, JUDGED).history
     assert list(history["step"]) == [3, 6]
-    axes = ld.plot_history(pd.concat([history, history]))
+    axes = plot_history(pd.concat([history, history]))
     left, right = axes.figure.axes
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
     assert list(right.lines[0].get_ydata()) == [*history["validation"], *history["validation"]]
-    assert len(ld.plot_history(history.drop(columns="validation")).figure.axes) == 1
+    assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
     with pytest.raises(ValueError, match="no history"):
-        ld.plot_history(make("MaxP", cross_encoder).history)
+        plot_history(make("MaxP", cross_encoder).history)
 
 
 def test_progress_bar_only_when_asked(cross_encoder, capfd):
