@@ -24,7 +24,7 @@ import json
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training.state import STATE_FILE
 from tests import processes, tiny
-from tests.training.test_training import toy_task
+from tests.support.toy import toy_task
 
 
 def fit(backbone: str, state: Path, out: Path) -> None:

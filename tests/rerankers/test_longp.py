@@ -21,7 +21,7 @@ from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_back
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 from ..support import tiny, tiny_long
-from ..training.test_training import toy_task
+from ..support.toy import toy_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),

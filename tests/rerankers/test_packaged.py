@@ -19,7 +19,7 @@ from pyterrier_longdoc.training import Lora, TrainingArgs
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, make
-from ..training.test_training import toy_task
+from ..support.toy import toy_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyterrier_longdoc as ld
-from tests.training.test_training import toy_task
+from tests.support.toy import toy_task
 
 
 def main(backbone: str, out: str, die_at: str = "0") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,19 +13,18 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training import (
+    Group,
     Segments,
     TrainingArgs,
     first_segments,
-    fit_best,
+    fit_on_best_segments,
     gold_segments,
     segment_precision,
 )
-from pyterrier_longdoc.training.best import _joint_objective, _select, _spans
-from pyterrier_longdoc.training.run import Run
-from pyterrier_longdoc.training.sampling import Example
+from pyterrier_longdoc.training.best import _joint_loss
 
 from ..support import tiny
-from ..training.test_training import qrels
+from ..support.toy import optimizer_steps, qrels
 
 TEXT = " ".join(f"{'word ' * (3 + i % 5)}end{i}." for i in range(60))
 
@@ -66,35 +66,36 @@ class Lengths(torch.nn.Module):
         return self.factor * torch.tensor([float(len(text.split())) for text in texts])
 
 
+def joint(selector: float, ranker: float) -> torch.nn.ModuleDict:
+    return torch.nn.ModuleDict({"selector": Lengths(selector), "ranker": Lengths(ranker)})
+
+
 def test_first_iteration_is_equations_2_and_3():
     texts = ["a b c d e f", "g h i j", "k"]
     spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]  # words: 2 4; 1 1 2; 1
-    joint = torch.nn.Module()
-    joint.selector, joint.ranker = Lengths(0.5), Lengths(0.1)
-    example = Example("q", "query", ("0", "1"), (1.0, 0.0), None)
-    loss = _joint_objective(texts, spans, TrainingArgs())(joint, [example])
+    both, example = joint(0.5, 0.1), Group("q", "query", ("0", "1"), (1.0, 0.0))
+    loss = _joint_loss(both, [example], TrainingArgs(), texts=texts, spans=spans)
     # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
     hinges = [max(0, 1 - 0.5 * 2 + 0.5 * 1), max(0, 1 - 0.5 * 4 + 0.5 * 1), max(0, 1 - 0.1 * 4 + 0.1 * 2)]
     assert loss.item() == pytest.approx(sum(hinges))
-    assert joint.ranker.asked == [["c d e f", "i j"]]
+    assert both["ranker"].asked == [["c d e f", "i j"]]
     loss.backward()
     # The selection itself has no gradient: each learns from its own loss.
-    assert joint.selector.factor.grad.item() == pytest.approx(-2 + 1)
-    assert joint.ranker.factor.grad.item() == pytest.approx(-4 + 2)
+    assert both["selector"].factor.grad.item() == pytest.approx(-2 + 1)
+    assert both["ranker"].factor.grad.item() == pytest.approx(-4 + 2)
 
 
 def test_first_iteration_with_several_negatives_and_pointwise():
     texts, spans = ["a b c", "d e", "f"], [[(0, 2), (2, 5)], [(0, 2), (2, 3)], [(0, 1)]]  # words: 1 2; 1 1; 1
-    example = Example("q", "query", ("0", "1", "2"), (1.0, 0.0, 0.0), None)
-    joint = torch.nn.Module()
-    joint.selector, joint.ranker = Lengths(1.0), Lengths(0.0)
-    pairs = _joint_objective(texts, spans, TrainingArgs(negatives=2))(joint, [example]).item()
-    assert pairs == pytest.approx((1 + 1) + 0 + (1 + 1))
-    joint.ranker = Lengths(0.0)
-    args = TrainingArgs(negatives=2, loss="pointwise_bce")
-    pointwise = _joint_objective(texts, spans, args)(joint, [example]).item()
+    example = Group("q", "query", ("0", "1", "2"), (1.0, 0.0, 0.0))
     positive, negative = np.log1p(np.exp(-np.array([1.0, 2.0]))).sum(), np.log1p(np.exp(1.0)) * 3
-    assert pointwise == pytest.approx(positive + negative + 3 * np.log(2), rel=1e-5)
+    for loss, expected in (
+        ("pairwise_margin", (1 + 1) + 0 + (1 + 1)),
+        ("pointwise_bce", positive + negative + 3 * np.log(2)),
+    ):
+        args = TrainingArgs(negatives=2, loss=loss)
+        found = _joint_loss(joint(1.0, 0.0), [example], args, texts=texts, spans=spans)
+        assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_precision():
@@ -131,75 +132,57 @@ RUN, JUDGED, GOLD = task()
 ONE_SENTENCE = Segments(min_words=1, max_words=6)
 
 
-def test_iterations_stop(cross_encoder):
+def maker(backbone: str, recipe: TrainingArgs | None, **changes):
+    """A function that makes models, and all that it has made."""
     made = []
 
     def make():
-        made.append(ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe))
+        settings = {"window_size": 20, "stride": 20, "max_query_len": 4, "training": recipe, **changes}
+        made.append(ld.MaxP(backbone, **settings))
         return made[-1]
 
-    recipe = TrainingArgs(learning_rates={"": 0.0}, metric="RR")
-    result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=9, patience=2)
+    return make, made
+
+
+def test_iterations_stop(cross_encoder):
+    make, made = maker(cross_encoder, TrainingArgs(learning_rates={"": 0.0}, metric="RR"))
+    data = (RUN, JUDGED, RUN, JUDGED)
+    result = fit_on_best_segments(make, *data, segments=ONE_SENTENCE, iterations=9, patience=2)
     assert len(result.iterations) == 3
     assert list(result.iterations.columns) == ["iteration", "validation"]
     assert result.model is made[0]
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
-    for wrong in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"augment": shortened}):
-        recipe = TrainingArgs(**wrong)
-        with pytest.raises(ValueError, match="fit_best takes recipes without a teacher, checkpoint"):
-            fit_best(make, RUN, JUDGED, RUN, JUDGED)
+    for recipe in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"augment": shortened}):
+        with pytest.raises(ValueError, match="takes recipes without a teacher, checkpoint"):
+            fit_on_best_segments(maker(cross_encoder, TrainingArgs(**recipe))[0], *data)
+    with pytest.raises(ValueError, match="one text column"):
+        fit_on_best_segments(maker(cross_encoder, None, text_field=("a", "b"))[0], *data)
+    with pytest.raises(ValueError, match=r"the function returned the same .* twice"):
+        fit_on_best_segments(lambda: made[0], *data)
 
 
 def shortened(text: str, rng: random.Random) -> str:
     return text[:10]
 
 
-def recipes_of(made) -> list[tuple]:
-    return [(m._loaded.recipe["epochs"], m._loaded.recipe["metric"]) for m in made if m._loaded and m._loaded.recipe]
+@pytest.mark.slow
+def test_killed_and_resumed(cross_encoder, tmp_path):
+    recipe = TrainingArgs(
+        epochs=2, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=ld.Lora(rank=2), save_steps=1
+    )
+    make, made = maker(cross_encoder, recipe)
 
-
-def test_all_iterations_have_one_recipe(cross_encoder):
-    made = []
-
-    def make():
-        made.append(ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4))
-        return made[-1]
-
-    fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2)
-    best = TrainingArgs.preset("best")
-    assert recipes_of(made) == [(best.epochs, best.metric)] * 2
-    with pytest.raises(ValueError, match=r"the function returned the same .* twice"):
-        fit_best(lambda: made[0], RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE)
-
-
-@pytest.mark.parametrize("lora", [None, ld.Lora(rank=2)])
-def test_killed_and_resumed(lora, cross_encoder, tmp_path, monkeypatch):
-    recipe = TrainingArgs(epochs=3, queries_per_step=2, learning_rates={"": 5e-3}, metric="RR", lora=lora, save_steps=1)
-
-    def make():
-        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
-
-    def run(folder, at=None, segments=ONE_SENTENCE):
-        steps = []
-        original = Run.step
-
-        def step(self, *args):
-            steps.append(1)
-            if len(steps) == at:
-                raise KeyboardInterrupt
-            return original(self, *args)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Run, "step", step)
-            result = fit_best(make, RUN, JUDGED, RUN, JUDGED, segments=segments, iterations=2, gold=GOLD, folder=folder)
-        return result, len(steps)
+    def run(folder, stop_at=0, segments=ONE_SENTENCE):
+        data, options = (RUN, JUDGED, RUN, JUDGED), {"iterations": 2, "gold": GOLD, "folder": folder}
+        with optimizer_steps(stop_at=stop_at) as steps:
+            return fit_on_best_segments(make, *data, segments=segments, **options), len(steps)
 
     whole, all_steps = run(None)
-    assert all_steps == 2 * 9
+    assert all_steps == 2 * 6
+    assert [len(model.history) for model in made] == [2, 0, 2]  # both iterations by the one recipe; the selector's none
     done = 0
-    for at in (5, 7, 4):  # in the first iteration; 4 steps later in the second; there again
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path, at)
+    for at in (4, 5, 3):  # in the first iteration; two steps later in the second; there again
+        assert run(tmp_path, at) is None
         done += at - 1
     resumed, rest = run(tmp_path)
     assert rest == all_steps - done
@@ -210,6 +193,7 @@ def test_killed_and_resumed(lora, cross_encoder, tmp_path, monkeypatch):
     again, steps = run(tmp_path)
     assert steps == 0
     pd.testing.assert_frame_equal(again.iterations, whole.iterations)
+    pd.testing.assert_frame_equal(again.selections[0], whole.selections[0])
     with pytest.raises(ValueError, match="not the same are its segments"):
         run(tmp_path, segments=Segments(min_words=2, max_words=6))
 
@@ -246,30 +230,20 @@ def marked_task(queries: int = 24) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataF
     return run, judged, pd.DataFrame(gold, columns=["qid", "docno", "start", "end"])
 
 
+@pytest.mark.slow
 def test_selects_the_relevant_segments(cross_encoder):
     run, judged, gold = marked_task()
     recipe = TrainingArgs(
-        epochs=8,
-        queries_per_step=4,
-        queries_per_forward=4,
-        learning_rates={"": 6e-3},
-        warmup=0.1,
-        dropout=0.0,
+        epochs=8, queries_per_step=4, queries_per_forward=4, learning_rates={"": 6e-3}, warmup=0.1, dropout=0.0,
         metric="RR",
-    )
-
-    def make():
-        return ld.MaxP(cross_encoder, window_size=20, stride=20, max_query_len=4, training=recipe)
-
-    untrained = segment_precision(_select(make(), run, spans := _spans(run, ONE_SENTENCE, "text")), gold)
-    assert all(len(own) == 4 for own in spans)
-    result = fit_best(make, run, judged, run, judged, segments=ONE_SENTENCE, iterations=2, gold=gold)
-    assert untrained < 0.7
+    )  # fmt: skip
+    data, options = (run, judged, run, judged), {"segments": ONE_SENTENCE, "gold": gold}
+    still = replace(recipe, epochs=1, learning_rates={"": 0.0})
+    untrained = fit_on_best_segments(maker(cross_encoder, still)[0], *data, iterations=1, **options)
+    assert untrained.iterations["precision"].max() < 0.7
+    result = fit_on_best_segments(maker(cross_encoder, recipe)[0], *data, iterations=2, **options)
     assert result.iterations["precision"].min() >= 0.9
     # Learning from the first segment alone cannot do it: three of four documents have their river elsewhere.
-    assert segment_precision(_selected_first(run), gold) == 0.25
-
-
-def _selected_first(run: pd.DataFrame) -> pd.DataFrame:
-    spans = [own[0] for own in _spans(run, ONE_SENTENCE, "text")]
-    return run[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
+    first = first_segments(run, segments=ONE_SENTENCE)["text"].str.len()
+    selected = run[["qid", "docno"]].assign(start=0, end=first)
+    assert segment_precision(selected, gold) == 0.25

@@ -1,22 +1,33 @@
-"""How the loop computes: precision, memory, adapters, validation, trackers, several processes."""
+"""The loop: optimiser and learning rates, steps, validation, interruptions, and what a model is meanwhile."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
+import random
+import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
+from pyterrier_longdoc.modelling.heads import registered_heads
+from pyterrier_longdoc.rerankers.base import UntrainedWarning
+from pyterrier_longdoc.training import Lora, TrainingArgs, evaluate, train
+from pyterrier_longdoc.training.loop import make_optimizer, rate_factor
 
 from ..support import tiny, tiny_long
 from ..support.systems import CROSS_ENCODERS, make
-from ..training.test_training import Toy, toy_groups, toy_task
+from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
@@ -33,21 +44,6 @@ def calm(tmp_path_factory) -> str:
     return tiny.checkpoint(folder, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
 
 
-@pytest.fixture
-def gradients(monkeypatch) -> list[torch.Tensor]:
-    """All gradients of each optimiser step."""
-    seen = []
-    step = torch.optim.AdamW.step
-
-    def spy(self, *args, **kwargs):
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        seen.append(torch.cat([p.grad.flatten() for p in parameters]))
-        return step(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    return seen
-
-
 def fitted(backbone: str, name: str = "MaxP", data: tuple = (RUN, JUDGED), **changes):
     model = make(name, backbone, training=replace(RECIPE, **changes))
     model.load_scorer().head.dropout.p = 0.0
@@ -55,83 +51,117 @@ def fitted(backbone: str, name: str = "MaxP", data: tuple = (RUN, JUDGED), **cha
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    return model.load_scorer().state_dict()
+    return {name: value.clone() for name, value in model.load_scorer().state_dict().items()}
 
 
-def assert_close(one: dict, other: dict, **tolerance) -> None:
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        torch.testing.assert_close(value, other[key], **(tolerance or {"rtol": 1e-3, "atol": 1e-4}), msg=key)
+def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
+    assert weights(model).keys() == before.keys()
+    return {name for name, value in weights(model).items() if not torch.equal(value, before[name])}
 
 
-# Dropout.
+# Optimiser and learning rates.
 
 
-LONG = {"longformer": {"attention_window": 8}, "nomic_bert": {}, "llama": {"attention_dropout": 0.3}}
+def test_parameters_by_learning_rate_and_decay(cross_encoder):
+    model = Toy()
+    model.encoder["first"].bias.requires_grad_(False)
+    rates = {"": 1.0, "encoder.": 2.0, "encoder.second.": 3.0, "head": 4.0}
+    groups = make_optimizer(model, TrainingArgs(learning_rates=rates, weight_decay=0.1)).param_groups
+    assert {group["weight_decay"] for group in groups} == {0.1}
+    by_rate = {group["lr"]: [id(p) for p in group["params"]] for group in groups}
+    assert by_rate == {
+        2.0: [id(model.encoder["first"].weight)],
+        3.0: [id(p) for p in model.encoder["second"].parameters()],
+        4.0: [id(model.head.weight)],
+    }
+    groups = make_optimizer(Toy(), TrainingArgs(weight_decay=0.1, decay="matrices")).param_groups
+    assert all((group["weight_decay"] == 0.1) == (p.ndim > 1) for group in groups for p in group["params"])
+    assert sum(len(group["params"]) for group in groups) == 5
+    with pytest.raises(ValueError, match=r"begins with learning_rates' 'backbone\.'; they begin with encoder\., head"):
+        make_optimizer(Toy(), TrainingArgs(learning_rates={"": 1e-4, "backbone.": 1e-5}))
+    scorer = make("PARADE-transformer", cross_encoder).load_scorer()
+    low, high = sorted(make_optimizer(scorer, TrainingArgs()).param_groups, key=lambda group: group["lr"])
+    assert (low["lr"], high["lr"]) == (1e-5, 1e-4)
+    assert {id(p) for p in low["params"]} == {id(p) for p in scorer.encoder.parameters()}
 
 
-@pytest.mark.parametrize("family", [*tiny.FAMILIES, *LONG])
-def test_without_dropout_training_computes_what_inference_does(family, tmp_path):
-    backbone = tiny.checkpoint(tmp_path / "backbone", family, **LONG.get(family, {}))
-    recipe = replace(RECIPE, learning_rates={"": 0.0}, dropout=0.0)
-    model = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe)
-    scorer = model.load_scorer()
-    shares = {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
-    seen = []
-    queries, texts = RUN["query"].tolist(), RUN["text"].tolist()
-
-    def look():
-        scorer.train()
-        with torch.no_grad():
-            seen.append(scorer(queries, texts))
-
-    train(scorer, toy_groups(1), recipe, on_step=look)
-    scorer.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(seen[0], scorer(queries, texts))
-    assert max(shares.values()) > 0
-    assert shares == {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
+@pytest.mark.parametrize(
+    ("changes", "steps_per_epoch", "expected"),
+    [
+        ({"warmup": 0.0}, 5, [1.0] * 10),
+        ({"warmup": 0.2}, 5, [0.5] + [1.0] * 9),
+        ({"warmup": 1.0}, 5, [i / 10 for i in range(1, 11)]),
+        ({"schedule": "linear", "warmup": 0.2}, 10, [1 / 2, 1, *(i / 9 for i in range(8, 0, -1))]),
+        ({"epoch_decay": 0.5, "warmup": 0.0}, 2, [1, 1, 0.5, 0.5, 0.25, 0.25]),
+        ({"epoch_decay": 0.5, "warmup": 0.5, "restart_each_epoch": True}, 4, [0.5, 1, 1, 1, 0.25, 0.5, 0.5, 0.5]),
+        # A training that ends within an epoch has a shorter schedule in that one.
+        ({"warmup": 1.0, "restart_each_epoch": True}, 4, [0.25, 0.5, 0.75, 1, 0.5, 1]),
+    ],
+)
+def test_schedules(changes, steps_per_epoch, expected):
+    args = TrainingArgs(**changes)
+    found = [rate_factor(args, step, steps_per_epoch, len(expected)) for step in range(len(expected))]
+    np.testing.assert_allclose(found, expected)
 
 
-# How a step is divided.
+@pytest.mark.parametrize("total", [10, 97])
+def test_one_cycle_is_torchs(total):
+    args = TrainingArgs(schedule="one_cycle", warmup=0.2)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
+    torchs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.0, total_steps=total, pct_start=0.2, anneal_strategy="linear"
+    )
+    for step in range(total):
+        assert rate_factor(args, step, total, total) == pytest.approx(torchs.get_last_lr()[0])
+        optimizer.step()
+        if step + 1 < total:
+            torchs.step()
+
+
+# Steps.
+
+
+def test_each_epoch_asks_each_query_once():
+    model = Toy()
+    before = torch.get_rng_state(), random.getstate()
+    train(model, toy_groups(5), TrainingArgs(epochs=3, queries_per_step=2))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    orders = [[queries[0] for queries, _ in model.calls[start : start + 5]] for start in (0, 5, 10)]
+    assert [sorted(order) for order in orders] == [[f"query {i}" for i in range(5)]] * 3
+    assert orders[0] != orders[1]
+    for queries, texts in model.calls:
+        assert queries[0] == queries[1]
+        assert (texts[0][0], texts[1][0]) == ("+", "-")
+    assert {texts[1] for _, texts in model.calls} == {"-a", "-b", "-c"}
+    assert all(model.modes)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # With weights near 0 each query's loss is 1 - 2 w: gradient -2. The last step has what is left, 2 queries.
+        ({}, [-6.0, -4.0]),
+        ({"reduction": "mean"}, [-2.0, -2.0]),
+        ({"max_grad_norm": 0.5}, [-0.5, -0.5]),
+        ({"max_grad_norm": 100.0}, [-6.0, -4.0]),
+    ],
+)
+def test_gradients_of_a_step(changes, expected):
+    args = TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, warmup=1.0, **changes)
+    with optimizer_steps() as steps:
+        train(Toy(), toy_groups(5), args)
+    np.testing.assert_allclose([gradient.item() for _, gradient in steps], expected, rtol=1e-4)
+    np.testing.assert_allclose([rate for rate, _ in steps], [0.5e-9, 1e-9])
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_queries_per_forward_makes_no_difference(name, calm, gradients):
-    for together in (1, 5):
-        fitted(calm, name, queries_per_step=5, epochs=1, queries_per_forward=together)
-    one, all_at_once = gradients
-    torch.testing.assert_close(one, all_at_once, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
-def test_gradient_checkpointing_makes_no_difference(name, cross_encoder):
-    plain, recomputed = (fitted(cross_encoder, name, gradient_checkpointing=on) for on in (False, True))
-    assert plain.history["loss"].tolist() == pytest.approx(recomputed.history["loss"].tolist())
-    assert_close(weights(plain), weights(recomputed))
-    assert not any(getattr(m, "gradient_checkpointing", False) for m in recomputed.load_scorer().modules())
-
-
-def test_gradient_checkpointing_really_recomputes(cross_encoder):
-    model = make("MaxP", cross_encoder, training=replace(RECIPE, gradient_checkpointing=True, epochs=1))
-    passes = []
-    model.load_scorer().encoder.backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: passes.append(1))
-    model.fit(RUN, JUDGED)
-    assert len(passes) == 2 * 5
-    with pytest.raises(ValueError, match="backbone does not support it"):
-        train(Toy(), toy_groups(2), TrainingArgs(gradient_checkpointing=True))
-
-
-def test_mean_and_sum_differ_by_the_number_of_queries(gradients):
-    for reduction in ("sum", "mean"):
-        train(Toy(), toy_groups(5), TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, reduction=reduction))
-    np.testing.assert_allclose([g.item() for g in gradients], [-6.0, -4.0, -2.0, -2.0], rtol=1e-5)
-
-
-def test_long_gradients_are_cut(gradients):
-    for limit in (None, 0.5, 100.0):
-        train(Toy(), toy_groups(2), TrainingArgs(max_grad_norm=limit, learning_rates={"": 1e-9}))
-    np.testing.assert_allclose([g.item() for g in gradients], [-4.0, -0.5, -4.0], rtol=1e-4)
+def test_queries_per_forward_makes_no_difference(name, calm):
+    with optimizer_steps() as steps:
+        for together in (1, 5):
+            fitted(calm, name, queries_per_step=5, epochs=1, queries_per_forward=together)
+    torch.testing.assert_close(steps[0][1], steps[1][1], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -144,67 +174,91 @@ def test_half_precision(dtype, calm):
 
 
 def test_overflow_in_fp16_skips_the_step():
-    class Overflowing(Toy):
-        def forward(self, queries, texts):
-            scores = super().forward(queries, texts)
-            scores.register_hook(lambda gradient: gradient * (float("inf") if len(self.calls) == 1 else 1.0))
-            return scores
-
-    model, moved = Overflowing(), []
+    model, moved = Broken(1, math.inf), []
     args = TrainingArgs(queries_per_step=1, dtype="float16", learning_rates={"": 0.1}, warmup=0.0)
     train(model, toy_groups(6), args, on_step=lambda: moved.append(model.head.weight.item()))
     assert moved[0] == 0.0
     assert moved[-1] != 0.0
 
 
-# Losses in the loop.
-
-
-RECIPES = {
-    "many negatives": {"loss": "multi_margin", "negatives": 3},
-    "cross entropy": {"loss": "cross_entropy", "negatives": 3},
-    "pointwise": {"loss": "pointwise_bce", "sampling": "pointwise", "queries_per_forward": 2},
-    "listwise": {"loss": "lambda_loss", "sampling": "listwise", "negatives": 3},
-    "listwise cross entropy": {"loss": "listwise_cross_entropy", "sampling": "listwise", "negatives": 3},
-    "margin-mse": {"loss": "margin_mse", "negatives": 2},
-    "distillation": {"loss": "distillation", "sampling": "pointwise"},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
-def test_every_loss_learns(changes, tmp_path):
-    backbone = tiny.checkpoint(tmp_path, initializer_range=0.1, num_hidden_layers=1)
-    run = RUN.assign(teacher_score=[4.0 if docno == "d0" else -4.0 for docno in RUN["docno"]])
-    recipe = TrainingArgs(
-        **{"epochs": 60, "queries_per_step": 5, "learning_rates": {"": 4e-3}, "metric": "RR", "patience": 40, **changes}
-    )
-    model = ld.MaxP(backbone, window_size=6, stride=4, max_query_len=2, training=recipe)
-    assert evaluate(model(run), JUDGED, "RR") < 0.9
-    model.fit(run, JUDGED, run, JUDGED)
-    assert evaluate(model(run), JUDGED, "RR") == 1.0
+def test_training_that_diverges(cross_encoder):
+    model = Toy()
+    torch.nn.init.constant_(model.head.weight, math.nan)
+    with pytest.raises(
+        FloatingPointError, match=r"the loss is nan in the step of the queries 'q\d', 'q\d'; lower learning_rates"
+    ):
+        train(model, toy_groups(2), TrainingArgs())
+    assert not model.training
+    model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
+    with pytest.raises(FloatingPointError, match="after step 1 there are weights that are not finite"):
+        model.fit(RUN, JUDGED)
+    assert list(model.history.columns) == ["epoch", "step", "loss"]
+    assert model.history.empty
+    with pytest.raises(FloatingPointError, match="otherwise a weight of the model is not finite"):
+        model(RUN)
 
 
 def test_student_in_a_pipeline(cross_encoder):
-    teacher = make("AvgP", cross_encoder)
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
-    (TeacherScores(teacher) >> student).fit(RUN, JUDGED)
+    (ld.TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
     with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
         student.fit(RUN, JUDGED)
 
 
-# Validation.
+@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR"])
+def test_the_same_seed_gives_the_same_weights(name, cross_encoder):
+    def state(seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(random.randrange(100))
+        recipe = TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, seed=seed)
+        return weights(make(name, cross_encoder, training=recipe).fit(RUN, JUDGED))
+
+    first, second, other = state(1), state(1), state(2)
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert not all(torch.equal(first[key], other[key]) for key in first)
+
+
+# Validation and history.
+
+
+def test_evaluate():
+    run = pd.DataFrame({"qid": [1, 1, 2, 2], "docno": ["a", "b", "a", "b"], "score": [2.0, 1.0, 2.0, 1.0]})
+    judged = qrels(("1", "a", 1), ("2", "b", 2))
+    assert evaluate(run, judged, "RR") == pytest.approx((1 + 1 / 2) / 2)
+    assert evaluate(run, judged, "P@1") == pytest.approx(1 / 2)
+    # Judgements of a larger collection do not lower the figure of a sample of its queries.
+    assert evaluate(run, pd.concat([judged, qrels(("other", "d", 1))]), "RR") == evaluate(run, judged, "RR")
+
+
+def test_history():
+    history = train(Toy(), toy_groups(4), TrainingArgs(epochs=2, learning_rates={"": 0.0}))
+    assert all(entry.pop("documents_per_second") > 0 for entry in history)
+    assert history == [{"epoch": epoch, "step": epoch, "loss": 1.0, "learning_rate": 0.0} for epoch in (1, 2)]
+
+
+def test_the_best_epoch_is_kept():
+    seen, modes, model = [], [], Toy()
+    figures = iter([0.2, 0.7, 0.7, 0.1])
+
+    def validate() -> float:
+        seen.append(model.head.weight.item())
+        modes.append(model.training)
+        return next(figures)
+
+    history = train(model, toy_groups(3), TrainingArgs(epochs=4, learning_rates={"": 0.1}), validate=validate)
+    assert [entry["validation"] for entry in history] == [0.2, 0.7, 0.7, 0.1]
+    assert len(set(seen)) == 4
+    assert model.head.weight.item() == seen[1]  # the first of the two best
+    assert modes == [False] * 4
+    assert all(model.modes)
 
 
 def test_validation_every_few_steps():
-    validated = []
     args = TrainingArgs(epochs=2, queries_per_step=1, validate_steps=2)
-    history = train(Toy(), toy_groups(5), args, validate=lambda: validated.append(1) or 0.5)
+    history = train(Toy(), toy_groups(5), args, validate=lambda: 0.5)
     assert [(entry["epoch"], entry["step"], "validation" in entry) for entry in history] == [
         (1, 2, True), (1, 4, True), (1, 5, False), (2, 6, True), (2, 8, True), (2, 10, True),
     ]  # fmt: skip
-    assert len(validated) == 5
 
 
 def test_early_stopping_and_most_steps():
@@ -220,16 +274,34 @@ def test_early_stopping_and_most_steps():
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 3), (2, 4)]
 
 
-def test_learning_curve(cross_encoder):
-    history = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, JUDGED, RUN, JUDGED).history
-    assert list(history["step"]) == [3, 6]
-    axes = plot_history(pd.concat([history, history]))
-    left, right = axes.figure.axes
-    assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
-    assert list(right.lines[0].get_ydata()) == [*history["validation"], *history["validation"]]
-    assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
+def test_learning_curve_of_two_trainings(cross_encoder):
+    model = make("MaxP", cross_encoder, training=RECIPE)
     with pytest.raises(ValueError, match="no history"):
-        plot_history(make("MaxP", cross_encoder).history)
+        ld.plot_history(model.history)
+    run, judged = RUN.copy(), JUDGED.copy()
+    history = model.fit(run, judged, run, judged).fit(run, judged).history
+    pd.testing.assert_frame_equal(run, RUN)
+    pd.testing.assert_frame_equal(judged, JUDGED)
+    assert list(history["epoch"]) == [1, 2, 3, 4]
+    assert list(history["step"]) == [3, 6, 9, 12]
+    first = history.head(2)
+    left, right = ld.plot_history(pd.concat([first, first])).figure.axes  # as of two models
+    assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
+    assert list(right.lines[0].get_ydata()) == [*first["validation"], *first["validation"]]
+    assert len(ld.plot_history(history.drop(columns="validation")).figure.axes) == 1
+
+
+def test_validation_data_is_checked_before_training(cross_encoder, monkeypatch):
+    model = make("MaxP", cross_encoder)
+    monkeypatch.setattr(model, "_load_weights", lambda: pytest.fail("weights were loaded"))
+    with pytest.raises(pt.validate.InputValidationError, match="text"):
+        model.fit(RUN, JUDGED, RUN.drop(columns="text"), JUDGED)
+    with pytest.raises(ValueError, match=r"qrels lack the columns \['label'\]"):
+        model.fit(RUN, JUDGED, RUN, JUDGED.drop(columns="label"))
+    with pytest.raises(ValueError, match="validation qrels judge none"):
+        model.fit(RUN, JUDGED, RUN, JUDGED.assign(qid="other"))
+    with pytest.raises(ValueError, match="both candidates and qrels"):
+        model.fit(RUN, JUDGED, RUN)
 
 
 def test_progress_bar_only_when_asked(cross_encoder, capfd):
@@ -240,23 +312,96 @@ def test_progress_bar_only_when_asked(cross_encoder, capfd):
         assert all((part in shown) == verbose for part in ("epoch 2", "loss=", "lr=", "documents="))
 
 
-# Adapters.
+# Interruptions.
+
+FAST = TrainingArgs(queries_per_step=1, learning_rates={"": 3e-2}, metric="RR")
 
 
-# The layers of MORESPlus have BART's names.
-@pytest.mark.parametrize("name", [name for name in CROSS_ENCODERS if name != "MORESPlus"])
+def test_stopped_before_and_after_the_first_step(plain_encoder):
+    model = make("MaxP", plain_encoder, training=FAST)
+    before = weights(model)
+    with optimizer_steps(stop_at=1):
+        model.fit(RUN, JUDGED)
+    assert not changed(model, before)
+    assert not model.is_trained
+    with pytest.warns(UntrainedWarning):
+        model(RUN)
+    model.seed = 7  # nothing is lost that was trained
+    before = weights(model)
+    with optimizer_steps(stop_at=3):
+        model.fit(RUN, JUDGED)
+    assert changed(model, before)
+    assert model.is_trained
+    assert all(parameter.grad is None for parameter in model.load_scorer().parameters())
+    model.seed = 8
+    with pytest.raises(ValueError, match="holds trained weights"):
+        model(RUN)
+
+
+def test_the_best_epoch_survives_an_interruption(cross_encoder):
+    model = make("MaxP", cross_encoder, training=replace(FAST, epochs=5))
+    with optimizer_steps(stop_at=4 * 5 + 3):  # in the fifth epoch
+        model.fit(RUN, JUDGED, RUN, JUDGED)
+    figures = model.history["validation"].tolist()
+    assert len(figures) == 4
+    assert len(set(figures)) > 1
+    assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(max(figures))
+
+
+# What a model is meanwhile.
+
+LONG = {"longformer": {"attention_window": 8}, "nomic_bert": {}, "llama": {"attention_dropout": 0.3}}
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v2", "distilbert", "modernbert", *LONG])
+def test_without_dropout_training_computes_what_inference_does(family, tmp_path):
+    backbone = tiny.checkpoint(tmp_path / "backbone", family, **LONG.get(family, {}))
+    recipe = replace(RECIPE, learning_rates={"": 0.0}, dropout=0.0)
+    scorer = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe).load_scorer()
+    rates = {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
+    seen = []
+    queries, texts = RUN["query"].tolist(), RUN["text"].tolist()
+
+    def look():
+        scorer.train()
+        with torch.no_grad():
+            seen.append(scorer(queries, texts))
+
+    train(scorer, toy_groups(1), recipe, on_step=look)
+    scorer.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(seen[0], scorer(queries, texts))
+    assert max(rates.values()) > 0
+    assert rates == {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
+
+
+@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
+def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_encoder):
+    plain = fitted(cross_encoder, name)
+    model = make(name, cross_encoder, training=replace(RECIPE, gradient_checkpointing=True))
+    model.load_scorer().head.dropout.p = 0.0
+    passes = []
+    model.load_scorer().encoder.backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: passes.append(1))
+    model.fit(RUN, JUDGED)
+    assert len(passes) == 2 * 2 * 5
+    assert plain.history["loss"].tolist() == pytest.approx(model.history["loss"].tolist())
+    torch.testing.assert_close(weights(plain), weights(model), rtol=1e-3, atol=1e-4)
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.load_scorer().modules())
+    with pytest.raises(ValueError, match="backbone does not support it"):
+        train(Toy(), toy_groups(2), TrainingArgs(gradient_checkpointing=True))
+
+
+@pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR"])
 def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     model = make(name, cross_encoder, training=replace(RECIPE, epochs=1, lora=Lora(rank=2)))
-    before = {key: value.clone() for key, value in weights(model).items()}
+    before = weights(model)
     model.fit(RUN, JUDGED)
-    assert weights(model).keys() == before.keys()
-    changed = {key for key, value in weights(model).items() if not torch.equal(value, before[key])}
-    assert "encoder.backbone.encoder.layer.1.attention.self.query.weight" in changed
-    assert not {key for key in changed if "encoder.backbone" in key and ("embeddings" in key or "LayerNorm" in key)}
+    found = changed(model, before)
+    assert "encoder.backbone.encoder.layer.1.attention.self.query.weight" in found
+    assert not {key for key in found if "encoder.backbone" in key and ("embeddings" in key or "LayerNorm" in key)}
     assert all(parameter.requires_grad for parameter in model.load_scorer().parameters())
-    difference = weights(model)["encoder.backbone.encoder.layer.0.output.dense.weight"]
-    difference = difference - before["encoder.backbone.encoder.layer.0.output.dense.weight"]
-    assert torch.linalg.matrix_rank(difference, rtol=1e-4) <= 2
+    key = "encoder.backbone.encoder.layer.0.output.dense.weight"
+    assert torch.linalg.matrix_rank(weights(model)[key] - before[key], rtol=1e-4) <= 2
     model.save(tmp_path)
     restored = ld.LongDocReranker.load(tmp_path)
     # The last bit depends on where weights lie in memory.
@@ -264,45 +409,46 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     model.fit(RUN, JUDGED)  # and again
 
 
-def test_lora_keeps_the_best_weights(cross_encoder):
-    model = fitted(cross_encoder, data=(RUN, JUDGED, RUN, JUDGED), epochs=5, lora=Lora(rank=4, dropout=0.1))
+def test_lora_on_named_layers_keeps_the_best_weights(cross_encoder):
+    lora = Lora(rank=2, targets=("query", "value"), dropout=0.1)
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, epochs=5, lora=lora))
+    before = weights(model)
+    model.fit(RUN, JUDGED, RUN, JUDGED)
+    assert {key.split(".")[-2] for key in changed(model, before) if "backbone" in key} == {"query", "value"}
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(model.history["validation"].max())
-
-
-def test_lora_on_named_layers(cross_encoder):
-    model = make("MaxP", cross_encoder, training=replace(RECIPE, lora=Lora(rank=2, targets=("query", "value"))))
-    before = {key: value.clone() for key, value in weights(model).items()}
-    model.fit(RUN, JUDGED)
-    changed = {key for key, value in weights(model).items() if not torch.equal(value, before[key])}
-    assert {key.split(".")[-2] for key in changed if "backbone" in key} == {"query", "value"}
-    broken = make("MaxP", cross_encoder, training=replace(RECIPE, lora=Lora(targets=("nowhere",))))
-    with pytest.raises(ValueError, match="does not fit the backbone"):
-        broken.fit(RUN, JUDGED)
-    assert all(parameter.requires_grad for parameter in broken.load_scorer().parameters())
-    broken(RUN)
-
-
-def test_lora_needs_a_backbone():
     model = Toy()
     with pytest.raises(ValueError, match="lora= needs a model with a Hugging Face backbone"):
         train(model, toy_groups(2), TrainingArgs(lora=Lora(rank=2)))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("targets", [("nowhere",), ("query", "LayerNorm")])
+def test_lora_that_does_not_fit_leaves_the_model_alone(targets, cross_encoder):
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, lora=Lora(targets=targets)))
+    model.load_scorer().head.requires_grad_(False)
+    before, trainable = weights(model), [p.requires_grad for p in model.load_scorer().parameters()]
+    with pytest.raises(ValueError, match="does not fit the backbone"):
+        model.fit(RUN, JUDGED)
+    assert not changed(model, before)
+    assert [p.requires_grad for p in model.load_scorer().parameters()] == trainable
+    model(RUN)
+
+
 @pytest.mark.parametrize("labels", [None, 1])
 def test_lora_of_a_decoder(labels, tmp_path):
     folder = tiny_long.decoder(tmp_path / "llama", "llama", **({} if labels is None else {"labels": labels}))
     model = ld.LongP(folder, training=replace(RECIPE, lora=Lora(rank=2)), device="cpu")
-    before = {key: value.clone() for key, value in weights(model).items()}
-    model.fit(RUN, JUDGED)
-    changed = {key.split(".")[-2] for key, value in weights(model).items() if not torch.equal(value, before[key])}
-    projections = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-    assert projections <= changed
-    assert not {name for name in changed if "norm" in name or "embed" in name}
+    before = weights(model)
+    found = {key.split(".")[-2] for key in changed(model.fit(RUN, JUDGED), before)}
+    assert found >= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    assert not {name for name in found if "norm" in name or "embed" in name}
     (key,) = (key for key in before if key.endswith("layers.0.mlp.down_proj.weight"))
     assert torch.linalg.matrix_rank(weights(model)[key] - before[key], rtol=1e-4) <= 2
     model.save(tmp_path / "saved")
     np.testing.assert_allclose(ld.LongP.load(tmp_path / "saved", device="cpu")(RUN)["score"], model(RUN)["score"])
+
+
+# Accelerate.
 
 
 @pytest.mark.parametrize(
@@ -313,9 +459,6 @@ def test_missing_library(changes, library, cross_encoder, monkeypatch):
     with pytest.raises(ImportError, match=rf"needs {library}: pip install 'pyterrier-longdoc\[train\]'"):
         make("MaxP", cross_encoder, training=replace(RECIPE, **changes)).fit(RUN, JUDGED)
     make("MaxP", cross_encoder, training=RECIPE).fit(RUN, JUDGED)
-
-
-# Trackers.
 
 
 def test_trackers(cross_encoder):
@@ -346,3 +489,85 @@ def test_trackers(cross_encoder):
     assert [step for step, _ in memory.lines] == [3, 6]
     assert [values["loss"] for _, values in memory.lines] == model.history["loss"].tolist()
     assert memory.config["margin"] == "1.0"
+
+
+def launch(count: int, *arguments: str, dies: bool = False) -> None:
+    program = str(Path(__file__).parents[1] / "support" / "fit_in_processes.py")
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"] if count > 1 else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, program, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode != 0) == dies, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_two_processes(calm, tmp_path):
+    pytest.importorskip("accelerate")
+    for count in (1, 2):
+        (tmp_path / str(count)).mkdir()
+        launch(count, calm, str(tmp_path / str(count)))
+    one = load_file(tmp_path / "1" / "gradients-0.safetensors")
+    first, second = (load_file(tmp_path / "2" / f"gradients-{rank}.safetensors") for rank in (0, 1))
+    assert len(one) == 6
+    assert first.keys() == second.keys() == one.keys()
+    for step, gradient in one.items():
+        assert torch.equal(first[step], second[step])
+        torch.testing.assert_close(first[step], gradient, rtol=1e-2, atol=1e-3)
+    saved = [(tmp_path / "2" / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)]
+    assert saved[0] == saved[1]
+    histories = [
+        json.loads((tmp_path / folder / "training.json").read_text())["history"]
+        for folder in ("1/model-0", "2/model-0", "2/model-1")
+    ]
+    for name in ("epoch", "step", "loss", "validation"):
+        alone, *together = ([entry[name] for entry in history] for history in histories)
+        assert together[0] == together[1]
+        assert together[0] == pytest.approx(alone, rel=1e-4)
+    # Killed in the second epoch, two processes go on after the first one's state and end with the same weights.
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    launch(2, calm, str(killed), "5", dies=True)
+    assert not (killed / "model-0").exists()
+    launch(2, calm, str(killed))
+    assert len(load_file(killed / "gradients-0.safetensors")) == 3
+    assert [(killed / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)] == saved
+
+
+# Every head and every kind of loss learns.
+
+LEARNERS = [name for name in CROSS_ENCODERS if name not in ("Birch", "LongP")]
+LOSSES = {
+    "cross entropy": {"loss": "cross_entropy", "negatives": 3},
+    "listwise": {"loss": "lambda_loss", "sampling": "listwise", "negatives": 3},
+    "distillation": {"loss": "distillation", "sampling": "pointwise", "queries_per_forward": 2},
+}
+
+
+def test_every_head_is_trained_here(cross_encoder):
+    assert {make(name, cross_encoder).load_weights().head[0] for name in LEARNERS} == set(registered_heads())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "loss"), [*((name, None) for name in LEARNERS), *(("MaxP", loss) for loss in LOSSES)])
+def test_models_learn(name, loss, tmp_path):
+    def checkpoint(part: str, **sizes) -> str:
+        # The large initialisation of the other tests learns badly.
+        return tiny.checkpoint(tmp_path / part, initializer_range=0.1, num_hidden_layers=1, **sizes)
+
+    run = RUN.assign(teacher_score=[4.0 if docno == "d0" else -4.0 for docno in RUN["docno"]])
+    given = CROSS_ENCODERS[name][1]
+    sizes = {"window_size": 13 if name == "FirstP" else 6 if "stride" in given else 5, "stride": 4}
+    changes = {key: value for key, value in sizes.items() if key in given}
+    for part in {"aggregator", "interaction"} & set(given):
+        changes[part] = checkpoint(part, hidden_size=24, num_attention_heads=2)
+    changes["backbone"] = tiny.bart(init_std=0.1) if name == "MORESPlus" else checkpoint("backbone")
+    recipe = TrainingArgs(
+        epochs=60, queries_per_step=5, learning_rates={"": 4e-3}, metric="RR", patience=40, **LOSSES.get(loss, {})
+    )
+    model = make(name, changes["backbone"]).apply_attributes(**changes, max_query_len=2, training=recipe)
+    assert evaluate(model(run), JUDGED, "RR") < 0.9
+    model.fit(run, JUDGED, run, JUDGED)
+    assert evaluate(model(run), JUDGED, "RR") == 1.0
+    if loss is None:
+        losses = model.history["loss"].tolist()
+        assert np.mean(losses[-10:]) < min(0.4, 0.6 * max(losses[:10]))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -16,13 +18,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Lora, TrainingArgs, state, train
-from pyterrier_longdoc.training.state import STATE_FILE
+from pyterrier_longdoc.training import Lora, TrainingArgs, resume, train
+from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
 from ..support.systems import make
-from ..training.test_aborted import interrupted
-from ..training.test_training import Toy, toy_groups, toy_task
+from ..support.toy import Broken, Toy, optimizer_steps, toy_groups, toy_task
 
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(
@@ -30,33 +31,21 @@ RECIPE = TrainingArgs(
 )  # 3 steps an epoch
 
 
-def fit(backbone: str, args: TrainingArgs, out: Path, *, die_at: int | None = None) -> None:
+def fit(backbone: str, args: TrainingArgs, out: Path, *, die_at: int = 0) -> None:
     """Trains, or kills itself in the step of that number, and saves the model."""
-    model = make("PARADE-attn", backbone, training=args)
-    forward, calls = model.load_scorer().forward, 0
-
-    def counted(*inputs):
-        nonlocal calls
-        calls += model.load_scorer().training
-        if die_at is not None and calls == 2 * die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return forward(*inputs)
-
-    model.load_scorer().forward = counted
-    model.fit(RUN, JUDGED, RUN, JUDGED)
-    del model.load_scorer().forward
-    model.save(out)
+    with optimizer_steps(stop_at=die_at, stop=lambda: os.kill(os.getpid(), signal.SIGKILL)):
+        make("PARADE-attn", backbone, training=args).fit(RUN, JUDGED, RUN, JUDGED).save(out)
 
 
 def in_process(*arguments, **options) -> int:
     return processes.wait(processes.start(lambda: fit(*arguments, **options)))
 
 
-posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def killing(test):
+    return pytest.mark.slow(pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")(test))
 
 
-@posix
-@pytest.mark.slow
+@killing
 @pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}])
 def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path):
     args = replace(RECIPE, **changes)
@@ -67,15 +56,15 @@ def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path)
         assert in_process(cross_encoder, args, tmp_path / "killed", die_at=die_at) == -signal.SIGKILL
         assert not (tmp_path / "killed").exists()
     assert in_process(cross_encoder, args, tmp_path / "killed") == 0
-    for name in ("model.safetensors",):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    killed, whole = (tmp_path / name / "model.safetensors" for name in ("killed", "whole"))
+    assert killed.read_bytes() == whole.read_bytes()
     killed, whole = (ld.PARADE.load(tmp_path / name).history for name in ("killed", "whole"))
     pd.testing.assert_frame_equal(
         killed.drop(columns="documents_per_second"), whole.drop(columns="documents_per_second")
     )
 
 
-@posix
+@killing
 def test_killed_while_the_state_is_written(tmp_path):
     def die_half_way(tensors, path, **options):
         Path(path).write_bytes(b"half")
@@ -88,7 +77,7 @@ def test_killed_while_the_state_is_written(tmp_path):
 
         def on_step() -> None:
             if next(steps) == 4:
-                state.save_file = die_half_way
+                resume.save_file = die_half_way
 
         train(Toy(), toy_groups(4), args, on_step=on_step)
 
@@ -104,63 +93,40 @@ def test_killed_while_the_state_is_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
 
 
-def stopped(folder: Path, **changes) -> TrainingArgs:
-    """A recipe whose run was interrupted in its third step and has a state of the second."""
-    args = TrainingArgs(queries_per_step=1, epochs=2, checkpoint=folder, save_steps=1, **changes)
-    model = Toy()
-
-    def interrupt() -> None:
-        if len(model.calls) == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(model, toy_groups(3), args, on_step=interrupt)
-    return args
-
-
-def test_state_is_safetensors(tmp_path):
-    stopped(tmp_path)
-    (path,) = tmp_path.iterdir()
-    tensors = load_file(path)
+@pytest.fixture
+def stopped(tmp_path) -> tuple[TrainingArgs, Path]:
+    """A recipe whose run was interrupted in its third step, and the file with the state of the second."""
+    args = TrainingArgs(queries_per_step=1, epochs=2, checkpoint=tmp_path, save_steps=1)
+    with optimizer_steps(stop_at=3):
+        train(Toy(), toy_groups(3), args)
+    tensors = load_file(tmp_path / STATE_FILE)
     assert {key.split("/")[0] for key in tensors} == {"model", "optimizer"}
     assert "optimizer/head.weight/exp_avg" in tensors
+    return args, tmp_path / STATE_FILE
 
 
-def test_full_disk(tmp_path, monkeypatch):
-    args = stopped(tmp_path)
-    before = (tmp_path / STATE_FILE).read_bytes()
-
-    def full(*_, **__):
-        raise SafetensorError("I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr(state, "save_file", full)
-    with pytest.raises(OSError, match=r"cannot be written to .*No space left.*the last state is still there"):
-        train(Toy(), toy_groups(3), args)
-    assert (tmp_path / STATE_FILE).read_bytes() == before
-    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
-    monkeypatch.undo()
+def test_full_disk(stopped, monkeypatch):
+    args, path = stopped
+    before = path.read_bytes()
+    errors = {
+        "save_file": SafetensorError("I/O error: No space left on device (os error 28)"),
+        "fsync": OSError(errno.ENOSPC, "No space left on device"),
+    }
+    for name, error in errors.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(os if name == "fsync" else resume, name, Mock(side_effect=error))
+            with pytest.raises(OSError, match=r"cannot be written to .*No space left.*the last state is still there"):
+                train(Toy(), toy_groups(3), args)
+        assert path.read_bytes() == before
+        assert list(path.parent.iterdir()) == [path]
     model = Toy()
     train(model, toy_groups(3), args)
     assert len(model.calls) == 4
 
 
-def test_disk_that_is_full_when_files_are_flushed(tmp_path, monkeypatch):
-    args = stopped(tmp_path)
-    before = (tmp_path / STATE_FILE).read_bytes()
-
-    def full(_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match=r"cannot be written to"):
-        train(Toy(), toy_groups(3), args)
-    assert (tmp_path / STATE_FILE).read_bytes() == before
-
-
 @pytest.mark.parametrize("damage", [lambda b: b[:-3], lambda b: b"", lambda b: b"{}" + b[2:], lambda b: b[8:]])
-def test_unreadable_state(damage, tmp_path):
-    args = stopped(tmp_path)
-    path = tmp_path / STATE_FILE
+def test_unreadable_state(damage, stopped):
+    args, path = stopped
     damaged = damage(path.read_bytes())
     path.write_bytes(damaged)
     model = Toy()
@@ -171,33 +137,22 @@ def test_unreadable_state(damage, tmp_path):
     assert not model.training
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"epochs": 3}, r"not the same are its recipe \(epochs\)"),
-        ({"seed": 1, "margin": 2.0}, r"not the same are its recipe \(margin, seed\)"),
-    ],
-)
-def test_state_of_another_recipe(changes, message, tmp_path):
-    args = stopped(tmp_path)
-    before = (tmp_path / STATE_FILE).read_bytes()
-    with pytest.raises(ValueError, match=message):
-        train(Toy(), toy_groups(3), replace(args, **changes))
-    assert (tmp_path / STATE_FILE).read_bytes() == before
-
-
-def test_state_of_other_data_or_weights(tmp_path):
-    args = stopped(tmp_path)
-    with pytest.raises(ValueError, match="not the same are its training data"):
-        train(Toy(), toy_groups(2), args)
-    frozen = Toy()
+def test_state_of_another_training(stopped):
+    args, path = stopped
+    before = path.read_bytes()
+    frozen, other = Toy(), Toy()
     frozen.encoder.requires_grad_(False)
-    with pytest.raises(ValueError, match="not the same are its trainable weights"):
-        train(frozen, toy_groups(3), args)
-    other = Toy()
     torch.nn.init.ones_(other.encoder["first"].bias)
-    with pytest.raises(ValueError, match="not the same are its starting weights"):
-        train(other, toy_groups(3), args)
+    for model, queries, changes, message in (
+        (Toy(), 3, {"epochs": 3}, r"recipe \(epochs\)"),
+        (Toy(), 3, {"seed": 1, "margin": 2.0}, r"recipe \(margin, seed\)"),
+        (Toy(), 2, {}, "training data"),
+        (frozen, 3, {}, "trainable weights"),
+        (other, 3, {}, "starting weights"),
+    ):
+        with pytest.raises(ValueError, match=f"not the same are its {message}"):
+            train(model, toy_groups(queries), replace(args, **changes))
+        assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
     train(Toy(), toy_groups(3), replace(args, save_steps=2))
 
@@ -216,56 +171,35 @@ def test_finished_run_is_not_trained_again(tmp_path):
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "different"),
-    [
-        ("PARADE-avg", {}, r"class, arguments \(.*aggregation"),
-        ("MaxP", {"window_size": 5, "stride": 3}, r"arguments \(window_size, stride\)"),
-        ("MaxP", {"max_doc_len": 6}, r"arguments \(max_doc_len\)"),
-    ],
-)
-def test_state_of_another_model(name, changes, different, cross_encoder, tmp_path):
+def test_state_of_another_model(cross_encoder, plain_encoder, tmp_path):
     args = replace(RECIPE, epochs=1, checkpoint=tmp_path)
     make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     before = (tmp_path / STATE_FILE).read_bytes()
-    other = make(name, cross_encoder, training=args)
-    for argument, value in changes.items():
-        setattr(other, argument, value)
-    with pytest.raises(ValueError, match=f"not the same are its {different}"):
-        other.fit(RUN, JUDGED)
-    assert (tmp_path / STATE_FILE).read_bytes() == before
+    for name, backbone, changes, different in (
+        ("PARADE-avg", cross_encoder, {}, r"class, arguments \(.*aggregation"),
+        ("MaxP", cross_encoder, {"window_size": 5, "stride": 3}, r"arguments \(window_size, stride\)"),
+        ("MaxP", cross_encoder, {"max_doc_len": 6}, r"arguments \(max_doc_len\)"),
+        ("MaxP", plain_encoder, {}, "starting weights, trainable weights"),
+    ):
+        with pytest.raises(ValueError, match=f"not the same are its {different}"):
+            make(name, backbone, training=args, **changes).fit(RUN, JUDGED)
     with pytest.raises(ValueError, match="not the same are its validation data"):
         make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED, RUN, JUDGED)
+    assert (tmp_path / STATE_FILE).read_bytes() == before
     # What says nothing about weights and scores may change, and the backbone may lie elsewhere.
     moved = shutil.copytree(cross_encoder, tmp_path / "moved")
     same = make("MaxP", moved, training=args, batch_size=3, verbose=False)
     assert same.fit(RUN, JUDGED).history["epoch"].tolist() == [1]
 
 
-def test_state_of_another_backbone(cross_encoder, tmp_path):
-    args = replace(RECIPE, epochs=1, checkpoint=tmp_path / "state")
-    make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
-    other = make("MaxP", cross_encoder, training=args)
-    with torch.no_grad():
-        next(other.load_scorer().encoder.parameters())[5] += 1.0
-    with pytest.raises(ValueError, match="not the same are its starting weights"):
-        other.fit(RUN, JUDGED)
-
-
 def test_interrupted_and_continued_in_the_same_session(tmp_path):
     args = TrainingArgs(epochs=4, queries_per_step=3, checkpoint=tmp_path, save_steps=1)
-    whole, model, steps = Toy(), Toy(), []
-
-    def interrupt() -> None:
-        steps.append(1)
-        if len(steps) in (2, 4):
-            raise KeyboardInterrupt
-
+    whole, model = Toy(), Toy()
     expected = train(whole, toy_groups(3), replace(args, checkpoint=None), history=[{"epoch": 2, "step": 7}])
     history = [{"epoch": 2, "step": 7}]
     for _ in range(2):
-        with pytest.raises(KeyboardInterrupt):
-            train(model, toy_groups(3), args, on_step=interrupt, history=history)
+        with optimizer_steps(stop_at=2):
+            train(model, toy_groups(3), args, history=history)
     for _ in range(2):  # the second time nothing is left to do
         train(model, toy_groups(3), args, history=history)
         assert [(e["epoch"], e["step"]) for e in history] == [(2, 7), (3, 8), (4, 9), (5, 10), (6, 11)]
@@ -277,12 +211,13 @@ def test_interrupted_and_continued_in_the_same_session(tmp_path):
         train(model, toy_groups(3), args)
 
 
-def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_path, monkeypatch):
+def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_path):
     args = replace(RECIPE, epochs=2, save_steps=1, lora=Lora(rank=2))
     whole = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     args = replace(args, checkpoint=tmp_path)
     model = make("MaxP", cross_encoder, training=args)
-    interrupted(model, 3, monkeypatch)
+    with optimizer_steps(stop_at=2):
+        model.fit(RUN, JUDGED)
     # Its adapters are part of its weights now.
     with pytest.raises(ValueError, match="starting weights; make the model as it was made then to go on"):
         model.fit(RUN, JUDGED)
@@ -292,16 +227,9 @@ def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_p
 
 
 def test_state_is_never_one_that_has_diverged(tmp_path):
-    class Diverging(Toy):
-        def forward(self, queries, texts):
-            scores = super().forward(queries, texts)
-            if len(self.calls) == 2:
-                scores.register_hook(lambda gradient: gradient * float("nan"))
-            return scores
-
     args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1)
     with pytest.raises(FloatingPointError, match="the training diverged: after step 2"):
-        train(Diverging(), toy_groups(5), args)
+        train(Broken(2, math.nan), toy_groups(5), args)
     resumed = Toy()
     train(resumed, toy_groups(5), args)
     assert len(resumed.calls) == 4  # from the state after the first step

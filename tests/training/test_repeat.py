@@ -1,10 +1,9 @@
-"""Cross-validated training, and training with several seeds."""
+"""The same training on several runs in turn, for each fold, and with several seeds."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,19 +11,19 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
-from pyterrier_longdoc.training.seeds import SeedModels
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import TrainingArgs, fit_seeds, k_fold_fit
+from pyterrier_longdoc.training import SeedModels, TrainingArgs, recipes
+from pyterrier_longdoc.training.resume import note_settings
 
 from ..support.systems import make
-from ..training.test_training import toy_task
+from ..support.toy import optimizer_steps, qrels, toy_task
 
 RUN, QRELS = toy_task(0, queries=6)
 QIDS = list(dict.fromkeys(RUN["qid"]))
 FOLDS = [QIDS[:2], QIDS[2:4], QIDS[4:]]
-COLUMNS = ["qid", "query", "docno", "score", "rank"]
 RECIPE = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-3}, metric="RR", save_steps=1)
+STEPS = 4  # of a fold
 
 
 @pytest.fixture
@@ -33,9 +32,10 @@ def maxp(cross_encoder):
 
 
 @pytest.fixture(scope="module")
-def whole(cross_encoder):
-    """All folds in one go."""
-    return k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS)
+def whole(cross_encoder, tmp_path_factory):
+    """All folds in one go, and their folder, which is copied by tests that write to it."""
+    folder = tmp_path_factory.mktemp("folds")
+    return ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=folder), folder
 
 
 class Memory(pt.Estimator):
@@ -46,9 +46,9 @@ class Memory(pt.Estimator):
 
     def fit(self, topics_or_res_tr, qrels_tr, topics_or_res_va=None, qrels_va=None):
         self.data = [topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va]
-        for qrels in (qrels_tr, qrels_va):
-            if qrels is not None:
-                self.relevant |= set(zip(qrels["qid"], qrels["docno"], strict=True))
+        for judged in (qrels_tr, qrels_va):
+            if judged is not None:
+                self.relevant |= set(zip(judged["qid"], judged["docno"], strict=True))
         return self
 
     def transform(self, inp):
@@ -59,12 +59,40 @@ class Memory(pt.Estimator):
         return set() if self.data[part] is None else set(self.data[part]["qid"])
 
 
+NO_FIT = pt.Transformer.identity()
+ONE = Memory()
+
+
+# Runs.
+
+
+class Recorder:
+    """Stands for a reranker."""
+
+    def __init__(self):
+        self.training, self.calls = "before", []
+
+    def fit(self, *data):
+        self.calls.append((self.training, *data))
+
+
+def test_several_runs_in_turn(tmp_path):
+    model, judged = Recorder(), qrels(("1", "d1", 1))
+    assert ld.fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
+    assert [call[1] for call in model.calls] == ["a", "b", "c"]
+    assert [call[0].schedule for call in model.calls] == ["constant", "constant", "one_cycle"]
+    assert [call[0].checkpoint for call in model.calls] == [tmp_path / f"round-{i}" for i in (1, 2, 3)]
+    assert model.training == "before"
+    with pytest.raises(ValueError, match="2 candidate runs and 3 recipes"):
+        ld.fit_in_turn(model, ["a", "b"], judged, training=recipes("leaderboard"))
+
+
 # Folds.
 
 
 @pytest.mark.parametrize("validation", [None, "next fold", 0.3])
 def test_nothing_of_a_fold_is_seen_by_its_model(validation):
-    folds = k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
+    folds = ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
     assert (folds.run["score"] == 0).all()
     for number, (model, own) in enumerate(zip(folds.models, FOLDS, strict=True)):
         train, held_out = model.qids(0), model.qids(2)
@@ -81,30 +109,27 @@ def test_nothing_of_a_fold_is_seen_by_its_model(validation):
 
 def test_share_for_validation_depends_on_the_seed():
     chosen = [
-        [model.qids(2) for model in k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
+        [model.qids(2) for model in ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
         for seed in (0, 0, 1, 2, 3)
     ]
     assert chosen[0] == chosen[1]
     assert any(other != chosen[0] for other in chosen[2:])
 
 
-def test_each_model_is_the_one_trained_on_the_other_folds(maxp):
-    before = maxp(RUN)["score"].tolist()
-    folds = k_fold_fit(maxp, RUN, QRELS, FOLDS)
-    assert maxp(RUN)["score"].tolist() == before
-    for own, model in zip(FOLDS, folds.models, strict=True):
+def test_each_model_is_the_one_trained_on_the_other_folds(maxp, whole):
+    folds, _ = whole
+    for own, model in list(zip(FOLDS, folds.models, strict=True))[:2]:
         rest, test = RUN[~RUN["qid"].isin(own)], RUN[RUN["qid"].isin(own)]
         by_hand = maxp.apply_attributes().fit(rest, QRELS[~QRELS["qid"].isin(own)])
         assert folds.run[folds.run["qid"].isin(own)]["score"].tolist() == by_hand(test)["score"].tolist()
         assert model(test)["score"].tolist() == by_hand(test)["score"].tolist()
-    assert folds.run["score"].tolist() != before
     assert folds.run[["qid", "docno"]].equals(RUN[["qid", "docno"]])
-    assert list(folds.run) == COLUMNS
+    assert list(folds.run) == ["qid", "query", "docno", "score", "rank"]
     assert folds.history["fold"].tolist() == [0, 1, 2]
 
 
 def test_transformer_keeps_rows_and_order(whole):
-    folds = whole
+    folds, _ = whole
     mixed = RUN.sample(frac=1.0, random_state=0).assign(extra=1)
     mixed.index = [7] * len(mixed)
     copy = mixed.copy()
@@ -120,128 +145,104 @@ def test_transformer_keeps_rows_and_order(whole):
         folds(RUN.head(1).assign(qid="other"))
     with pytest.raises(pt.validate.InputValidationError, match="qid"):
         folds(RUN.drop(columns="qid"))
+    cut = ld.training.FoldModels([NO_FIT % 1] * 3, folds.folds, folds.run)
+    with pytest.raises(ValueError, match="does not return the rows that it is given"):
+        cut(pt.model.add_ranks(RUN))
 
 
 def test_in_a_pipeline_and_an_experiment(whole):
-    folds, retrieve = whole, pt.Transformer.from_df(RUN)
+    folds, retrieve = whole[0], pt.Transformer.from_df(RUN)
     topics = RUN[["qid", "query"]].drop_duplicates()
     table = pt.Experiment({"folds": retrieve >> folds, "run": folds.run}, topics, QRELS, ["map"], plan="tree")
     assert table["map"].nunique() == 1
     assert "FoldModels(3 x MaxP(" in repr(folds)
 
 
-def test_integer_qids(maxp):
+def test_integer_qids(whole):
     numbers = {qid: number for number, qid in enumerate(QIDS)}
-    run, qrels = (frame.assign(qid=frame["qid"].map(numbers)) for frame in (RUN, QRELS))
-    folds = k_fold_fit(maxp, run, qrels, [[0, 1], [2, 3], [4, 5]])
-    of_strings = [frame.astype({"qid": str}) for frame in (run, qrels)]
-    pd.testing.assert_frame_equal(folds.run, k_fold_fit(maxp, *of_strings, [["0", "1"], "23", "45"]).run)
+    run, judged = (frame.assign(qid=frame["qid"].map(numbers)) for frame in (RUN, QRELS))
+    folds = ld.k_fold_fit(Memory, run, judged, [[0, 1], [2, 3], [4, 5]])
+    of_strings = [frame.astype({"qid": str}) for frame in (run, judged)]
+    pd.testing.assert_frame_equal(folds.run, ld.k_fold_fit(Memory, *of_strings, [["0", "1"], "23", "45"]).run)
     assert folds(run)["score"].tolist() == folds.run["score"].tolist()
 
 
-def interrupt_in_step(monkeypatch, number: int, counts: list[int]) -> None:
-    """Every `fit` counts its steps, the one of that number over all is interrupted."""
-    from pyterrier_longdoc.rerankers import base
-
-    train = base.train
-
-    def counted(*arguments, on_step, **options):
-        counts.append(0)
-
-        def step():
-            counts[-1] += 1
-            on_step()
-            if sum(counts) == number:
-                raise KeyboardInterrupt
-
-        return train(*arguments, on_step=step, **options)
-
-    monkeypatch.setattr(base, "train", counted)
-
-
 def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
-    counts: list[int] = []
-    steps = 4
-    with monkeypatch.context() as patch:
-        interrupt_in_step(patch, steps + 2, counts)
-        with pytest.raises(KeyboardInterrupt):
-            k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
-    assert counts == [steps, 2]
-    with monkeypatch.context() as patch:
-        interrupt_in_step(patch, -1, again := [])
-        resumed = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
-    # The first fold is read; the second goes on after the step that was saved last (restoring counts as one call).
-    assert len(again) == 2
-    assert again[0] < steps + 1
-    assert again[1] == steps
-    pd.testing.assert_frame_equal(resumed.run, whole.run)
-    pd.testing.assert_frame_equal(resumed(RUN), whole(RUN))
+    before = maxp(RUN)["score"].tolist()
+    with optimizer_steps(stop_at=STEPS + 3):
+        ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+    with optimizer_steps() as steps:
+        resumed = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+    # The first fold is read; the second goes on after the step that was saved last.
+    assert len(steps) == 3 * STEPS - (STEPS + 2)
+    assert maxp(RUN)["score"].tolist() == before
+    pd.testing.assert_frame_equal(resumed.run, whole[0].run)
+    pd.testing.assert_frame_equal(resumed(RUN), whole[0](RUN))
     assert [len(model.history) for model in resumed.models] == [1, 1, 1]
     # Finished: nothing is trained, nothing is scored.
     with monkeypatch.context() as patch:
         patch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained again"))
         patch.setattr(ld.MaxP, "transform", lambda *_: pytest.fail("scored again"))
-        kept = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
-    pd.testing.assert_frame_equal(kept.run, whole.run)
-    assert sorted(path.name for path in (tmp_path / "fold-1").iterdir()) == [
-        "finished.json", "model", "run.res.gz", "scored.json",
-    ]  # fmt: skip
+        again = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+    pd.testing.assert_frame_equal(again.run, resumed.run)
+    names = [path.name for path in (tmp_path / "fold-1").iterdir()]
+    assert sorted(names) == ["finished.json", "model", "run.res.gz", "scored.json"]
 
 
-def test_other_candidates_are_scored_anew(maxp, tmp_path):
-    k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
+    folder = shutil.copytree(whole[1], tmp_path / "folds")
     longer = pd.concat([RUN, RUN[RUN["qid"] == QIDS[0]].assign(docno="new", text="cat")], ignore_index=True)
-    notes = tmp_path / "fold-0" / "finished.json"
+    notes = folder / "fold-0" / "finished.json"
     before = notes.read_bytes()
     with pytest.raises(ValueError, match=r"fold-1.*another training: not the same are its training data"):
-        k_fold_fit(maxp, longer, QRELS, FOLDS, folder=tmp_path)
+        ld.k_fold_fit(maxp, longer, QRELS, FOLDS, folder=folder)
     assert notes.read_bytes() == before
-    # The candidates of fold 0 are no training data of its model: that was kept, and its run made anew.
-    run = pd.read_csv(tmp_path / "fold-0" / "run.res.gz", sep=" ", header=None)
+    # The candidates of fold 0 are no training data of its model: that stays, and its run is made anew.
+    run = pd.read_csv(folder / "fold-0" / "run.res.gz", sep=" ", header=None)
     assert "new" in run[2].tolist()
 
 
-def test_folder_of_another_model(cross_encoder, maxp, tmp_path):
-    k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+def test_folder_of_other_models(cross_encoder, whole):
+    folder = whole[1]
     for changes, message in (
-        ({"seed": 1}, "arguments"),
+        ({"seed": 1}, r"arguments \(seed\)"),
+        ({"max_doc_len": 5}, r"arguments \(max_doc_len\)"),
         ({"training": TrainingArgs(epochs=2)}, r"recipe \(epochs, .*learning_rates"),
     ):
         other = make("MaxP", cross_encoder, **{"training": RECIPE, **changes})
         with pytest.raises(ValueError, match=f"fold-0.*another training: not the same are its {message}"):
-            k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+            ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder)
+    started = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, QRELS)
+    with pytest.raises(ValueError, match="not the same are its starting weights"):
+        ld.k_fold_fit(started, RUN, QRELS, FOLDS, folder=folder)
     # What changes nothing in weights and scores may change.
     other = make("MaxP", Path(cross_encoder), training=RECIPE, device="cpu", batch_size=7)
-    models = k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path).models
+    models = ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder).models
     assert [model.batch_size for model in models] == [7, 7, 7]
+    notes = json.loads((folder / "fold-0" / "finished.json").read_text())
+    assert (notes["class"], notes["recipe"]["seed"], notes["starting weights"]) == ("MaxP", 42, None)
 
 
-def test_folder_of_models_with_another_start(cross_encoder, maxp, whole, tmp_path):
-    started = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, QRELS)
-    first = k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path)
-    assert first.run["score"].tolist() != whole.run["score"].tolist()
-    pd.testing.assert_frame_equal(k_fold_fit(started, RUN, QRELS, FOLDS, folder=tmp_path).run, first.run)
-    with pytest.raises(ValueError, match="starting weights"):
-        k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
-
-
-def test_an_unfinished_model_is_not_finished_as_another(cross_encoder, tmp_path, monkeypatch):
-    interrupt_in_step(monkeypatch, 2, [])
-    with pytest.raises(KeyboardInterrupt):
-        k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+def test_an_unfinished_model_is_not_finished_as_another(cross_encoder, tmp_path):
+    with optimizer_steps(stop_at=3):
+        ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
     other = make("MaxP", cross_encoder, training=RECIPE, max_doc_len=5)
     with pytest.raises(ValueError, match=r"not the same are its arguments \(max_doc_len\)"):
-        k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+        ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_checkpoint_folder_is_for_one_training(kept, cross_encoder, tmp_path):
+def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, checkpoint=tmp_path / "state"))
-    with pytest.raises(ValueError, match=r"TrainingArgs\(checkpoint=...\) is for one training.*folder="):
-        k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds" if kept else None)
-
-
-NO_FIT = pt.Transformer.identity()
+    for folder in (None, tmp_path / "folds"):
+        with pytest.raises(ValueError, match=r"TrainingArgs\(checkpoint=...\) is for one training.*folder="):
+            ld.k_fold_fit(model, RUN, QRELS, FOLDS, folder=folder)
+    with pytest.raises(ValueError, match="remote code cannot be saved"):
+        ld.k_fold_fit(make("MaxP", cross_encoder, trust_remote_code=True), RUN, QRELS, FOLDS, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    note_settings({"recipe": {"epochs": 1}}, tmp_path)
+    note_settings({"recipe": {"epochs": 1}}, tmp_path)
+    with pytest.raises(ValueError, match=r"not the same are its recipe \(epochs\)"):
+        note_settings({"recipe": {"epochs": 2}}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -260,77 +261,66 @@ NO_FIT = pt.Transformer.identity()
         ({"model": lambda: NO_FIT}, TypeError, "has no fit"),
         ({"model": NO_FIT}, TypeError, "give a function that makes a new one"),
         ({"model": "MaxP"}, TypeError, "neither a model nor a function"),
+        ({"model": lambda: ONE}, ValueError, "must make a new model at each call"),
         ({"model": Memory, "folder": "unused"}, TypeError, "leave folder= out"),
     ],
 )
 def test_bad_input(changes, error, message):
     arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
     with pytest.raises(error, match=message):
-        k_fold_fit(**arguments)
-
-
-def test_one_model_for_all_folds_is_refused():
-    one = Memory()
-    with pytest.raises(ValueError, match="must make a new model at each call"):
-        k_fold_fit(lambda: one, RUN, QRELS, FOLDS)
-
-
-def test_validation_chooses_the_weights(cross_encoder):
-    args = TrainingArgs(epochs=3, queries_per_step=1, learning_rates={"": 1e-2}, metric="RR")
-    folds = k_fold_fit(make("MaxP", cross_encoder, training=args), RUN, QRELS, FOLDS, validation="next fold")
-    assert folds.history["validation"].notna().all()
-    assert folds.history.groupby("fold").size().tolist() == [3, 3, 3]
+        ld.k_fold_fit(**arguments)
 
 
 # Seeds.
 
 
-def test_seeds_reproduce(plain_encoder, tmp_path, monkeypatch):
+def test_seeds(plain_encoder, tmp_path):
     model = make("PARADE-transformer", plain_encoder, training=RECIPE)
-    whole = fit_seeds(model, [0, 1], RUN, QRELS)
-    again = fit_seeds(
-        lambda seed: make("PARADE-transformer", plain_encoder, training=RECIPE, seed=seed), (0, 1), RUN, QRELS
-    )
+    whole = ld.fit_seeds(model, [0, 1], RUN, QRELS)
     scores = {seed: whole[seed](RUN)["score"].tolist() for seed in whole}
     assert list(whole) == [0, 1]
     assert scores[0] != scores[1]
-    assert {seed: again[seed](RUN)["score"].tolist() for seed in again} == scores
     assert [(m.seed, m.training.seed) for m in whole.values()] == [(0, 0), (1, 1)]
     assert model.seed == 42
-    interrupt_in_step(monkeypatch, 7, counts := [])
-    with pytest.raises(KeyboardInterrupt):
-        fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
-    resumed = fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
-    assert len(counts) == 3
+    made = ld.fit_seeds(
+        lambda seed: make("PARADE-transformer", plain_encoder, training=RECIPE, seed=seed), (1,), RUN, QRELS
+    )
+    assert made[1](RUN)["score"].tolist() == scores[1]
+    with optimizer_steps(stop_at=6 + 2):
+        ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+    with optimizer_steps() as steps:
+        resumed = ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+    assert len(steps) == 6 - 1
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
-
-
-def test_means_over_seeds(maxp):
-    models = fit_seeds(maxp, [3, 4], RUN, QRELS, RUN, QRELS)
-    results = models.evaluate(RUN, QRELS, ["RR", "AP"], name="MaxP")
-    by_hand = [
-        pt.Experiment([m(RUN)], RUN[["qid", "query"]].drop_duplicates(), QRELS, ["map"], perquery=True)
-        for m in models.values()
-    ]
-    expected = pd.concat(by_hand).groupby("qid")["value"].mean()
-    own = results.perquery.query("measure == 'AP'").set_index("qid")["value"]
-    np.testing.assert_allclose(own.loc[expected.index], expected)
-    assert results.seeds == {"MaxP": [3, 4]}
-    # The same by the experiment, behind a first stage.
-    retrieve = pt.Transformer.from_df(RUN)
-    topics = RUN[["qid", "query"]].drop_duplicates()
-    systems = {"first": retrieve, "MaxP": models.behind(retrieve)}
-    with pytest.warns(ld.ExperimentWarning):
-        compared = ld.Experiment(systems, topics, QRELS, ["AP"], seeds=[3, 4], baselines=["first"])
-    assert compared.means.loc["MaxP", "AP"] == pytest.approx(results.means.loc["MaxP", "AP"])
 
 
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
-    models = fit_seeds(maxp, [0, 1], RUN, QRELS)
-    assert [model.training.seed for model in models.values()] == [0, 1]
+    models = ld.fit_seeds(maxp, [0, 1], RUN, QRELS)
+    assert [(model.seed, model.training.seed) for model in models.values()] == [(42, 0), (42, 1)]
     assert models[0](RUN)["score"].tolist() != models[1](RUN)["score"].tolist()
     assert len(maxp.history) == 1
+
+
+def test_means_over_seeds():
+    shuffled = {seed: RUN["score"].sample(frac=1, random_state=seed).tolist() for seed in (3, 4)}
+    models = SeedModels(
+        {s: pt.apply.generic(lambda f, own=own: pt.model.add_ranks(f.assign(score=own))) for s, own in shuffled.items()}
+    )
+    assert repr(models).startswith("SeedModels({3: ")
+    topics = RUN[["qid", "query"]].drop_duplicates()
+    results = models.evaluate(RUN, QRELS, ["RR", "AP"], name="model")
+    by_hand = [pt.Experiment([m(RUN)], topics, QRELS, ["map"], perquery=True) for m in models.values()]
+    expected = pd.concat(by_hand).groupby("qid")["value"].mean()
+    own = results.perquery.query("measure == 'AP'").set_index("qid")["value"]
+    np.testing.assert_allclose(own.loc[expected.index], expected)
+    assert results.seeds == {"model": [3, 4]}
+    # The same by the experiment, behind a first stage.
+    retrieve = pt.Transformer.from_df(RUN)
+    systems = {"first": retrieve, "model": models.behind(retrieve)}
+    with pytest.warns(ld.ExperimentWarning):
+        compared = ld.Experiment(systems, topics, QRELS, ["AP"], seeds=[3, 4], baselines=["first"])
+    assert compared.means.loc["model", "AP"] == pytest.approx(results.means.loc["model", "AP"])
 
 
 @pytest.mark.parametrize(
@@ -341,29 +331,9 @@ def test_a_trained_model_keeps_its_start(maxp):
         (Memory, [0.5], ValueError, "whole numbers"),
         (NO_FIT, [0], TypeError, "give a function"),
         (lambda seed: NO_FIT, [0], TypeError, "has no fit"),
+        (lambda seed: ONE, [0, 1], ValueError, "must make a new model"),
     ],
 )
 def test_bad_seeds(model, seeds, error, message):
     with pytest.raises(error, match=message):
-        fit_seeds(model, seeds, RUN, QRELS)
-
-
-def test_one_model_for_all_seeds_is_refused():
-    one = Memory()
-    with pytest.raises(ValueError, match="must make a new model"):
-        fit_seeds(lambda seed: one, [0, 1], RUN, QRELS)
-    assert repr(SeedModels({0: "model"})) == "SeedModels({0: 'model'})"
-
-
-def test_names_need_no_torch():
-    code = "import sys, pyterrier_longdoc as ld; dir(ld); print('torch' in sys.modules, 'k_fold_fit' in dir(ld))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["False", "True"]
-
-
-def test_kept_notes_are_json(maxp, tmp_path):
-    fit_seeds(maxp, [5], RUN, QRELS, folder=tmp_path)
-    notes = json.loads((tmp_path / "seed-5" / "finished.json").read_text())
-    assert notes["class"] == "MaxP"
-    assert notes["recipe"]["seed"] == 5
-    assert notes["starting weights"] is None
+        ld.fit_seeds(model, seeds, RUN, QRELS)

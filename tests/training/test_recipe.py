@@ -1,0 +1,128 @@
+"""The recipe: what it takes, how it is noted, and the papers' own."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"epochs": 1.5}, "epochs=1.5 must be a whole number"),
+        ({"queries_per_step": None}, "queries_per_step=None must be a whole number"),
+        ({"max_steps": True}, "max_steps=True must be a whole number"),
+        ({"patience": 0}, "patience=0 must be at least 1"),
+        ({"loss": "hinge"}, "loss='hinge' is unknown; choose one of pairwise_margin"),
+        ({"schedule": "cosine"}, "schedule='cosine' is unknown; choose one of constant, linear, one_cycle"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"loss": "ranknet", "sampling": "pointwise"}, "needs sampling='pairs'"),
+        ({"margin": -1.0}, "margin=-1.0 must be at least 0"),
+        ({"margin": None}, "margin=None must be at least 0"),
+        ({"alpha": 1.5}, "alpha=1.5 must be a weight"),
+        ({"min_label": "1"}, "min_label='1' must be a number"),
+        ({"warmup": 1.1}, "warmup=1.1 must be a share of the steps"),
+        ({"epoch_decay": 0}, "epoch_decay=0 must be above 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm=0.0 must be above 0"),
+        ({"dropout": "0.1"}, "dropout='0.1' must be at least 0 and below 1, or None"),
+        ({"seed": None}, "seed=None must be a whole number"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ({"gradient_checkpointing": "no"}, "gradient_checkpointing='no' must be True or False"),
+        ({"restart_each_epoch": 1}, "restart_each_epoch=1 must be True or False"),
+        ({"lora": 16}, r"lora=16 must be ld.Lora\(rank=...\) or None"),
+        ({"augment": "rotate"}, "augment='rotate' must be a function"),
+        ({"trackers": "wandb"}, "trackers='wandb' must be a tuple"),
+        ({"learning_rates": 1e-4}, "learning_rates=0.0001 must map prefixes to rates"),
+        ({"learning_rates": {"encoder.": 1e-5}}, 'learning_rates needs an entry ""'),
+        ({"learning_rates": {"": float("nan")}}, r"learning_rates\[''\]=nan must be at least 0"),
+        ({"metric": "ndcg_cut_10"}, "is no measure that ir_measures knows"),
+        ({"metric": ""}, "is no measure that ir_measures knows"),
+        ({"metric": "import os"}, "is no measure that ir_measures knows"),
+    ],
+)
+def test_recipes_that_cannot_work(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TrainingArgs(**arguments)
+
+
+@pytest.mark.parametrize("arguments", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}])
+def test_adapters_that_cannot_work(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        Lora(**arguments)
+
+
+def rotate(text: str, rng: random.Random) -> str:
+    return text
+
+
+def test_recipe_as_json():
+    args = TrainingArgs(augment=rotate, lora=Lora(rank=4), checkpoint="/secret/folder", trackers=("tensorboard",))
+    found = json.loads(json.dumps(args.as_dict()))
+    assert (found["augment"], found["lora"]["rank"]) == ("rotate", 4)
+    assert found["learning_rates"] == {"encoder.": 1e-5, "": 1e-4}
+    assert "secret" not in json.dumps(found)
+    assert pickle.loads(pickle.dumps(args)) == args
+    assert {args: 1}[replace(args)] == 1
+    rates = {"": 1.0}
+    frozen = TrainingArgs(learning_rates=rates)
+    rates[""] = 2.0
+    assert frozen.learning_rates[""] == 1.0
+    with pytest.raises(TypeError):
+        frozen.learning_rates[""] = 3.0
+
+
+def bounded(text: str, rng: random.Random, *, length: int = 3) -> str:
+    return text[:length]
+
+
+class Cut:
+    def __call__(self, text: str, rng: random.Random) -> str:
+        return text[:2]
+
+    def first(self, text: str, rng: random.Random) -> str:
+        return text[:1]
+
+
+@pytest.mark.parametrize(
+    ("augment", "described"),
+    [
+        (partial(bounded, length=5), "bounded(length=5)"),
+        (ld.position_augmentation("windows"), None),
+        (Cut(), "Cut"),
+        (Cut().first, "Cut.first"),
+        (partial(bounded, length=Cut()), "bounded(length=Cut)"),
+    ],
+)
+def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, described):
+    found = TrainingArgs(augment=augment).as_dict()["augment"]
+    assert "0x" not in found
+    assert found == (described or found)
+
+
+def test_presets():
+    assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
+    # The defaults are Boytsov et al. 2025; over one epoch the preset differs in its pool of negatives alone.
+    boytsov = TrainingArgs.preset("boytsov2025")
+    assert replace(boytsov, negative_pool=None, epoch_decay=1.0, restart_each_epoch=False) == TrainingArgs()
+    defaults = (1, 1.0, 16, 1e-7, 0.2)
+    assert (boytsov.epochs, boytsov.margin, boytsov.queries_per_step, boytsov.weight_decay, boytsov.warmup) == defaults
+    parade = TrainingArgs.preset("parade", epochs=1)
+    assert (parade.epochs, parade.queries_per_step, parade.learning_rates[""]) == (1, 32, 3e-6)
+    assert parade.schedule == "linear"
+    assert [args.schedule for args in recipes("leaderboard")] == ["constant", "constant", "one_cycle"]
+    assert len(recipes("cedr")) == 2
+    assert TrainingArgs.preset("robust04").epochs == 100
+    assert TrainingArgs.preset("parade-distillation").alpha == 0.75
+    with pytest.raises(ValueError, match="'leaderboard' has 3 rounds"):
+        TrainingArgs.preset("leaderboard")
+    with pytest.raises(ValueError, match="there is no recipe 'bm25'; known are boytsov2025"):
+        recipes("bm25")
