@@ -289,7 +289,7 @@ def _select_or_read(
 def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.DataFrame:
     queries = [str(query) for query, own in zip(frame["query"], spans, strict=True) for _ in own]
     segments = [text[a:b] for text, own in zip(frame[model.text_field], spans, strict=True) for a, b in own]
-    scores = np.split(model.load_scorer().score(queries, segments), np.cumsum([len(own) for own in spans])[:-1])
+    scores = np.split(model.load_scorer().score(queries, segments).scores, np.cumsum([len(own) for own in spans])[:-1])
     return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
 
 

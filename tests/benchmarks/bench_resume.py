@@ -21,8 +21,9 @@ from safetensors import safe_open
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import json
 
-import pyterrier_longdoc as ld
 from pyterrier_longdoc.training.state import STATE_FILE
+
+import pyterrier_longdoc as ld
 from tests import processes, tiny
 from tests.support.toy import toy_task
 

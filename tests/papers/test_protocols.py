@@ -14,8 +14,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.papers.protocols import drawable, models_folder, preset_factory
-from pyterrier_longdoc.training import TrainingArgs, make_groups, recipes
-from pyterrier_longdoc.training import k_fold_fit
+from pyterrier_longdoc.training import TrainingArgs, k_fold_fit, make_groups, recipes
 
 from ..support import tiny
 from ..support.systems import make

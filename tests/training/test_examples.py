@@ -11,8 +11,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Group, TrainingArgs, make_groups
+from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, make_groups, pseudo_qrels
 from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_example
 
 from ..support.toy import qrels
@@ -110,14 +109,14 @@ def test_teacher_column():
 
 
 def test_pseudo_labels():
-    labels = ld.pseudo_qrels(RUN, relevant=2)
+    labels = pseudo_qrels(RUN, relevant=2)
     assert labels[labels["label"] == 1][["qid", "docno"]].to_numpy().tolist() == [
         ["1", "d2"], ["1", "d4"], ["2", "d1"], ["2", "d5"], ["3", "d1"],
     ]  # fmt: skip
     (first,) = make_groups(RUN, TEXTS, labels)
     assert first.labels == (1.0, 1.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="relevant=0 must be at least 1"):
-        ld.pseudo_qrels(RUN, relevant=0)
+        pseudo_qrels(RUN, relevant=0)
 
 
 # Sampling.
@@ -196,14 +195,14 @@ def test_teacher_scores():
     teacher = pt.apply.doc_score(lambda row: float(len(row["text"])))
     run = RUN.assign(text=TEXTS)
     before, mixed = run.copy(), run.sample(frac=1, random_state=0)
-    out = ld.TeacherScores(teacher, column="t")(mixed)
+    out = TeacherScores(teacher, column="t")(mixed)
     pd.testing.assert_frame_equal(run, before)
     assert out["t"].tolist() == [float(len(text)) for text in out["text"]]
     pd.testing.assert_frame_equal(out.drop(columns="t"), mixed)
     with pytest.raises(ValueError, match=r"no score for 4 of 7 candidates, e.g. \('1', 'd1'\)"):
-        ld.TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
+        TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
     twice = pt.apply.generic(lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]))
     with pytest.raises(ValueError, match="the teacher gives 1 candidates several scores"):
-        ld.TeacherScores(twice)(run)
+        TeacherScores(twice)(run)
     doubled = pd.concat([run, run.iloc[:1]])
-    assert ld.TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()
+    assert TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()

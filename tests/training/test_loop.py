@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.heads import registered_heads
 from pyterrier_longdoc.rerankers.base import UntrainedWarning
-from pyterrier_longdoc.training import Lora, TrainingArgs, evaluate, train
+from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 from pyterrier_longdoc.training.loop import make_optimizer, rate_factor
 
 from ..support import tiny, tiny_long
@@ -200,7 +200,7 @@ def test_training_that_diverges(cross_encoder):
 
 def test_student_in_a_pipeline(cross_encoder):
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
-    (ld.TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
+    (TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
     with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
         student.fit(RUN, JUDGED)
@@ -277,7 +277,7 @@ def test_early_stopping_and_most_steps():
 def test_learning_curve_of_two_trainings(cross_encoder):
     model = make("MaxP", cross_encoder, training=RECIPE)
     with pytest.raises(ValueError, match="no history"):
-        ld.plot_history(model.history)
+        plot_history(model.history)
     run, judged = RUN.copy(), JUDGED.copy()
     history = model.fit(run, judged, run, judged).fit(run, judged).history
     pd.testing.assert_frame_equal(run, RUN)
@@ -285,15 +285,15 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert list(history["epoch"]) == [1, 2, 3, 4]
     assert list(history["step"]) == [3, 6, 9, 12]
     first = history.head(2)
-    left, right = ld.plot_history(pd.concat([first, first])).figure.axes  # as of two models
+    left, right = plot_history(pd.concat([first, first])).figure.axes  # as of two models
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
     assert list(right.lines[0].get_ydata()) == [*first["validation"], *first["validation"]]
-    assert len(ld.plot_history(history.drop(columns="validation")).figure.axes) == 1
+    assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
 
 
 def test_validation_data_is_checked_before_training(cross_encoder, monkeypatch):
     model = make("MaxP", cross_encoder)
-    monkeypatch.setattr(model, "_load_weights", lambda: pytest.fail("weights were loaded"))
+    monkeypatch.setattr(model, "load_weights", lambda: pytest.fail("weights were loaded"))
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         model.fit(RUN, JUDGED, RUN.drop(columns="text"), JUDGED)
     with pytest.raises(ValueError, match=r"qrels lack the columns \['label'\]"):

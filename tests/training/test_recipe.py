@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-import pyterrier_longdoc as ld
+from pyterrier_longdoc.data import position_augmentation
 from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
 
 
@@ -96,7 +96,7 @@ class Cut:
     ("augment", "described"),
     [
         (partial(bounded, length=5), "bounded(length=5)"),
-        (ld.position_augmentation("windows"), None),
+        (position_augmentation("windows"), None),
         (Cut(), "Cut"),
         (Cut().first, "Cut.first"),
         (partial(bounded, length=Cut()), "bounded(length=Cut)"),

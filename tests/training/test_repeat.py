@@ -13,7 +13,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import SeedModels, TrainingArgs, recipes
+from pyterrier_longdoc.training import SeedModels, TrainingArgs, fit_in_turn, fit_seeds, k_fold_fit, recipes
 from pyterrier_longdoc.training.resume import note_settings
 
 from ..support.systems import make
@@ -35,7 +35,7 @@ def maxp(cross_encoder):
 def whole(cross_encoder, tmp_path_factory):
     """All folds in one go, and their folder, which is copied by tests that write to it."""
     folder = tmp_path_factory.mktemp("folds")
-    return ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=folder), folder
+    return k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=folder), folder
 
 
 class Memory(pt.Estimator):
@@ -78,13 +78,13 @@ class Recorder:
 
 def test_several_runs_in_turn(tmp_path):
     model, judged = Recorder(), qrels(("1", "d1", 1))
-    assert ld.fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
+    assert fit_in_turn(model, ["a", "b", "c"], judged, training=recipes("leaderboard", checkpoint=tmp_path)) is model
     assert [call[1] for call in model.calls] == ["a", "b", "c"]
     assert [call[0].schedule for call in model.calls] == ["constant", "constant", "one_cycle"]
     assert [call[0].checkpoint for call in model.calls] == [tmp_path / f"round-{i}" for i in (1, 2, 3)]
     assert model.training == "before"
     with pytest.raises(ValueError, match="2 candidate runs and 3 recipes"):
-        ld.fit_in_turn(model, ["a", "b"], judged, training=recipes("leaderboard"))
+        fit_in_turn(model, ["a", "b"], judged, training=recipes("leaderboard"))
 
 
 # Folds.
@@ -92,7 +92,7 @@ def test_several_runs_in_turn(tmp_path):
 
 @pytest.mark.parametrize("validation", [None, "next fold", 0.3])
 def test_nothing_of_a_fold_is_seen_by_its_model(validation):
-    folds = ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
+    folds = k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=validation)
     assert (folds.run["score"] == 0).all()
     for number, (model, own) in enumerate(zip(folds.models, FOLDS, strict=True)):
         train, held_out = model.qids(0), model.qids(2)
@@ -109,7 +109,7 @@ def test_nothing_of_a_fold_is_seen_by_its_model(validation):
 
 def test_share_for_validation_depends_on_the_seed():
     chosen = [
-        [model.qids(2) for model in ld.k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
+        [model.qids(2) for model in k_fold_fit(Memory, RUN, QRELS, FOLDS, validation=0.3, seed=seed).models]
         for seed in (0, 0, 1, 2, 3)
     ]
     assert chosen[0] == chosen[1]
@@ -145,7 +145,7 @@ def test_transformer_keeps_rows_and_order(whole):
         folds(RUN.head(1).assign(qid="other"))
     with pytest.raises(pt.validate.InputValidationError, match="qid"):
         folds(RUN.drop(columns="qid"))
-    cut = ld.training.FoldModels([NO_FIT % 1] * 3, folds.folds, folds.run)
+    cut = FoldModels([NO_FIT % 1] * 3, folds.folds, folds.run)
     with pytest.raises(ValueError, match="does not return the rows that it is given"):
         cut(pt.model.add_ranks(RUN))
 
@@ -161,18 +161,18 @@ def test_in_a_pipeline_and_an_experiment(whole):
 def test_integer_qids(whole):
     numbers = {qid: number for number, qid in enumerate(QIDS)}
     run, judged = (frame.assign(qid=frame["qid"].map(numbers)) for frame in (RUN, QRELS))
-    folds = ld.k_fold_fit(Memory, run, judged, [[0, 1], [2, 3], [4, 5]])
+    folds = k_fold_fit(Memory, run, judged, [[0, 1], [2, 3], [4, 5]])
     of_strings = [frame.astype({"qid": str}) for frame in (run, judged)]
-    pd.testing.assert_frame_equal(folds.run, ld.k_fold_fit(Memory, *of_strings, [["0", "1"], "23", "45"]).run)
+    pd.testing.assert_frame_equal(folds.run, k_fold_fit(Memory, *of_strings, [["0", "1"], "23", "45"]).run)
     assert folds(run)["score"].tolist() == folds.run["score"].tolist()
 
 
 def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     before = maxp(RUN)["score"].tolist()
     with optimizer_steps(stop_at=STEPS + 3):
-        ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     with optimizer_steps() as steps:
-        resumed = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        resumed = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     # The first fold is read; the second goes on after the step that was saved last.
     assert len(steps) == 3 * STEPS - (STEPS + 2)
     assert maxp(RUN)["score"].tolist() == before
@@ -183,7 +183,7 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained again"))
         patch.setattr(ld.MaxP, "transform", lambda *_: pytest.fail("scored again"))
-        again = ld.k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
+        again = k_fold_fit(maxp, RUN, QRELS, FOLDS, folder=tmp_path)
     pd.testing.assert_frame_equal(again.run, resumed.run)
     names = [path.name for path in (tmp_path / "fold-1").iterdir()]
     assert sorted(names) == ["finished.json", "model", "run.res.gz", "scored.json"]
@@ -195,7 +195,7 @@ def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
     notes = folder / "fold-0" / "finished.json"
     before = notes.read_bytes()
     with pytest.raises(ValueError, match=r"fold-1.*another training: not the same are its training data"):
-        ld.k_fold_fit(maxp, longer, QRELS, FOLDS, folder=folder)
+        k_fold_fit(maxp, longer, QRELS, FOLDS, folder=folder)
     assert notes.read_bytes() == before
     # The candidates of fold 0 are no training data of its model: that stays, and its run is made anew.
     run = pd.read_csv(folder / "fold-0" / "run.res.gz", sep=" ", header=None)
@@ -211,13 +211,13 @@ def test_folder_of_other_models(cross_encoder, whole):
     ):
         other = make("MaxP", cross_encoder, **{"training": RECIPE, **changes})
         with pytest.raises(ValueError, match=f"fold-0.*another training: not the same are its {message}"):
-            ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder)
+            k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder)
     started = make("MaxP", cross_encoder, training=RECIPE).fit(RUN, QRELS)
     with pytest.raises(ValueError, match="not the same are its starting weights"):
-        ld.k_fold_fit(started, RUN, QRELS, FOLDS, folder=folder)
+        k_fold_fit(started, RUN, QRELS, FOLDS, folder=folder)
     # What changes nothing in weights and scores may change.
     other = make("MaxP", Path(cross_encoder), training=RECIPE, device="cpu", batch_size=7)
-    models = ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder).models
+    models = k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder).models
     assert [model.batch_size for model in models] == [7, 7, 7]
     notes = json.loads((folder / "fold-0" / "finished.json").read_text())
     assert (notes["class"], notes["recipe"]["seed"], notes["starting weights"]) == ("MaxP", 42, None)
@@ -225,19 +225,19 @@ def test_folder_of_other_models(cross_encoder, whole):
 
 def test_an_unfinished_model_is_not_finished_as_another(cross_encoder, tmp_path):
     with optimizer_steps(stop_at=3):
-        ld.k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(make("MaxP", cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
     other = make("MaxP", cross_encoder, training=RECIPE, max_doc_len=5)
     with pytest.raises(ValueError, match=r"not the same are its arguments \(max_doc_len\)"):
-        ld.k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(other, RUN, QRELS, FOLDS, folder=tmp_path)
 
 
 def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, checkpoint=tmp_path / "state"))
     for folder in (None, tmp_path / "folds"):
         with pytest.raises(ValueError, match=r"TrainingArgs\(checkpoint=...\) is for one training.*folder="):
-            ld.k_fold_fit(model, RUN, QRELS, FOLDS, folder=folder)
+            k_fold_fit(model, RUN, QRELS, FOLDS, folder=folder)
     with pytest.raises(ValueError, match="remote code cannot be saved"):
-        ld.k_fold_fit(make("MaxP", cross_encoder, trust_remote_code=True), RUN, QRELS, FOLDS, folder=tmp_path)
+        k_fold_fit(make("MaxP", cross_encoder, trust_remote_code=True), RUN, QRELS, FOLDS, folder=tmp_path)
     assert not list(tmp_path.iterdir())
     note_settings({"recipe": {"epochs": 1}}, tmp_path)
     note_settings({"recipe": {"epochs": 1}}, tmp_path)
@@ -268,7 +268,7 @@ def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
 def test_bad_input(changes, error, message):
     arguments = {"model": Memory, "run": RUN, "qrels": QRELS, "folds": FOLDS, **changes}
     with pytest.raises(error, match=message):
-        ld.k_fold_fit(**arguments)
+        k_fold_fit(**arguments)
 
 
 # Seeds.
@@ -276,27 +276,27 @@ def test_bad_input(changes, error, message):
 
 def test_seeds(plain_encoder, tmp_path):
     model = make("PARADE-transformer", plain_encoder, training=RECIPE)
-    whole = ld.fit_seeds(model, [0, 1], RUN, QRELS)
+    whole = fit_seeds(model, [0, 1], RUN, QRELS)
     scores = {seed: whole[seed](RUN)["score"].tolist() for seed in whole}
     assert list(whole) == [0, 1]
     assert scores[0] != scores[1]
     assert [(m.seed, m.training.seed) for m in whole.values()] == [(0, 0), (1, 1)]
     assert model.seed == 42
-    made = ld.fit_seeds(
+    made = fit_seeds(
         lambda seed: make("PARADE-transformer", plain_encoder, training=RECIPE, seed=seed), (1,), RUN, QRELS
     )
     assert made[1](RUN)["score"].tolist() == scores[1]
     with optimizer_steps(stop_at=6 + 2):
-        ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+        fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
     with optimizer_steps() as steps:
-        resumed = ld.fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
+        resumed = fit_seeds(model, [0, 1], RUN, QRELS, folder=tmp_path)
     assert len(steps) == 6 - 1
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
-    models = ld.fit_seeds(maxp, [0, 1], RUN, QRELS)
+    models = fit_seeds(maxp, [0, 1], RUN, QRELS)
     assert [(model.seed, model.training.seed) for model in models.values()] == [(42, 0), (42, 1)]
     assert models[0](RUN)["score"].tolist() != models[1](RUN)["score"].tolist()
     assert len(maxp.history) == 1
@@ -336,4 +336,4 @@ def test_means_over_seeds():
 )
 def test_bad_seeds(model, seeds, error, message):
     with pytest.raises(error, match=message):
-        ld.fit_seeds(model, seeds, RUN, QRELS)
+        fit_seeds(model, seeds, RUN, QRELS)
