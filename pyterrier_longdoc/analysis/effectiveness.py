@@ -79,7 +79,7 @@ class PositionEffectiveness:
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """In each group every system against the experiment's baselines and partners: see `comparisons.compare`."""
+        """In each group every system against the experiment's baselines and partners: see `significance.compare`."""
         frames = []
         for label, results in self.groups.items():
             frame = results.comparisons.copy()
