@@ -13,12 +13,10 @@ import pandas as pd
 from scipy import stats
 
 from ..common.frames import check_columns
+from ..experiment.plots import draw_means, finish, new_axes
 from ..experiment.results import DEFAULT_EDGES, ExperimentResults, mean_by_query, query_groups
 from ..experiment.significance import RESAMPLES, p_values, resampled_means
 from .positions import RelevantPositions
-
-TABLE_COLUMNS = ["group", "queries", "name", "measure", "mean", "low", "high"]
-RATIO_COLUMNS = ["name", "measure", "worst group", "best group", "worst", "best", "ratio", "low", "high", "p-value"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,10 +49,8 @@ class PositionEffectiveness:
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence={self.confidence} must be between 0 and 1")
         for label, results in self.groups.items():
-            for what, own, others in (
-                ("systems", results.names, self._first.names),
-                ("measures", results.measures, self._first.measures),
-            ):
+            for what, attribute in (("systems", "names"), ("measures", "measures")):
+                own, others = getattr(results, attribute), getattr(self._first, attribute)
                 if own != others:
                     raise ValueError(
                         f"group {label!r} has the {what} {', '.join(own)}, but the first one {', '.join(others)}"
@@ -75,17 +71,13 @@ class PositionEffectiveness:
                 low, high = self._interval(resampled_means(values, resamples=self.resamples, seed=self.seed))
                 for m, measure in enumerate(results.measures):
                     rows.append((label, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
-        return pd.DataFrame(rows, columns=TABLE_COLUMNS)
+        return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
         """In each group every system against the experiment's baselines and partners: see `significance.compare`."""
-        frames = []
-        for label, results in self.groups.items():
-            frame = results.comparisons.copy()
-            frame.insert(0, "group", label)
-            frames.append(frame)
-        return pd.concat(frames, ignore_index=True)
+        frames = {label: results.comparisons for label, results in self.groups.items()}
+        return pd.concat(frames, names=["group"]).reset_index(level="group").reset_index(drop=True)
 
     @cached_property
     def ratios(self) -> pd.DataFrame:
@@ -106,7 +98,8 @@ class PositionEffectiveness:
                 low, high = self._ratio_interval(values[worst], values[best])
                 p = self._p_value(values[worst], values[best]) if worst != best else math.nan
                 rows.append((name, measure, worst, best, *means, ratio, low, high, p))
-        return pd.DataFrame(rows, columns=RATIO_COLUMNS)
+        shown = ["worst group", "best group", "worst", "best", "ratio", "low", "high", "p-value"]
+        return pd.DataFrame(rows, columns=["name", "measure", *shown])
 
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
         """Draws the mean of each system in each group, with intervals.
@@ -125,12 +118,25 @@ class PositionEffectiveness:
             ValueError: for an unknown measure.
             ImportError: without matplotlib.
         """
-        from .plots import plot_effectiveness
-
         measure = measure or self._first.measures[0]
         if measure not in self._first.measures:
             raise ValueError(f"measure={measure!r} was not evaluated; choose one of {', '.join(self._first.measures)}")
-        return plot_effectiveness(self, measure, ax=ax)
+        table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
+        different, ax = self._different(measure), ax or new_axes()
+        for number, name in enumerate(self.names):
+            rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]
+            # Side by side, so that intervals do not hide each other.
+            at = np.arange(len(rows)) + 0.12 * (number / max(1, len(self.names) - 1) - 0.5)
+            p = ratio["p-value"]
+            shown = "undefined" if np.isnan(p) else "< 0.001" if p < 0.001 else f"= {p:.3f}"
+            full = [(group, name) in different for group in rows["group"]]
+            label = f"{name}: worst/best {ratio['ratio']:.2f} (p {shown})"
+            draw_means(ax, at, rows["mean"], rows, full=full, label=label)
+        labels = [f"{group}\n{len(results.qids)} queries" for group, results in self.groups.items()]
+        ax.set_xticks(np.arange(len(labels)), labels)
+        ax.set_xlabel("where the relevant text begins")
+        ax.set_ylabel(measure)
+        return finish(ax)
 
     @property
     def names(self) -> list[str]:
@@ -145,23 +151,28 @@ class PositionEffectiveness:
     def _paired(self) -> bool:
         return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
 
+    def _different(self, measure: str) -> set[tuple[str, str]]:
+        """Groups and systems that differ from the first baseline, or from their partner where there is no baseline."""
+        of_measure = self.comparisons[self.comparisons["measure"] == measure]
+        baselines = of_measure.loc[of_measure["kind"] == "baseline", "reference"]
+        chosen = of_measure["reference"] == baselines.iloc[0] if len(baselines) else of_measure["kind"] == "partner"
+        # Equal systems have no p-value, which corrections may take for a rejection.
+        rows = of_measure[chosen & of_measure["reject"].eq(True) & of_measure["p-value"].notna()]
+        return set(zip(rows["group"], rows["name"], strict=True))
+
     def _aligned(self, label: str, name: str) -> np.ndarray:
         """`(Q, M)` values; with paired groups in the order of the first group's queries."""
-        results = self.groups[label]
-        if not self._paired:
-            return results.query_values[name]
-        row = {qid: i for i, qid in enumerate(results.qids)}
-        return results.query_values[name][[row[qid] for qid in self._first.qids]]
+        values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
+        return (values.loc[self._first.qids] if self._paired else values).to_numpy()
 
     def _interval(self, drawn: np.ndarray) -> np.ndarray:
         return np.quantile(drawn, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
-        seeds = self.seed, self.seed if self._paired else self.seed + 1
-        of_worst, of_best = (
-            resampled_means(values[:, None], resamples=self.resamples, seed=seed)[:, 0]
-            for values, seed in zip((worst, best), seeds, strict=True)
-        )
+        of_worst = resampled_means(worst[:, None], resamples=self.resamples, seed=self.seed)
+        # The same queries are drawn for both groups where both have them.
+        seed = self.seed if self._paired else self.seed + 1
+        of_best = resampled_means(best[:, None], resamples=self.resamples, seed=seed)
         defined = of_best != 0
         if not defined.any():
             return math.nan, math.nan
@@ -169,15 +180,13 @@ class PositionEffectiveness:
         return float(low), float(high)
 
     def _p_value(self, worst: np.ndarray, best: np.ndarray) -> float:
-        pairs = math.comb(len(self.groups), 2)
+        p = math.nan
         if self._paired:
-            p = float(p_values(worst[:, None], best[:, None], "t")[0])
-        elif min(len(worst), len(best)) < 2:
-            p = math.nan
-        else:
+            p = p_values(worst[:, None], best[:, None], "t")[0]
+        elif min(len(worst), len(best)) > 1:
             with np.errstate(invalid="ignore", divide="ignore"):
-                p = float(stats.ttest_ind(worst, best, equal_var=False).pvalue)
-        return min(1.0, p * pairs) if not math.isnan(p) else p
+                p = stats.ttest_ind(worst, best, equal_var=False).pvalue
+        return float(np.minimum(1.0, p * math.comb(len(self.groups), 2)))
 
 
 def effectiveness_by_position(

@@ -5,25 +5,30 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_choice
+from ..common.arguments import check_choice, check_given, check_positive
+from ..common.files import import_extra
 from ..common.frames import TextField, field_names, strings, texts_of, validated
+from ..common.language import token_spans
 from ..common.presentation import Presented
-from ..listwise.backends.base import required
-from ..listwise.client import LLMClient, wrapped
-from ..listwise.errors import IncompleteReplyWarning, UnreadableReplyError
-from ..listwise.ledger import Ledger
-from ..listwise.parallel import Lock, in_parallel
-from ..listwise.parsing import without_reasoning
-from ..listwise.prompts import Message, check_fields, clean, reminder
+from ..listwise.client import AsksLLM, read_reply
+from ..listwise.messages import (
+    IncompleteReplyWarning,
+    Message,
+    UnreadableReplyError,
+    check_fields,
+    clean,
+    without_reasoning,
+)
+from ..listwise.schedules import in_parallel
 from ..modelling.texts import TokenizedText, tokenize
 from ..modelling.windows import SentenceWindows
 
@@ -52,9 +57,17 @@ ANSWER_AGAIN = (
     "That answer could not be read. Answer again with one line and nothing else: grade: N, with N from 0 to 3"
 )
 
+BLOCK_DOCUMENTS = 64
+"""Documents whose chunks a reranker gets at a time: enough to fill its batches, few enough for a bar to move."""
+
+COLUMNS: dict[str, Any] = {
+    **{"label": "int64", "chunk_grades": object, "chunk_spans": object},
+    **{"best_chunk": "int64", "judged_share": "float64"},
+}
+"""What a judge adds to a frame."""
+
 _GRADE = re.compile(r"(?:^|[\s{\"'*#(])grade[\"'*]*\s*[:=][\s\"'*]*([0-3])(?![\w/-]|[.,]\d)", re.IGNORECASE)
 _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
-_TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
 def parse_grade(reply: str) -> int | None:
@@ -73,33 +86,8 @@ def parse_grade(reply: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What a judge says of one document.
-
-    Attributes:
-        spans: characters of each chunk that was shown.
-        grades: one per chunk.
-        share: share of the text that was shown.
-    """
-
-    spans: list[tuple[int, int]]
-    grades: list[int]
-    share: float
-
-    @property
-    def label(self) -> int:
-        """The highest grade; 0 for a blank text, in which there is nothing to find."""
-        return max(self.grades, default=0)
-
-    @property
-    def best(self) -> int:
-        """The first chunk with the highest grade; -1 if none was judged."""
-        return self.grades.index(self.label) if self.grades and self.label != UNJUDGED else -1
-
-
 @dataclass(eq=False, repr=False)
-class RelevanceJudge(Presented, pt.Transformer):
+class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     """Grades documents from 0 to 3 by asking a language model about each chunk; the best chunk decides.
 
     Source: UMBRELA (Upadhyay et al. 2024), with this package's own wording; chunks of whole sentences as in the
@@ -142,16 +130,10 @@ class RelevanceJudge(Presented, pt.Transformer):
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        self._wrapped: tuple[Any, LLMClient] | None = None
         self._check()
 
     def __repr__(self) -> str:
-        return f"RelevanceJudge({self._client().backend!r})"
-
-    @property
-    def ledger(self) -> Ledger:
-        """The calls of this object, and of all others that share its `LLMClient`."""
-        return self._client().ledger
+        return f"RelevanceJudge({self.client.backend!r})"
 
     def grade(self, query: str, chunk: str, *, qid: str = "") -> int:
         """Grades one text.
@@ -172,20 +154,16 @@ class RelevanceJudge(Presented, pt.Transformer):
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
         ]
-        client, reply = self._client(), ""
-        for attempt in range(self.retries + 1):
-            if attempt:
-                messages = reminder(messages, reply, ANSWER_AGAIN)
-            reply = client.ask(qid, messages)
-            grade = parse_grade(reply)
-            if grade is not None:
-                return grade
-        if self.on_failure == "raise":
+        ask = partial(self.client.ask, qid)
+        grade, unreadable = read_reply(
+            ask, messages, ask(messages), parse_grade, request=ANSWER_AGAIN, retries=self.retries
+        )
+        if grade is None and self.on_failure == "raise":
             raise UnreadableReplyError(
-                f"query {qid or query!r}: no grade in the reply after {self.retries} retries: {reply[:200]!r}. Raise "
-                f"retries=, or let the run go on with on_failure='unjudged'"
+                f"query {qid or query!r}: no grade in the reply after {self.retries} retries: "
+                f"{unreadable[-1][:200]!r}. Raise retries=, or let the run go on with on_failure='unjudged'"
             )
-        return UNJUDGED
+        return UNJUDGED if grade is None else grade
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
         """Characters `(start, end)` of all chunks of a text; none of a blank one."""
@@ -200,9 +178,6 @@ class RelevanceJudge(Presented, pt.Transformer):
         Args:
             inp: `qid, query, docno` and the text column(s); any other columns are kept.
 
-        Returns:
-            A new frame: same rows, order and index, with the columns described above.
-
         Raises:
             pt.validate.InputValidationError: if a column is missing.
             UnreadableReplyError: without a readable reply, if `on_failure` is `"raise"`.
@@ -215,75 +190,176 @@ class RelevanceJudge(Presented, pt.Transformer):
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
         pairs = list(zip(queries, texts, strict=True))
         judged = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
-        rows = [judged[pair] for pair in pairs]
-        return inp.assign(
-            label=np.asarray([row.label for row in rows], dtype=np.int64),
-            chunk_grades=pd.Series([row.grades for row in rows], index=inp.index, dtype=object),
-            chunk_spans=pd.Series([row.spans for row in rows], index=inp.index, dtype=object),
-            best_chunk=np.asarray([row.best for row in rows], dtype=np.int64),
-            judged_share=np.asarray([row.share for row in rows], dtype="float64"),
-        )
+        rows = pd.DataFrame([judged[pair] for pair in pairs], index=inp.index, columns=list(COLUMNS))
+        return inp.assign(**rows.astype(COLUMNS))
 
-    def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], Judgement]:
+    def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
+        """The values of `COLUMNS` for each (query, text); errors and the ledger name the qids."""
         # Chunked before threads start: tokenizers may not be shared between them.
         spans = {pair: self.chunks(pair[1]) for pair in qids}
-        shown = {pair: found[: self.max_chunks] for pair, found in spans.items()}
-        lock = Lock()
-        with pt.tqdm(
-            total=sum(map(len, shown.values())), desc="RelevanceJudge", unit="chunk", disable=not self.verbose
-        ) as bar:
+        total = sum(len(of_text[: self.max_chunks]) for of_text in spans.values())
 
-            def judge(pair: tuple[str, str], check: Callable[[], None]) -> Judgement:
-                query, text = pair
-                grades = []
-                for start, end in shown[pair]:
-                    check()
-                    grades.append(self.grade(query, text[start:end], qid=qids[pair]))
-                    with lock:
-                        bar.update()
-                # White space after the last chunk is nothing that was left out.
-                share = shown[pair][-1][1] / spans[pair][-1][1] if grades else 1.0
-                return Judgement(shown[pair], grades, share)
+        def judge(pair: tuple[str, str], step: Callable[[], None]) -> tuple[Any, ...]:
+            (query, text), grades = pair, []
+            shown = spans[pair][: self.max_chunks]
+            for start, end in shown:
+                step()
+                grades.append(self.grade(query, text[start:end], qid=qids[pair]))
+            label = max(grades, default=0)  # there is nothing to find in a blank text
+            best = grades.index(label) if grades and label != UNJUDGED else -1
+            # White space after the last chunk is nothing that was left out.
+            return label, grades, shown, best, shown[-1][1] / spans[pair][-1][1] if shown else 1.0
 
-            judgements = in_parallel(judge, list(qids), self.concurrency)
-        missing = sum(grade == UNJUDGED for one in judgements for grade in one.grades)
+        with pt.tqdm(total=total, desc="RelevanceJudge", unit="chunk", disable=not self.verbose) as bar:
+            judgements = in_parallel(judge, list(qids), self.concurrency, on_step=bar.update)
+        missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
             warnings.warn(
-                f"RelevanceJudge: {missing} of {sum(len(one.grades) for one in judgements)} chunks had no readable "
-                f"grade and count as unjudged (-1).",
+                f"RelevanceJudge: {missing} of {total} chunks had no readable grade and count as unjudged (-1).",
                 IncompleteReplyWarning,
                 stacklevel=3,
             )
         return dict(zip(qids, judgements, strict=True))
 
-    def _client(self) -> LLMClient:
-        self._wrapped = wrapped(self.llm, self._wrapped)
-        return self._wrapped[1]
-
     def _check(self) -> None:
-        self._client()
+        _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ("raise", "unjudged"))
-        for name, least in (("chunk_tokens", 1), ("retries", 0), ("concurrency", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.max_chunks is not None and self.max_chunks < 1:
-            raise ValueError(f"max_chunks={self.max_chunks} must be at least 1, or None")
+        check_given(chunk_tokens=self.chunk_tokens, concurrency=self.concurrency)
+        check_positive(max_chunks=self.max_chunks)
+        if self.retries < 0:
+            raise ValueError(f"retries={self.retries} must be at least 0")
         check_fields("request", self.request, {"query", "text"}, required={"query", "text"})
 
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
-    """A text's tokens with their characters.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer; None takes words and punctuation marks, as `data.docstrings` counts.
-        text: any text.
-    """
+    """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
-    offsets = chain.from_iterable(match.span() for match in _TOKEN.finditer(text))
-    spans = np.fromiter(offsets, dtype=np.int32).reshape(-1, 2)
+    spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
+
+
+@dataclass(frozen=True)
+class ChunkJob:
+    """A document of which the first relevant chunk is wanted; the qid is for the ledger of calls."""
+
+    qid: str
+    query: str
+    chunks: list[str]
+
+
+@dataclass(frozen=True)
+class FirstChunk:
+    """What a judge says.
+
+    Attributes:
+        number: of the first relevant chunk, from 0; -1 if none is.
+        grade: of that chunk.
+        judged: number of chunks that were asked about.
+        unjudged: how many of those, up to the first relevant one, had no readable grade.
+    """
+
+    number: int = -1
+    grade: float = float("nan")
+    judged: int = 0
+    unjudged: int = 0
+
+
+ChunkJudge = Callable[[Sequence[ChunkJob], Callable[[int], Any]], list[FirstChunk]]
+"""Judges documents; the second argument is told the number of those that are done."""
+
+
+def as_chunk_judge(judge: Any, threshold: float | None) -> ChunkJudge:
+    """Makes a judge of chunks.
+
+    Language models and functions are asked about one chunk after the other up to the first relevant one, as calls may
+    cost money; rerankers score all chunks, many at a time.
+
+    Args:
+        judge: a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
+        threshold: a chunk is relevant if its number is above; None is 0, but a reranker needs one.
+
+    Raises:
+        ValueError: for anything else, and for a reranker without threshold.
+    """
+    if threshold is not None and not np.isfinite(threshold):
+        raise ValueError(f"threshold={threshold} must be a finite number")
+    if isinstance(judge, RelevanceJudge):
+        grade = lambda job, chunk: judge.grade(job.query, chunk, qid=job.qid)  # noqa: E731
+        return partial(_one_by_one, grade, threshold or 0.0, judge.concurrency)
+    if isinstance(judge, pt.Transformer):
+        if threshold is None:
+            raise ValueError(
+                f"judge={judge!r} needs threshold=, the score above which a chunk is relevant: scores have no natural "
+                f"zero. For a cross-encoder of one logit, trained with cross-entropy, 0 is a probability of 1/2"
+            )
+        return partial(_by_reranker, judge, threshold)
+    if callable(judge):
+        return partial(_one_by_one, lambda job, chunk: _number(judge, job.query, chunk), threshold or 0.0, 1)
+    raise ValueError(f"judge={judge!r} must be a RelevanceJudge, a reranker, or a function (query, chunk) -> number")
+
+
+def _one_by_one(
+    grade: Callable[[ChunkJob, str], float],
+    threshold: float,
+    concurrency: int,
+    jobs: Sequence[ChunkJob],
+    on_done: Callable[[int], Any],
+) -> list[FirstChunk]:
+    def first(job: ChunkJob, step: Callable[[], None]) -> FirstChunk:
+        unjudged = 0
+        for number, chunk in enumerate(job.chunks):
+            step()
+            found = grade(job, chunk)
+            if found > threshold:
+                return FirstChunk(number, float(found), number + 1, unjudged)
+            unjudged += found == UNJUDGED
+        return FirstChunk(judged=len(job.chunks), unjudged=unjudged)
+
+    return in_parallel(first, jobs, concurrency, on_done=lambda: on_done(1))
+
+
+def _number(judge: Callable[[str, str], Any], query: str, chunk: str) -> float:
+    value = judge(query, chunk)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if np.isnan(number):
+        raise ValueError(f"judge={judge!r} returned {value!r}; it must return a number")
+    return number
+
+
+def _by_reranker(
+    reranker: Any, threshold: float, jobs: Sequence[ChunkJob], on_done: Callable[[int], Any]
+) -> list[FirstChunk]:
+    found: list[FirstChunk] = []
+    for start in range(0, len(jobs), BLOCK_DOCUMENTS):
+        block = jobs[start : start + BLOCK_DOCUMENTS]
+        scores = _scores(reranker, [(job.qid, job.query, chunk) for job in block for chunk in job.chunks])
+        for own in np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1]):
+            above = np.flatnonzero(own > threshold)
+            number, grade = (int(above[0]), float(own[above[0]])) if len(above) else (-1, float("nan"))
+            found.append(FirstChunk(number, grade, len(own)))
+        on_done(len(block))
+    return found
+
+
+def _scores(reranker: Any, rows: list[tuple[str, str, str]]) -> np.ndarray:
+    """A reranker's scores of `(qid, query, chunk)`."""
+    if not rows:
+        return np.zeros(0)
+    # Each chunk is a document of its own, whose name brings its score back in whatever order rows return.
+    docnos = [str(number) for number in range(len(rows))]
+    frame = pd.DataFrame(rows, columns=["qid", "query", "text"]).assign(docno=docnos, score=0.0)
+    scored = reranker(pt.model.add_ranks(frame))
+    scores = scored.assign(docno=scored["docno"].astype(str)).set_index("docno")["score"].astype("float64")
+    found = scores.reindex(docnos).to_numpy()
+    without = int((~np.isfinite(found)).sum())
+    if without:
+        raise ValueError(f"judge={reranker!r} returned no finite score for {without} of {len(rows)} chunks")
+    return found
 
 
 @dataclass(frozen=True)
@@ -322,7 +398,7 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
         ImportError: without scikit-learn.
         ValueError: if a column is missing, or no pair is in both.
     """
-    sklearn_metrics = required("sklearn.metrics")
+    kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
     for name, frame in (("judged", judged), ("qrels", qrels)):
         if absent := [column for column in columns if column not in frame.columns]:
@@ -335,7 +411,6 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     if known.empty:
         raise ValueError("no (qid, docno) has a label in both judged and qrels")
     human, judge = known["label_qrels"].clip(lower=0).astype(int), known["label_judge"].astype(int)
-    kappa = sklearn_metrics.cohen_kappa_score
     return Agreement(
         pairs=len(known),
         unjudged=len(both) - len(known),

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from math import ceil
 from typing import Any
 
@@ -125,48 +125,58 @@ class PassageLocator:
         Raises:
             ImportError: without rapidfuzz.
         """
-        similarity = import_extra("rapidfuzz.distance", "analysis", "rapidfuzz.distance is missing").LCSseq.similarity
+        rapidfuzz = import_extra("rapidfuzz", "analysis", "rapidfuzz is missing")
         of_passages = [words(passage) for passage in passages]
-        codes = {word: chr(i) for i, word in enumerate(_vocabulary(of_passages), start=1)}
-        text = _Encoded(document, "".join([codes.get(word, _OTHER) for word in words(document)]))
-        encoded = ["".join([codes[word] for word in own]) for own in of_passages]
-        return [self._locate(*pair, text, similarity) for pair in zip(passages, encoded, strict=True)]
+        # One character for each word, so that what is written for strings compares words.
+        codes = {word: chr(i) for i, word in enumerate(dict.fromkeys(chain.from_iterable(of_passages)), start=1)}
+        text = "".join([codes.get(word, _OTHER) for word in words(document)])
+        found: list[Match | None] = []
+        for passage, own in zip(passages, of_passages, strict=True):
+            place = self._place("".join([codes[word] for word in own]), text, rapidfuzz)
+            if place is None:
+                found.append(None)
+                continue
+            start, end, common, method = place
+            found.append(Match(*_characters(document, start, end, passage), common / len(own), method))
+        return found
 
     def too_short(self, passage: str) -> bool:
         """Whether the passage has so few words that it is never found."""
         return len(words(passage)) < self.min_words
 
-    def _locate(self, passage: str, encoded: str, text: _Encoded, similarity: Any) -> Match | None:
-        if len(encoded) < self.min_words:
+    def _place(self, passage: str, document: str, rapidfuzz: Any) -> tuple[int, int, int, str] | None:
+        """`(start, end, common, method)` in words: of the passage's place, and how many words are common."""
+        if len(passage) < self.min_words:
             return None
-        share = self.substring if len(encoded) >= self.min_words_edited else 1.0
-        method, found = "substring", _common_substring(encoded, text.encoded, share)
-        if found is None and len(encoded) >= self.min_words_edited:
-            method, found = "subsequence", self._common_subsequence(encoded, text, similarity)
+        edited = len(passage) >= self.min_words_edited
+        method, found = (
+            "substring",
+            _common_substring(passage, document, self.substring if edited else 1.0, rapidfuzz.distance),
+        )
+        if found is None and edited:
+            method, found = "subsequence", self._common_subsequence(passage, document, rapidfuzz)
         if found is None:
             return None
         start, end, common = found
         if end - start > common:
-            closest = _closest_span(encoded, text.encoded, start, end)
-            # With thresholds far below the paper's, nothing can be closer to the passage than its window.
-            start, end = closest if closest[0] < closest[1] else (start, end)
-        return Match(*text.characters(start, end, passage), common / len(encoded), method)
+            start, end = _closest_span(passage, document, start, end)
+        return start, end, common, method
 
-    def _common_subsequence(self, encoded: str, text: _Encoded, similarity: Any) -> tuple[int, int, int] | None:
+    def _common_subsequence(self, passage: str, document: str, rapidfuzz: Any) -> tuple[int, int, int] | None:
         """`(start, end, common)` of the best window; None if none is good enough."""
-        M, N = len(encoded), len(text.encoded)
-        size, needed = ceil(self.slack * M), _needed(self.subsequence, M)
-        step = max(1, int(self.step * M))
-        starts = np.arange(0, max(N - size, 0) + step, step)
-        # A common subsequence cannot be longer than the number of words in the window that the passage has.
-        known = np.concatenate([[0], np.cumsum(text.is_in(encoded))])
-        bound = known[np.minimum(starts + size, N)] - known[np.minimum(starts, N)]
-        best, window = needed - 1, -1
-        for start in starts[bound >= needed].tolist():
-            common = similarity(encoded, text.encoded[start : start + size], score_cutoff=best + 1)
-            if common > best:
-                best, window = common, start
-        return None if window < 0 else (window, min(window + size, N), best)
+        M, N = len(passage), len(document)
+        size, step = ceil(self.slack * M), max(1, int(self.step * M))
+        starts = range(0, max(N - size, 0) + step, step)
+        best = rapidfuzz.process.extractOne(
+            passage,
+            [document[start : start + size] for start in starts],
+            scorer=rapidfuzz.distance.LCSseq.similarity,
+            score_cutoff=_needed(self.subsequence, M),
+        )
+        if best is None:
+            return None
+        _, common, number = best
+        return starts[number], min(starts[number] + size, N), int(common)
 
 
 def words(text: str) -> list[str]:
@@ -189,44 +199,6 @@ def _folded(word: str) -> str:
     return unicodedata.normalize("NFKC", _DROPPED.sub("", decomposed)).casefold()
 
 
-class _Encoded:
-    """A document with one character for each word.
-
-    Args:
-        text: the document.
-        encoded: `(N,)` one character for each word.
-    """
-
-    def __init__(self, text: str, encoded: str) -> None:
-        self.text = text
-        self.encoded = encoded
-        self._codes = _codes(encoded)
-
-    def is_in(self, passage: str) -> np.ndarray:
-        """`(N,)` bool: whether the passage has the word."""
-        has = np.zeros(int(self._codes.max(initial=0)) + 1, dtype=bool)
-        codes = _codes(passage)
-        has[codes[codes < len(has)]] = True
-        return has[self._codes]
-
-    def characters(self, start: int, end: int, passage: str) -> tuple[int, int]:
-        """Characters of the words from `start` to `end`, with the punctuation around them that the passage has."""
-        found = list(islice(_spans(self.text), start, end))
-        of_passage = list(_spans(passage))
-        before = _shared(reversed(passage[: of_passage[0][0]]), reversed(self.text[: found[0][0]]))
-        after = _shared(passage[of_passage[-1][1] :], self.text[found[-1][1] :])
-        return found[0][0] - before, found[-1][1] + after
-
-
-def _codes(encoded: str) -> np.ndarray:
-    """`(N,)` the characters as numbers; halves of surrogate pairs are as good as any."""
-    return np.frombuffer(encoded.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
-
-
-def _vocabulary(of_passages: Sequence[list[str]]) -> list[str]:
-    return list(dict.fromkeys(word for own in of_passages for word in own))
-
-
 def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Characters of each of `words(text)`."""
     found = _ASCII_WORD.finditer(text.lower()) if text.isascii() else _WORD.finditer(text)
@@ -238,41 +210,39 @@ def _needed(share: float, length: int) -> int:
     return max(1, ceil(share * length - 1e-9))
 
 
-def _common_substring(passage: str, document: str, share: float) -> tuple[int, int, int] | None:
+def _common_substring(passage: str, document: str, share: float, distance: Any) -> tuple[int, int, int] | None:
     """`(start, end, common)` of the longest common substring; None if it is shorter than the share of the passage.
 
     Exact without an index: what is common and long enough contains the passage's middle, for which `str.find` looks.
     """
     M, N = len(passage), len(document)
     needed = _needed(share, M)
-    low, high = M - needed, needed
+    spare, middle = M - needed, passage[M - needed : needed]
     best: tuple[int, int, int] | None = None
-    at = document.find(passage[low:high])
+    at = document.find(middle)
     while at >= 0:
-        first, last = low, high
-        while first and at + first - low > 0 and passage[first - 1] == document[at + first - low - 1]:
-            first -= 1
-        while last < M and at + last - low < N and passage[last] == document[at + last - low]:
-            last += 1
-        if last - first >= needed and (best is None or last - first > best[2]):
+        start, end = at - spare, at + needed  # of a verbatim copy with this middle
+        common = len(middle) + distance.Postfix.similarity(passage[:spare], document[max(0, start) : at])
+        common += distance.Prefix.similarity(passage[needed:], document[at + len(middle) : end])
+        if common == M:
+            return start, end, M
+        if common >= needed and (best is None or common > best[2]):
             # Room for the words of the passage that are not in the substring.
-            best = max(0, at - low - (M - needed)), min(N, at - low + M + (M - needed)), last - first
-        if best is not None and best[2] == M:
-            return at - low, at - low + M, M
-        at = document.find(passage[low:high], at + 1)
+            best = max(0, start - spare), min(N, end + spare), common
+        at = document.find(middle, at + 1)
     return best
 
 
 def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[int, int]:
     """The words of the document, near `start` to `end`, that differ from the passage by the fewest edits.
 
-    Approximate matching by dynamic programming (Sellers 1980). Of spans with equally few edits the one with the most
-    words of the passage counts, then the one that begins last, then the one that ends first: so that there is no word
-    at the ends that the passage lacks.
+    Approximate matching by dynamic programming (Sellers 1980), which rapidfuzz has only for whole strings. Of spans
+    with equally few edits the one with the most words of the passage counts, then the one that begins last, then the
+    one that ends first: so that there is no word at the ends that the passage lacks.
     """
     room = (end - start) // 6
     low, high = max(0, start - room), min(len(document), end + room)
-    codes = _codes(document[low:high])
+    codes = np.array([ord(word) for word in document[low:high]])
     # Edits, common words and start in one number, of which the smallest wins.
     common = len(codes) + 1
     edit = common * (len(passage) + 1)
@@ -285,14 +255,23 @@ def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[in
         # Words inserted: each costs one edit more than the span without it.
         costs = np.minimum.accumulate(costs - edit * at) + edit * at
     last = int(np.argmin(costs))
-    return low + len(codes) - int(costs[last]) % common, low + last
+    first = len(codes) - int(costs[last]) % common
+    # With thresholds far below the paper's, nothing can be closer to the passage than no word at all.
+    return (low + first, low + last) if first < last else (start, end)
+
+
+def _characters(document: str, start: int, end: int, passage: str) -> tuple[int, int]:
+    """Characters of the words from `start` to `end`, with the punctuation around them that the passage has."""
+    found, of_passage = list(islice(_spans(document), start, end)), list(_spans(passage))
+    before = _shared(reversed(passage[: of_passage[0][0]]), reversed(document[: found[0][0]]))
+    after = _shared(passage[of_passage[-1][1] :], document[found[-1][1] :])
+    return found[0][0] - before, found[-1][1] + after
 
 
 def _shared(of_passage: Iterable[str], of_document: Iterable[str]) -> int:
     """How many characters of the document are the passage's punctuation, white space apart."""
     wanted = (character.translate(_PLAIN) for character in of_passage if not character.isspace())
-    count = 0
-    due = next(wanted, None)
+    count, due = 0, next(wanted, None)
     for read, character in enumerate(of_document, start=1):
         if character.isspace():
             continue

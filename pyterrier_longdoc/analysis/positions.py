@@ -6,34 +6,30 @@ or cut documents into chunks and let a judge find the first relevant one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import TextField, as_strings, check_columns, strings
-from ..modelling.texts import Span, TokenizedText
+from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of
+from ..experiment.plots import finish, new_axes
+from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
-from .chunkjudges import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge
-from .locating import Match, PassageLocator
-from .triples import Reader, relevant_pairs, texts_of_corpus
+from .judging import ChunkJob, ChunkJudge, as_chunk_judge, tokenized
+from .locating import PassageLocator
 
 CHUNK = 256
 """Tokens of a chunk in the paper; 128 for BEIR."""
 
 MAX_CHUNKS = 36
 
-NOT_IN_CORPUS = "document not in corpus"
-EMPTY = "document empty"
-NO_PASSAGE = "no passage"
-TOO_SHORT = "passage too short"
-NOT_FOUND = "passage not found"
-NO_CHUNK = "no relevant chunk"
-NO_CHUNK_READ = "no relevant chunk among those judged"
-"""Why a relevant document has no position: the values of the column `reason`."""
+Read = Callable[[str], TokenizedText]
+"""The tokens of a document by its docno; none of one that is not in the corpus."""
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
 _CHUNK_COLUMNS = {"grade": "float64", "chunk": "Int64", "chunks": "Int64", "judged": "Int64", "unjudged": "Int64"}
@@ -51,7 +47,7 @@ class RelevantPositions:
             - `first_token`: number of tokens before the relevant passage or chunk; `end_token`: before its end;
             - `length`: of the document, in tokens;
             - `start`, `end`: the passage's characters in the text;
-            - `reason`: why there is no position (missing values, `pd.NA`), else empty;
+            - `reason`: why there is no position (missing values, `pd.NA`), e.g. "passage not found", else empty;
             - of located passages: `passage` (row of the passages frame), `similarity` and `method` (see `Match`);
             - of judged chunks: `grade` of the relevant chunk, its number `chunk`, the number of `chunks` of the
               document, how many of them were `judged`, and how many of those had no readable grade (`unjudged`).
@@ -74,7 +70,7 @@ class RelevantPositions:
     @property
     def unmatched(self) -> float:
         """Share of the relevant documents in which no relevant passage was found; NaN if there are none."""
-        return float(self.frame["first_token"].isna().mean()) if len(self.frame) else float("nan")
+        return float(self.frame["first_token"].isna().mean())
 
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
         """Statistics of the positions.
@@ -89,23 +85,21 @@ class RelevantPositions:
             within the `first` tokens, and the share that would start there if all places in a document were equally
             likely; and the mean relative position, 0 at the start and 1 at the end of the document.
         """
-        rows, lengths = self.matched, self.frame["length"].dropna().to_numpy(dtype="float64")
-        starts, ends, own = (rows[name].to_numpy() for name in ("first_token", "end_token", "length"))
-        room = own - (ends - starts)
-        with np.errstate(invalid="ignore"):
-            relative = np.where(room > 0, starts / np.maximum(room, 1), 0.0)
+        rows, lengths = self.matched, self.frame["length"].dropna().astype("float64")
+        starts, ends = rows["first_token"], rows["end_token"]
+        room = rows["length"] - (ends - starts)
         return pd.Series(
             {
                 "queries": self.frame["qid"].nunique(),
                 "documents": len(self.frame),
                 "unmatched": self.unmatched,
                 "queries matched": rows["qid"].nunique() / max(1, self.frame["qid"].nunique()),
-                **{f"position {name}": value for name, value in _spread(starts).items()},
-                **{f"length {name}": value for name, value in _spread(lengths).items()},
-                f"starts in first {first}": _mean(starts < first),
-                f"ends in first {first}": _mean(ends <= first),
-                f"starts in first {first} by chance": _mean(np.minimum(1.0, first / (room + 1))),
-                "relative position": _mean(relative),
+                **_spread("position", starts),
+                **_spread("length", lengths),
+                f"starts in first {first}": (starts < first).mean(),
+                f"ends in first {first}": (ends <= first).mean(),
+                f"starts in first {first} by chance": (first / (room + 1)).clip(upper=1.0).mean(),
+                "relative position": (starts / room.clip(lower=1)).where(room > 0, 0.0).mean(),
             },
             name="positions",
         )
@@ -130,9 +124,34 @@ class RelevantPositions:
             ValueError: if there is nothing to draw.
             ImportError: without matplotlib.
         """
-        from .plots import plot_positions
+        if bin_tokens < 1 or (max_tokens is not None and max_tokens < 1):
+            raise ValueError(f"bin_tokens={bin_tokens} and max_tokens={max_tokens} must be at least 1")
+        lengths, starts = self.frame["length"].dropna().astype("float64"), self.matched["first_token"]
+        if not len(lengths):
+            raise ValueError("there is nothing to draw: no relevant document was in the corpus")
+        end = max_tokens or np.percentile(lengths, 99) + 1
+        edges = bin_tokens * np.arange(max(1, int(np.ceil(end / bin_tokens))) + 1)
+        ax = ax or new_axes()
+        for values, color, label in (
+            (lengths, "tab:blue", f"length of {len(lengths)} relevant documents"),
+            (starts, "tab:red", f"first relevant position ({self.unmatched:.0%} unmatched)"),
+        ):
+            # Shares, so that what is unmatched does not make the positions look rarer.
+            weights = np.full(len(values), 1 / max(1, len(values)))
+            shown = np.minimum(values, edges[-1] - 0.5)
+            ax.hist(shown, bins=edges, weights=weights, color=color, alpha=0.6, label=label)
+        ax.set_xlim(0, edges[-1])
+        if max([*lengths, *starts]) >= edges[-1]:
+            ax.annotate(
+                "and beyond", (1, 0), xytext=(0, -24), xycoords="axes fraction", textcoords="offset points", ha="right"
+            )
+        ax.set_xlabel("tokens")
+        ax.set_ylabel("share")
+        return finish(ax)
 
-        return plot_positions(self, bin_tokens=bin_tokens, max_tokens=max_tokens, ax=ax)
+
+def _spread(what: str, values: pd.Series) -> dict[str, Any]:
+    return {f"{what} median": values.median(), f"{what} mean": values.mean(), f"{what} p90": values.quantile(0.9)}
 
 
 def relevant_positions(
@@ -192,110 +211,149 @@ def relevant_positions(
     for name, value in (("chunk_tokens", chunk_tokens), ("max_chunks", max_chunks), ("sample", sample)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
-    pairs = relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
+    pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
-    reader = Reader(texts, tokenizer)
+    tokens_of = token_reader(tokenizer)
+
+    @lru_cache(maxsize=1)  # pairs of a document may follow each other
+    def read(docno: str) -> TokenizedText:
+        return tokens_of(texts.get(docno, ""))
+
     with pt.tqdm(total=len(pairs), desc="relevant_positions", unit="doc", disable=not verbose) as bar:
         if passages is not None:
-            found = _located(pairs, reader, passages, locator or PassageLocator(), bar)
-            columns = _PASSAGE_COLUMNS
+            found, columns = _located(pairs, read, passages, locator or PassageLocator(), bar), _PASSAGE_COLUMNS
         else:
-            asked = as_chunk_judge(judge, threshold)
-            found = _judged(pairs, reader, asked, SentenceWindows(max_tokens=chunk_tokens), max_chunks, bar)
-            columns = _CHUNK_COLUMNS
-    return RelevantPositions(_as_frame(pairs, found, columns))
+            asked, windows = as_chunk_judge(judge, threshold), SentenceWindows(max_tokens=chunk_tokens)
+            found, columns = _judged(pairs, read, asked, windows, max_chunks, bar), _CHUNK_COLUMNS
+    kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
+    rows = [
+        {"reason": "", "method": "", **(row if docno in texts else {"reason": "document not in corpus"})}
+        for docno, row in zip(pairs["docno"], found, strict=True)
+    ]
+    of_pairs = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
+    return RelevantPositions(pairs[["qid", "docno", "label"]].join(of_pairs))
+
+
+def _relevant_pairs(
+    topics: pd.DataFrame, qrels: pd.DataFrame, relevant_from: int, sample: int | None, seed: int, *, needs_query: bool
+) -> pd.DataFrame:
+    """`qid, docno, label` and perhaps `query` of the topics' relevant documents, in the order of the qrels."""
+    check_columns(topics, ("qid", "query") if needs_query else ("qid",), "topics")
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
+        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
+    asked = pd.DataFrame({"qid": as_strings(topics["qid"]).tolist()})
+    if asked["qid"].duplicated().any():
+        raise ValueError(f"topics hold the qid {asked['qid'][asked['qid'].duplicated()].iloc[0]!r} more than once")
+    if needs_query:
+        asked["query"] = strings(topics["query"], "query")
+    pairs = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]), docno=as_strings(qrels["docno"]))
+    pairs = pairs[pairs["label"] >= relevant_from].drop_duplicates(["qid", "docno"]).merge(asked, on="qid")
+    if not len(pairs):
+        raise ValueError(f"no document in qrels has a label of at least {relevant_from} for any qid of the topics")
+    if sample is not None and sample < len(pairs):
+        chosen = np.sort(np.random.default_rng(seed).choice(len(pairs), sample, replace=False))
+        pairs = pairs.iloc[chosen].reset_index(drop=True)
+    return pairs
 
 
 def _located(
-    pairs: pd.DataFrame, reader: Reader, passages: pd.DataFrame, locator: PassageLocator, bar: Any
+    pairs: pd.DataFrame, read: Read, passages: pd.DataFrame, locator: PassageLocator, bar: Any
 ) -> list[dict[str, Any]]:
     check_columns(passages, ("qid", "text"), "passages")
-    of_query: dict[str, list[tuple[int, str]]] = {}
-    for row, (qid, text) in enumerate(zip(as_strings(passages["qid"]), strings(passages["text"], "text"), strict=True)):
-        of_query.setdefault(qid, []).append((row, text))
+    own = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
+    of_query = {qid: rows["text"] for qid, rows in own.groupby("qid")}
     found = []
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
-        found.append(_missing(docno, reader) or _locate(of_query.get(qid, []), reader(docno), locator))
+        found.append(_locate(of_query.get(qid, own["text"].head(0)), read(docno), locator))
         bar.update()
     return found
 
 
-def _missing(docno: str, reader: Reader) -> dict[str, Any] | None:
-    """The row of a document without any token; None if it has some."""
-    if docno not in reader.texts:
-        return {"reason": NOT_IN_CORPUS}
-    return None if len(reader(docno)) else {"reason": EMPTY, "length": 0}
-
-
-def _locate(passages: list[tuple[int, str]], document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
+def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
     """The row of the passage that begins first."""
-    matches = locator.locate([text for _, text in passages], document.text)
-    found = [(match, row) for match, (row, _) in zip(matches, passages, strict=True) if match is not None]
+    if not len(document):
+        return {"length": 0, "reason": "document empty"}
+    matches = locator.locate(passages.tolist(), document.text)
+    found = [(match, row) for match, row in zip(matches, passages.index, strict=True) if match is not None]
     if not found:
-        short = all(locator.too_short(text) for _, text in passages)
-        return {"length": len(document), "reason": (TOO_SHORT if short else NOT_FOUND) if passages else NO_PASSAGE}
+        short = all(map(locator.too_short, passages))
+        reason = "no passage" if passages.empty else "passage too short" if short else "passage not found"
+        return {"length": len(document), "reason": reason}
     match, row = min(found, key=lambda pair: (pair[0].start, -pair[0].similarity))
-    return {**_place(document, match), "passage": row, "similarity": match.similarity, "method": match.method}
-
-
-def _place(document: TokenizedText, match: Match) -> dict[str, Any]:
-    starts, ends = np.asarray(document.starts), np.maximum.accumulate(np.asarray(document.ends))
     return {
-        # The first token that reaches beyond: byte-level tokens begin with the space before their word.
-        "first_token": int(np.searchsorted(ends, match.start, side="right")),
-        "end_token": int(np.searchsorted(starts, match.end, side="left")),
+        "first_token": tokens_before(document, match.start),
+        "end_token": int(np.searchsorted(np.asarray(document.starts), match.end, side="left")),
         "length": len(document),
         "start": match.start,
         "end": match.end,
-        "reason": "",
+        "passage": row,
+        "similarity": match.similarity,
+        "method": match.method,
     }
 
 
 def _judged(
-    pairs: pd.DataFrame, reader: Reader, judge: ChunkJudge, windows: SentenceWindows, max_chunks: int | None, bar: Any
+    pairs: pd.DataFrame, read: Read, judge: ChunkJudge, windows: SentenceWindows, max_chunks: int | None, bar: Any
 ) -> list[dict[str, Any]]:
     # Chunked before anybody is asked: tokenizers may not be shared between threads.
-    found, spans, jobs = [], [], []
+    found: list[dict[str, Any]] = []
+    spans, jobs = [], []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
-        row = _missing(docno, reader)
-        found.append(row or {"length": len(reader(docno))})
-        cut = [] if row else windows(reader(docno))
-        characters = [reader(docno).characters(span) for span in cut]
+        document = read(docno)
+        cut = windows(document) if len(document) else []
+        characters = [document.characters(span) for span in cut]
+        found.append({"length": len(document), "reason": "" if cut else "document empty"})
         spans.append((cut, characters))
-        jobs.append(ChunkJob(qid, query, [reader.texts[docno][a:b] for a, b in characters[:max_chunks]]))
-    for row, job, first, (cut, characters) in zip(found, jobs, judge(jobs, bar.update), spans, strict=True):
-        if job.chunks:
-            row |= {"chunks": len(cut), "judged": first.judged, "unjudged": first.unjudged}
-            row |= _chunk(cut, characters, first) if first.number >= 0 else {"reason": _why(cut, job)}
+        jobs.append(ChunkJob(qid, query, [document.text[start:end] for start, end in characters[:max_chunks]]))
+    for row, first, (cut, characters) in zip(found, judge(jobs, bar.update), spans, strict=True):
+        if not cut:
+            continue
+        row |= {"chunks": len(cut), "judged": first.judged, "unjudged": first.unjudged}
+        if first.number < 0:
+            row["reason"] = "no relevant chunk" + (" among those judged" if first.judged < len(cut) else "")
+            continue
+        row |= {"chunk": first.number, "grade": first.grade}
+        row["first_token"], row["end_token"] = cut[first.number]
+        row["start"], row["end"] = characters[first.number]
     return found
 
 
-def _chunk(cut: list[Span], characters: list[Span], first: FirstChunk) -> dict[str, Any]:
-    (start, end), (first_token, end_token) = characters[first.number], cut[first.number]
-    tokens = {"first_token": first_token, "end_token": end_token}
-    return {**tokens, "start": start, "end": end, "reason": "", "chunk": first.number, "grade": first.grade}
+def tokens_before(document: TokenizedText, character: int) -> int:
+    """How many tokens of a text end before a character, or with it: byte-level tokens begin with a space."""
+    return int(np.searchsorted(np.maximum.accumulate(np.asarray(document.ends)), character, side="right"))
 
 
-def _why(cut: list[Span], job: ChunkJob) -> str:
-    return NO_CHUNK if len(job.chunks) == len(cut) else NO_CHUNK_READ
+def texts_of_corpus(
+    corpus: pd.DataFrame | Iterable[Mapping[str, Any]], wanted: set[str], text_field: TextField
+) -> dict[str, str]:
+    """The texts of the wanted documents, by docno; those that are not in the corpus are left out."""
+    fields = field_names(text_field)
+    if not isinstance(corpus, pd.DataFrame):
+        rows = [_only(["docno", *fields], row) for row in corpus if str(row.get("docno")) in wanted]
+        corpus = pd.DataFrame(rows, columns=["docno", *fields])
+    check_columns(corpus, ["docno", *fields], "corpus")
+    found = corpus[as_strings(corpus["docno"]).isin(wanted).to_numpy()]
+    docnos = as_strings(found["docno"])
+    if docnos.duplicated().any():
+        twice = docnos[docnos.duplicated()].iloc[0]
+        raise ValueError(f"corpus holds the document {twice!r} more than once (column docno): keep one of them")
+    return dict(zip(docnos.tolist(), texts_of(found, fields, None), strict=True))
 
 
-def _as_frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
-    """The pairs with what was found; missing values where nothing was."""
-    frame = pairs[["qid", "docno", "label"]].copy()
-    kinds: dict[str, Any] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
-    for name, kind in kinds.items():
-        nothing = {"str": "", "Int64": pd.NA}.get(kind, np.nan)
-        values = [row.get(name, nothing) for row in found]
-        frame[name] = pd.Series(values, index=frame.index, dtype=object).astype(kind)
-    return frame
+def _only(fields: list[str], row: Mapping[str, Any]) -> dict[str, Any]:
+    absent = [name for name in fields if name not in row]
+    if absent:
+        raise ValueError(f"document {row['docno']!r} of the corpus lacks {', '.join(absent)}; it has {', '.join(row)}")
+    return {name: row[name] for name in fields}
 
 
-def _spread(values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return dict.fromkeys(("median", "mean", "p90"), float("nan"))
-    return {"median": float(np.median(values)), "mean": float(values.mean()), "p90": float(np.percentile(values, 90))}
+def token_reader(tokenizer: Any) -> Callable[[str], TokenizedText]:
+    """What finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
+    if isinstance(tokenizer, str | Path):
+        from transformers import AutoTokenizer
 
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+    if tokenizer is not None and not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"tokenizer={tokenizer!r} must be a fast Hugging Face tokenizer, its name or folder, or None")
+    return partial(tokenized, tokenizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
@@ -14,9 +13,9 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts
+from ..experiment.plots import draw_means, finish, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
-from .judging import tokenized
-from .triples import fast_tokenizer, texts_of_corpus
+from .positions import texts_of_corpus, token_reader, tokens_before
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -77,9 +76,14 @@ class PositionSensitivity:
         Raises:
             ImportError: without matplotlib.
         """
-        from .plots import plot_sensitivity
-
-        return plot_sensitivity(self, ax=ax)
+        ax = ax or new_axes()
+        for name, rows in self.table.groupby("name", sort=False):
+            places, full = rows["place"].to_numpy(), rows["reject"].tolist()
+            draw_means(ax, places, rows["change"], rows, full=full, label=str(name))
+        ax.axhline(0, color="0.6", linewidth=0.8)
+        ax.set_xlabel("place of the relevant passage (0: start, 1: end)")
+        ax.set_ylabel("change of the score (standard deviations)")
+        return finish(ax)
 
     def _of_system(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
         values = rows.pivot_table("score", "qid", "place", aggfunc="mean")
@@ -162,26 +166,20 @@ def position_sensitivity(
         raise ValueError(f"places={list(places)} must be at least two different numbers from 0 to 1")
     spans = _checked_gold(gold, topics)
     texts = texts_of_corpus(corpus, set(spans["docno"]), text_field)
-    versions = _versions(spans, texts, at, fast_tokenizer(tokenizer), text_field)
-    frames = []
-    with pt.tqdm(total=len(named), desc="position_sensitivity", unit="system", disable=not verbose) as bar:
-        for name, system in named.items():
-            scored = versions.assign(score=_scores(name, system, versions, text_field))
-            frames.append(scored[["qid", "original", "place", "first_token", "length", "score"]].assign(name=name))
-            bar.update()
-    scores = pd.concat(frames, ignore_index=True).rename(columns={"original": "docno"})
-    scores = scores[["name", "qid", "docno", "place", "first_token", "length", "score"]]
+    versions = _versions(spans, texts, at, token_reader(tokenizer), text_field)
+    frames = [
+        versions.assign(name=name, score=_scores(name, system, versions, text_field), docno=versions["original"])
+        for name, system in pt.tqdm(named.items(), desc="position_sensitivity", unit="system", disable=not verbose)
+    ]
+    columns = ["name", "qid", "docno", "place", "first_token", "length", "score"]
+    scores = pd.concat(frames, ignore_index=True)[columns]
     return PositionSensitivity(scores, confidence=confidence, test=test, alpha=alpha, resamples=resamples, seed=seed)
 
 
 def moved(text: str, start: int, end: int, place: float) -> tuple[str, int]:
-    """A text with one of its passages at another place, and the character at which it begins there.
+    """A text with its passage from `start` to `end` moved, and the character at which it begins there.
 
-    Args:
-        text: the document.
-        start: first character of the passage.
-        end: the one after its last.
-        place: share of the rest of the document that goes before it; the nearest sentence boundary is taken.
+    `place` is the share of the rest that goes before it; the nearest sentence boundary is taken.
 
     Example:
         >>> moved("One. Two. Three.", 5, 9, 1.0)
@@ -190,10 +188,7 @@ def moved(text: str, start: int, end: int, place: float) -> tuple[str, int]:
     passage = text[start:end].strip()
     before, after = text[:start].strip(), text[end:].strip()
     rest = f"{before} {after}".strip()
-    boundaries = [0, *sentence_starts(rest), len(rest)]
-    wanted = place * len(rest)
-    right = bisect.bisect_left(boundaries, wanted)
-    cut = min(boundaries[max(0, right - 1) : right + 1], key=lambda boundary: abs(boundary - wanted))
+    cut = min([0, *sentence_starts(rest), len(rest)], key=lambda boundary: abs(boundary - place * len(rest)))
     head, tail = rest[:cut].rstrip(), rest[cut:].lstrip()
     begins = len(head) + 1 if head else 0
     return " ".join(filter(None, [head, passage, tail])), begins
@@ -205,7 +200,7 @@ def _checked_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
     check_columns(topics, ("qid", "query"), "topics")
     queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
     spans = gold[["qid", "docno", "start", "end"]].assign(qid=as_strings(gold["qid"]), docno=as_strings(gold["docno"]))
-    spans = spans[spans["qid"].isin(queries)].reset_index(drop=True)
+    spans = spans.assign(query=spans["qid"].map(queries)).dropna(subset="query")
     if not len(spans):
         raise ValueError("gold and topics have no qid in common: there is no passage to move")
     twice = spans[spans.duplicated(["qid", "docno"])]
@@ -215,37 +210,30 @@ def _checked_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
             f"gold has several passages of document {docno!r} for query {qid!r}: keep one, since the others would stay "
             f"where they are"
         )
-    return spans.assign(query=[queries[qid] for qid in spans["qid"]])
+    return spans
 
 
 def _versions(
-    spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokenizer: Any, text_field: str
+    spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokens_of: Any, text_field: str
 ) -> pd.DataFrame:
     """One row for each version of each document; every one is a document of its own."""
     rows = []
-    for row in spans.to_dict("records"):
-        docno, start, end = row["docno"], row["start"], row["end"]
+    for qid, docno, start, end, query in spans.itertuples(index=False):
         if docno not in texts:
             raise ValueError(f"document {docno!r} of gold is not in the corpus")
         text = texts[docno]
-        if (
-            pd.isna(start)
-            or pd.isna(end)
-            or not 0 <= start < end <= len(text)
-            or not text[int(start) : int(end)].strip()
-        ):
+        known = pd.notna(start) and pd.notna(end) and 0 <= start < end <= len(text)
+        if not known or not text[int(start) : int(end)].strip():
             raise ValueError(
                 f"gold has no passage of document {docno!r} from character {start} to {end}: the text has "
                 f"{len(text)} characters"
             )
         for place in places:
             version, begins = moved(text, int(start), int(end), place)
-            tokens = tokenized(tokenizer, version)
-            first = int(np.searchsorted(np.maximum.accumulate(np.asarray(tokens.ends)), begins, side="right"))
-            rows.append((row["qid"], row["query"], docno, place, first, len(tokens), version))
+            tokens = tokens_of(version)
+            rows.append((qid, query, docno, place, tokens_before(tokens, begins), len(tokens), version))
     columns = ["qid", "query", "original", "place", "first_token", "length", text_field]
-    frame = pd.DataFrame(rows, columns=columns)
-    return frame.assign(docno=[str(number) for number in range(len(frame))])
+    return pd.DataFrame(rows, columns=columns).assign(docno=[str(number) for number in range(len(rows))])
 
 
 def _scores(name: str, system: Any, versions: pd.DataFrame, text_field: str) -> list[float]:
@@ -253,9 +241,9 @@ def _scores(name: str, system: Any, versions: pd.DataFrame, text_field: str) -> 
     scored = system(frame)
     of_version = dict(zip(as_strings(scored["docno"]), scored["score"].astype("float64"), strict=True))
     scores = [of_version.get(docno, np.nan) for docno in versions["docno"]]
-    if not np.isfinite(scores).all():
+    if without := int((~np.isfinite(scores)).sum()):
         raise ValueError(
-            f"{name!r} returned no finite score for {int((~np.isfinite(scores)).sum())} of {len(scores)} documents: "
-            f"it must score every row, so leave out cutoffs"
+            f"{name!r} returned no finite score for {without} of {len(scores)} documents: it must score every row, so "
+            f"leave out cutoffs"
         )
     return scores

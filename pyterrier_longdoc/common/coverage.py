@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -100,12 +101,7 @@ class Coverage:
     def add_queries(self, lengths: list[int], limit: int) -> None:
         """Counts queries of these lengths in tokens, of which at most `limit` are read."""
         self.queries += len(lengths)
-        self.queries_cut += sum(length > limit for length in lengths)
-
-    def add_encoded(self, tokens: int, computed: int) -> None:
-        """Counts tokens that went through the backbone, without and with padding."""
-        self.tokens_encoded += tokens
-        self.tokens_computed += computed
+        self.queries_cut += int(np.sum(np.array(lengths) > limit))
 
     def as_dict(self) -> dict[str, Any]:
         """All counts, the precision, and the three ratios, by name: one row of a table."""
@@ -159,36 +155,86 @@ class Explanation:
         return int(np.argmax(self.scores))
 
 
-def check_finite(scores: np.ndarray) -> None:
-    """Raises FloatingPointError, naming the first bad row, if any score is not finite."""
-    bad = np.flatnonzero(~np.isfinite(scores))
-    if len(bad):
-        raise FloatingPointError(
-            f"{len(bad)} of {len(scores)} scores are not finite, the first in row {bad[0]}; "
-            f"with dtype='float16' use bfloat16 or float32; otherwise a weight of the model is not finite"
-        )
+class Scored:
+    """What a model makes of R pairs of query and text.
 
-
-@dataclass(frozen=True, eq=False)
-class RawExplanation:
-    """What a head says of one document of a padded batch.
+    Args:
+        rows: R.
+        coverage: of the run; texts are added to it with their scores.
+        per_pair: whether a text counts once for each of its queries, as windows are chosen for the query.
 
     Attributes:
-        scores: N scores of windows alone.
-        weights: N attention weights, or None.
-        terms: Q contributions of query tokens, or None.
+        scores: `(R,)` float64.
+        explanations: R of them; None where they were not asked for.
     """
 
-    scores: list[float]
-    weights: list[float] | None
-    terms: list[float] | None
+    def __init__(self, rows: int, coverage: Coverage, *, per_pair: bool = False) -> None:
+        self.scores = np.full(rows, np.nan)
+        self.explanations: list[Any] = [None] * rows
+        self.coverage = coverage
+        self.per_pair = per_pair
+        self._counted: set[str] = set()
 
-    def of(self, spans: list[tuple[int, int]], query: list[str]) -> Explanation:
-        """The explanation of a document with these windows and this query, without the padding."""
-        count = len(spans)
-        return Explanation(
-            spans=spans,
-            scores=self.scores[:count],
-            weights=None if self.weights is None else self.weights[:count],
-            query_terms=None if self.terms is None else list(zip(query, self.terms, strict=False)),
-        )
+    def add(
+        self,
+        block: Any,
+        values: np.ndarray,
+        readings: Sequence[Reading],
+        explanations: Sequence[Explanation | None],
+    ) -> None:
+        """Takes the scores of P pairs.
+
+        Args:
+            block: the pairs: their `texts`, for each its `text` among these, and the `rows` that ask for it.
+            values: `(P,)` scores.
+            readings: what was read for each.
+            explanations: of each; None where they were not asked for.
+        """
+        pairs = zip(block.rows, block.text, values, readings, explanations, strict=True)
+        for rows, text, value, reading, explanation in pairs:
+            for row in rows:
+                self.scores[row], self.explanations[row] = value, explanation
+            if self.per_pair or block.texts[text] not in self._counted:
+                self._counted.add(block.texts[text])
+                self.coverage.add(reading)
+
+    def checked(self) -> Scored:
+        """This, or FloatingPointError that names the first bad row, if any score is not finite."""
+        bad = np.flatnonzero(~np.isfinite(self.scores))
+        if len(bad):
+            raise FloatingPointError(
+                f"{len(bad)} of {len(self.scores)} scores are not finite, the first in row {bad[0]}; "
+                f"with dtype='float16' use bfloat16 or float32; otherwise a weight of the model is not finite"
+            )
+        return self
+
+
+class Work:
+    """Counts what a run computes: tokens for its coverage, rows for a progress bar.
+
+    Args:
+        coverage: of the run.
+        on_rows: called with the number of rows that are done since the last call; None for no bar.
+    """
+
+    def __init__(self, coverage: Coverage, on_rows: Callable[[int], None] | None = None) -> None:
+        self.coverage, self.on_rows = coverage, on_rows
+        self._rows = self._reported = 0
+        self._done = 0.0
+
+    def begin(self, rows: int) -> None:
+        """A block begins that so many rows of the input ask for."""
+        self._rows, self._reported, self._done = rows, 0, 0.0
+
+    def count(self, tokens: int, computed: int) -> None:
+        """Tokens went through the backbone: real ones, and with padding."""
+        self.coverage.tokens_encoded += tokens
+        self.coverage.tokens_computed += computed
+
+    def advance(self, inputs: int, of: int) -> None:
+        """So many of the block's inputs are done."""
+        self._done += inputs / of
+        if self.on_rows is not None:
+            rows = round(self._done * self._rows)
+            self.on_rows(rows - self._reported)
+            self._reported = rows

@@ -1,25 +1,97 @@
-"""Files that are replaced as a whole."""
+"""Files: replaced as a whole, read by lines; and libraries that may be missing."""
 
 from __future__ import annotations
 
+import gzip
 import importlib
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when all has gone well."""
+def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
+
+    Args:
+        path: its folder is made if need be.
+        only_writer: no other process writes it, so that what a kill left half-written is written over.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary
+        _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
+        if os.name == "posix":  # elsewhere folders cannot be opened
+            _flush(path.parent, os.O_RDONLY)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _flush(path: Path, mode: int) -> None:
+    """Waits until a file, or a folder's list of files, is on disk and not only in memory."""
+    handle = os.open(path, mode)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a UTF-8 file, compressed (`.gz`) or not, each with where it stands, for messages.
+
+    Blank lines are skipped. Form feeds and U+2028, which JSON strings may hold, end no line.
+    """
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as stream:
+        for number, line in enumerate(stream, start=1):
+            if line.strip():
+                yield f"{path}:{number}", line.rstrip("\n")
+
+
+def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The JSON objects of a file of one object a line, compressed or not, each with where it stands.
+
+    Args:
+        path: the file.
+        strings: fields that must be there and be strings.
+
+    Raises:
+        ValueError: if a line is malformed or lacks a field.
+    """
+    for where, line in read_lines(path):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: not a JSON object ({error}): {line[:80]!r}") from None
+        yield where, checked_row(where, row, strings)
+
+
+def checked_row(where: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
+    """The row itself; raises ValueError, saying where, if it is no dict or one of the fields is no string."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {str(row)[:80]!r}")
+    for name in strings:
+        if not isinstance(row.get(name), str):
+            raise ValueError(f"{where}: field {name!r} must be a string, got {row.get(name)!r}")
+    return row
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes a file as a whole, compressed if its name ends in `.gz`; the same lines give the same bytes."""
+    with replacing(path) as temporary, temporary.open("wb") as raw:
+        # Neither name nor time in the header of compressed files, so that the bytes depend on the lines only.
+        compressed = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.suffix == ".gz" else nullcontext(raw)
+        with compressed as stream:
+            stream.writelines(f"{line}\n".encode() for line in lines)
+
+
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
+    """Writes one JSON object a line, as `write_lines` does."""
+    write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
 def import_extra(name: str, extra: str, complaint: str) -> Any:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-
-from .coverage import Coverage, Explanation
 
 EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms")
 
@@ -19,64 +16,6 @@ TextField = str | tuple[str, ...] | list[str]
 
 class TruncationWarning(UserWarning):
     """Some text was not read; `coverage` of the transformer says how much."""
-
-
-class Reranking(Protocol):
-    """What `rerank` needs to know of a transformer; its constructor arguments of the same names."""
-
-    text_field: TextField
-    text_loader: Any
-    explain: bool
-    verbose: bool
-    coverage: Coverage | None
-    _warned_cut: bool
-
-
-ScoreFunction = Callable[
-    [list[str], list[str], Callable[[int], None] | None], tuple[np.ndarray, list[Explanation], Coverage]
-]
-"""`(queries, texts, on_rows) -> (scores, explanations, coverage)`; no explanations where none are asked for."""
-
-
-def rerank(transformer: Any, inp: pd.DataFrame, score: ScoreFunction) -> pd.DataFrame:
-    """Scores every row of a result frame.
-
-    Args:
-        transformer: a `Reranking` transformer; its `coverage` is set.
-        inp: `qid, query, docno` and the text column(s).
-        score: called only if there are rows.
-
-    Returns:
-        A new frame: same rows, order, index and columns, with new `score` and `rank`.
-    """
-    fields = validated(inp, transformer.text_field, transformer.text_loader, transformer)
-    if not len(inp):
-        return with_scores(inp, [], **({name: [] for name in EXPLANATION_COLUMNS} if transformer.explain else {}))
-    queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, transformer.text_loader)
-    with pt.tqdm(total=len(inp), desc=type(transformer).__name__, unit="doc", disable=not transformer.verbose) as bar:
-        advance = (lambda n: bar.update(n) and None) if transformer.verbose else None
-        scores, explanations, coverage = score(queries, texts, advance)
-    transformer.coverage = coverage
-    if coverage.is_cut and not transformer._warned_cut:
-        transformer._warned_cut = True
-        warnings.warn(
-            f"{type(transformer).__name__} did not read all of the text: {coverage.losses()} (see .coverage).",
-            TruncationWarning,
-            stacklevel=4,
-        )
-    return with_scores(inp, scores, **(_explanation_columns(explanations) if transformer.explain else {}))
-
-
-def _explanation_columns(explanations: list[Explanation]) -> dict[str, list[Any]]:
-    best = [explanation.spans[explanation.best] for explanation in explanations]
-    return {
-        "window_scores": [explanation.scores for explanation in explanations],
-        "window_weights": [explanation.weights for explanation in explanations],
-        "window_spans": [explanation.spans for explanation in explanations],
-        "best_start": [start for start, _ in best],
-        "best_end": [end for _, end in best],
-        "query_terms": [explanation.query_terms for explanation in explanations],
-    }
 
 
 def field_names(text_field: TextField) -> list[str]:
@@ -100,8 +39,8 @@ def validated(
         pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
     """
     fields = field_names(text_field)
-    twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
-    if twice:
+    if inp.columns.has_duplicates:
+        twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
         raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
     try:
         with pt.validate.any(inp, context=context) as v:
@@ -138,9 +77,9 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
         absent = [name for name in fields if name not in frame.columns]
         if absent:
             raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    if len(fields) == 1:
+        return strings(frame[fields[0]], fields[0])
     columns = [strings(frame[name], name) for name in fields]
-    if len(columns) == 1:
-        return columns[0]
     return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
 
 

@@ -1,13 +1,15 @@
-"""Sentences of texts, and their lengths in the tokens of any tokenizer."""
+"""Sentences of texts, their lengths in the tokens of any tokenizer, and which texts count as equal."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
+_SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 Counter = Callable[[Sequence[str]], list[int]]
@@ -24,6 +26,53 @@ def sentence_starts(text: str) -> list[int]:
     return [match.end() for match in _SENTENCE_END.finditer(text) if match.end() < len(text)]
 
 
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, without white space around them.
+
+    Example:
+        >>> sentences("One. Two! Three")
+        ['One.', 'Two!', 'Three']
+    """
+    starts = sentence_starts(text)
+    pieces = (text[start:end].strip() for start, end in zip([0, *starts], [*starts, len(text)], strict=True))
+    return [piece for piece in pieces if piece]
+
+
+def summary_end(text: str) -> int:
+    """The number of characters of the first sentence of a docstring.
+
+    Not `sentence_starts`: the topics of `longdoc:docstrings` stay as they were published.
+
+    Example:
+        >>> summary_end("Use e.g. Numpy, i.e. arrays. Then more.")
+        28
+    """
+    end = _SUMMARY_END.search(text)
+    return end.end() if end else len(text)
+
+
+def ends_sentence(word: str) -> bool:
+    """Whether a sentence ends with a word.
+
+    Not `sentence_starts`: needles stay where they were published.
+
+    Example:
+        >>> ends_sentence('word.")')
+        True
+    """
+    return word.rstrip("\"')]").endswith((".", "!", "?"))
+
+
+def token_spans(text: str) -> list[tuple[int, int]]:
+    """Characters of the words and punctuation marks in `text`, as BERT's basic tokenizer splits them.
+
+    Example:
+        >>> token_spans("a_b.")
+        [(0, 1), (1, 2), (2, 3), (3, 4)]
+    """
+    return [match.span() for match in _TOKEN.finditer(text)]
+
+
 def count_tokens(text: str) -> int:
     """Number of words and punctuation marks in ``text``, as BERT's basic tokenizer splits them.
 
@@ -33,7 +82,18 @@ def count_tokens(text: str) -> int:
         >>> count_tokens("Return a_b.")
         5
     """
-    return sum(1 for _ in _TOKEN.finditer(text))
+    return len(_TOKEN.findall(text))
+
+
+def folded(text: str) -> str:
+    """A text in which letter case and white space make no difference."""
+    return " ".join(text.casefold().split())
+
+
+def digest(text: str) -> int:
+    """A fingerprint that letter case and white space do not change."""
+    content = folded(text).encode("utf-8", "replace")
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
@@ -42,8 +102,8 @@ def token_counter(tokenizer: Any = None) -> Counter:
     Args:
         tokenizer: None counts words and punctuation marks (`count_tokens`: a lower bound on BERT's word pieces that
             needs no vocabulary); a Hugging Face tokenizer, or the name or folder of one; a `tokenizers.Tokenizer`;
-            or a function that gives the number of tokens of one text. Special tokens are not counted and nothing is
-            truncated.
+            a tiktoken encoding; or a function that gives the number of tokens of one text. Special tokens are not
+            counted and nothing is truncated.
 
     Raises:
         TypeError: if it is none of these.
@@ -58,7 +118,13 @@ def token_counter(tokenizer: Any = None) -> Counter:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(tokenizer)
-    for kind, needed in ((_hugging_face, "convert_tokens_to_ids"), (_rust, "encode_batch"), (_function, "__call__")):
+    kinds = (
+        ("convert_tokens_to_ids", _hugging_face),
+        ("encode_ordinary", _tiktoken),
+        ("encode_batch", _rust),
+        ("__call__", _function),
+    )
+    for needed, kind in kinds:
         if hasattr(tokenizer, needed):
             return partial(kind, tokenizer)
     raise TypeError(f"tokenizer={tokenizer!r} must be a tokenizer, its name, or a function from a text to a number")
@@ -71,6 +137,11 @@ def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:
         list(texts), add_special_tokens=False, return_attention_mask=False, truncation=False, verbose=False
     )
     return [len(row) for row in rows["input_ids"]]
+
+
+def _tiktoken(encoding: Any, texts: Sequence[str]) -> list[int]:
+    # encode() refuses texts that spell a special token, such as "<|endoftext|>".
+    return [len(encoding.encode_ordinary(text)) for text in texts]
 
 
 def _rust(tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -1,0 +1,25 @@
+"""Test collections: read, generated with relevant passages at known places, and checked for leaks."""
+
+# At once and not on first use: three of the functions have the name of their module.
+from .collection import PositionedCollection, check_leaks, find_leaks
+from .docstrings import DocstringsDataset
+from .far_relevant import far_relevant
+from .files import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
+from .needle import needle, passkey
+from .rotation import RotateDocuments, position_augmentation
+
+__all__ = [
+    "DocstringsDataset",
+    "FolderDataset",
+    "PositionedCollection",
+    "RotateDocuments",
+    "check_leaks",
+    "far_relevant",
+    "find_leaks",
+    "needle",
+    "passkey",
+    "position_augmentation",
+    "read_far_relevant",
+    "read_longembed",
+    "write_far_relevant",
+]

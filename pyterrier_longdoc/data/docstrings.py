@@ -9,11 +9,10 @@ report `DocstringsDataset.versions` with results.
 from __future__ import annotations
 
 import ast
-import contextlib
-import gc
 import importlib.metadata
 import importlib.util
 import inspect
+import json
 import logging
 import os
 import platform
@@ -21,19 +20,23 @@ import re
 import sysconfig
 import textwrap
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.common.presentation import HELP_URL
-from pyterrier_longdoc.data.textstore import Documents, InMemoryDataset, kept_rows
+from ..common.files import read_jsonl, write_jsonl
+from ..common.language import count_tokens, folded, summary_end, token_counter
+from ..common.presentation import HELP_URL
+from .collection import Parts, PositionedCollection
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +70,6 @@ _LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _RULER = re.compile(r"[^\w\s]{3,}\s*$")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
-_SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
 _ROLE = re.compile(r":[\w:+-]+:`(?:~(?:[\w.]*\.)?|[!.\\]*)([^`<]*?)\s*(?:<[^>]*>)?`")
 _MARKUP = re.compile(r"`+|\*\*?(?=\w)|(?<=\w)\*\*?")
 _NOT_PROSE = re.compile(r"^\w+:|\boptional[,)]|%\(\w+\)s|\{\w*\}|^[\w.]+\(.*\)(\s*->.*)?$|^[Cc]opyright\b|https?://")
@@ -119,9 +121,7 @@ def split_summary(docstring: str) -> tuple[str, str]:
     if len(lines) > 1 and _RULER.match(lines[1]):
         lines[1] = ""  # the first line is an underlined title, a paragraph of its own
     body = "\n".join(lines)
-    paragraph = _PARAGRAPH_END.split(body, maxsplit=1)[0]
-    end = _SENTENCE_END.search(paragraph)
-    cut = end.end() if end else len(paragraph)
+    cut = summary_end(_PARAGRAPH_END.split(body, maxsplit=1)[0])
     return _plain(body[:cut]).rstrip(" .:"), textwrap.dedent(body[cut:]).strip()
 
 
@@ -141,22 +141,21 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
         The documents, sorted by docno.
     """
     candidates: dict[str, tuple[str, str]] = {}
-    with _paused_gc():
-        for docno, docstring in chain.from_iterable(_docstrings(*package) for package in packages.items()):
-            query, text = split_summary(docstring)
-            if len(text.split()) >= MIN_DOCUMENT_WORDS:
-                candidates[_unused(docno, candidates)] = (query, text)
-
+    for docno, docstring in chain.from_iterable(_docstrings(*package) for package in packages.items()):
+        query, text = split_summary(docstring)
+        if len(text.split()) >= MIN_DOCUMENT_WORDS:
+            names = chain([docno], (f"{docno}#{number}" for number in count(2)))
+            candidates[next(name for name in names if name not in candidates)] = (query, text)
     first_of_text: dict[str, Entry] = {}
     texts_of_query: dict[str, set[str]] = {}
     for docno, (query, text) in sorted(candidates.items()):
-        folded = _folded(text)
-        texts_of_query.setdefault(_folded(query), set()).add(folded)
-        if folded not in first_of_text:
+        same = folded(text)
+        texts_of_query.setdefault(folded(query), set()).add(same)
+        if same not in first_of_text:
             topic = query if _is_topic(query, text) else ""
-            first_of_text[folded] = Entry(docno, text, topic, count_tokens(text))
+            first_of_text[same] = Entry(docno, text, topic, count_tokens(text))
     return [
-        entry if len(texts_of_query.get(_folded(entry.query), ())) == 1 else replace(entry, query="")
+        entry if len(texts_of_query.get(folded(entry.query), ())) == 1 else replace(entry, query="")
         for entry in first_of_text.values()
     ]
 
@@ -177,7 +176,7 @@ def installed_packages(names: Iterable[str] = PACKAGES) -> dict[str, Path]:
     return {name: path for name, path in found.items() if path is not None and path.is_dir()}
 
 
-class DocstringsDataset(InMemoryDataset):
+class DocstringsDataset(PositionedCollection):
     """Known-item search in Python documentation: ``pt.get_dataset("longdoc:docstrings")``.
 
     Variants of topics and qrels are ``train``, ``dev`` and ``test`` (the default), and ``train-long``,
@@ -192,9 +191,8 @@ class DocstringsDataset(InMemoryDataset):
         packages: Import name -> folder, to read others than the installed `PACKAGES`; this is not kept on disk.
     """
 
-    name = "docstrings"
-
     def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
+        super().__init__("docstrings", self._parts, count=token_counter(), default="test", variants=VARIANTS)
         self._packages = packages
 
     @cached_property
@@ -203,30 +201,14 @@ class DocstringsDataset(InMemoryDataset):
         if self._packages is not None:
             return collect(self._packages)
         recipe = {"format": _FORMAT, "versions": self.versions}
-        rows = kept_rows("docstrings", recipe, lambda: [asdict(e) for e in collect(installed_packages())])
-        return [Entry(**row) for row in rows]
+        key = blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return _cached(Path(pt.io.pyterrier_home(), "longdoc", f"docstrings-{key}.jsonl.gz"), recipe)
 
     @property
     def versions(self) -> dict[str, str]:
         """Name -> version of the packages the collection is made of."""
         packages = installed_packages() if self._packages is None else self._packages
         return {name: _version(name) for name in packages}
-
-    def get_topics(self, variant: str | None = None) -> pd.DataFrame:
-        """The topics of a variant, with columns ``qid`` and ``query``.
-
-        Raises:
-            ValueError: If there is no such variant.
-        """
-        return self._frame(variant)[["qid", "query"]]
-
-    def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
-        """The one relevant document of each topic, with columns ``qid``, ``docno`` and ``label`` (1).
-
-        Raises:
-            ValueError: If there is no such variant.
-        """
-        return self._frame(variant)[["qid", "docno", "label"]]
 
     def statistics(self) -> pd.DataFrame:
         """Sizes of the collection.
@@ -237,89 +219,69 @@ class DocstringsDataset(InMemoryDataset):
             tokens (`count_tokens`). A document counts in the split of its docno, topic or not.
         """
         groups = {split: [e for e in self.entries if split_of(e.docno) == split] for split in SPLITS}
-        return pd.DataFrame([_sizes(split, part) for split, part in {**groups, "all": self.entries}.items()])
-
-    def get_corpus_lang(self) -> str:
-        """Documentation is in English."""
-        return "en"
+        rows = []
+        for split, entries in {**groups, "all": self.entries}.items():
+            tokens = np.array([e.tokens for e in entries] or [0])
+            has_topic = np.array([bool(e.query) for e in entries] or [False])
+            row = {"split": split, "documents": len(entries), "topics": has_topic.sum()}
+            row |= {"topics_long": (has_topic & (tokens > LONG_TOKENS)).sum(), "median": np.median(tokens)}
+            rows.append({**row, "mean": tokens.mean(), "p90": np.percentile(tokens, 90), "max": tokens.max()})
+        return pd.DataFrame(rows)
 
     def get_topics_lang(self) -> str:
         """Documentation is in English."""
         return "en"
 
+    get_corpus_lang = get_topics_lang
+
     def info_url(self) -> str:
         """Where the collection is described."""
         return HELP_URL
 
-    def _frame(self, variant: str | None) -> pd.DataFrame:
-        variant = variant or "test"
-        if variant not in VARIANTS:
-            raise ValueError(f"{self!r} has no variant {variant!r}; available are {list(VARIANTS)}")
-        split, _, long = variant.partition("-")
-        shortest = LONG_TOKENS + 1 if long else 0
-        rows = [
-            (f"q-{e.docno}", e.query, e.docno, 1)
-            for e in self.entries
-            if e.query and e.tokens >= shortest and split_of(e.docno) == split
-        ]
+    def _parts(self) -> Parts:
+        rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in self.entries if e.query]
         frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
-        return frame.astype({"qid": str, "query": str, "docno": str, "label": int})
-
-    def _read_documents(self) -> Documents:
-        return {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
-
-    def _describe_component(self, component: str) -> bool | list[str] | None:
-        if component in ("topics", "qrels"):
-            return list(VARIANTS)
-        return True if component == "corpus" else None
+        frame = frame.astype({"qid": str, "query": str, "docno": str, "label": int})
+        splits: dict[str, list[str]] = {variant: [] for variant in VARIANTS}
+        for e in self.entries:
+            if e.query:
+                splits[split_of(e.docno)].append(f"q-{e.docno}")
+            if e.query and e.tokens > LONG_TOKENS:
+                splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
+        documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
+        return Parts(documents, frame[["qid", "query"]], frame[["qid", "docno", "label"]], splits=splits)
 
     def __repr__(self) -> str:
         return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"
 
 
-def _sizes(split: str, entries: list[Entry]) -> dict[str, str | int | float]:
-    tokens = np.array([e.tokens for e in entries] or [0])
-    return {
-        "split": split,
-        "documents": len(entries),
-        "topics": sum(bool(e.query) for e in entries),
-        "topics_long": sum(bool(e.query) and e.tokens > LONG_TOKENS for e in entries),
-        "median": float(np.median(tokens)),
-        "mean": float(tokens.mean()),
-        "p90": float(np.percentile(tokens, 90)),
-        "max": int(tokens.max()),
-    }
+def _cached(file: Path, recipe: dict[str, Any]) -> list[Entry]:
+    """The installed collection from a file that begins with its recipe, or built and written if there is none."""
+    try:
+        first, *rows = (row for _, row in read_jsonl(file))
+        if first != recipe:
+            raise ValueError("its first line is not the recipe it is named after")
+        return [Entry(**row) for row in rows]
+    except FileNotFoundError:
+        _log.info("building %s", file)
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        _log.warning("%s is damaged (%s) and built again", file, error)
+    entries = collect(installed_packages())
+    try:
+        write_jsonl(file, [recipe, *map(asdict, entries)])
+    except OSError as error:
+        _log.warning("%s cannot be kept: %s", file, error)
+    return entries
 
 
 def _plain(text: str) -> str:
     return " ".join(_MARKUP.sub("", _ROLE.sub(r"\1", text)).split())
 
 
-def _folded(text: str) -> str:
-    return " ".join(text.casefold().split())
-
-
 def _is_topic(query: str, text: str) -> bool:
     if not MIN_QUERY_WORDS <= len(_WORD.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
         return False
     return query.casefold() not in _plain(text).casefold()
-
-
-def _unused(docno: str, taken: Mapping[str, object]) -> str:
-    names = chain([docno], (f"{docno}#{number}" for number in count(2)))
-    return next(name for name in names if name not in taken)
-
-
-@contextlib.contextmanager
-def _paused_gc() -> Iterator[None]:
-    # Syntax trees have no cycles, and looking for some takes a third of the build.
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _docstrings(name: str, root: Path) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,8 @@ the memory of one of five thousand, and a document does not depend on which othe
 from __future__ import annotations
 
 import random
-from collections.abc import Container, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -21,11 +22,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pyterrier_longdoc.common.language import Counter, token_counter
-from pyterrier_longdoc.data.passages import PassagePool, digest
-from pyterrier_longdoc.data.positioned import Parts, PositionedCollection
-from pyterrier_longdoc.data.recipe import Length, Recipe, between, pick
-from pyterrier_longdoc.data.sources import Relevance, by_split, read_source
+from ..common.arguments import check_choice, check_positive
+from ..common.language import Counter, digest, token_counter
+from .collection import Parts, PositionedCollection, StreamedDocuments, between
+from .passages import PassagePool, read_source
+
+POSITIONS = ("early", "uniform", "far")
+
+Length = str | int | Sequence[int] | Callable[[random.Random, int, int], int]
+"""Distribution of document lengths: "uniform", a number, numbers to draw from, or `(rng, smallest, largest) -> int`."""
 
 _ATTEMPTS = 50  # random draws before the whole pool is searched for a passage that fits
 
@@ -39,7 +44,7 @@ def far_relevant(
     position: str = "far",
     min_offset: int = 512,
     within: int | None = None,
-    max_length: int = 1431,
+    max_doc_len: int = 1431,
     length: Length = "uniform",
     extra_passage: bool = True,
     tokenizer: Any = None,
@@ -61,14 +66,14 @@ def far_relevant(
 
     For each relevant passage of each topic, with C tokens (Boytsov et al. 2025, Section C.2):
 
-    1. draw the document's length D from `min_offset + C` to `max_length`;
+    1. draw the document's length D from `min_offset + C` to `max_doc_len`;
     2. draw non-relevant passages, all different, until they have at least `min_offset` tokens;
     3. draw further ones until there are at least D - C tokens;
     4. mix the passages of step 3 with the relevant one, and put those of step 2 in front.
 
     Drawing until the length is passed is what the authors did, and call a bug: a document has one passage more than
-    intended, and some 5 % of theirs are longer than `max_length`. Without it (`extra_passage=False`) step 3 stops
-    before the length is passed, and no document is longer than `max_length`.
+    intended, and some 5 % of theirs are longer than `max_doc_len`. Without it (`extra_passage=False`) step 3 stops
+    before the length is passed, and no document is longer than `max_doc_len`.
 
     Which filler a document has, and how long it is, depends on the seed but not on `position`: the same seed gives the
     same documents with their relevant passage elsewhere.
@@ -87,7 +92,7 @@ def far_relevant(
             longer than that: at the start).
         min_offset: tokens; 512 as in the paper, the positions of BERT.
         within: tokens; None takes `min_offset`.
-        max_length: tokens; 1431 as in the paper, three windows of 477.
+        max_doc_len: tokens; 1431 as in the paper, three windows of 477.
         length: distribution of D; "uniform" as in the paper.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
         tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
@@ -104,7 +109,7 @@ def far_relevant(
         min_passage: tokens, at least 1; passages with less are no filler.
         max_passage: tokens; passages with more are neither filler nor, with `unfit="skip"`, relevant.
         unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
-            longer than `max_passage`, or too long for `max_length`: "raise" or "skip".
+            longer than `max_passage`, or too long for `max_doc_len`: "raise" or "skip".
         min_label: the lowest relevant label.
         splits: name -> share of the topics; topics with a relevant passage or the query in common stay together.
         text_field: one or several fields of the passages, joined by one space.
@@ -120,65 +125,177 @@ def far_relevant(
         >>> passages = [{"docno": str(i), "text": f"passage number {i} ."} for i in range(9)]
         >>> topics = pd.DataFrame({"qid": ["q"], "query": ["five"]})
         >>> qrels = pd.DataFrame({"qid": ["q"], "docno": ["5"], "label": [1]})
-        >>> small = far_relevant(passages, topics, qrels, min_offset=8, max_length=16)
+        >>> small = far_relevant(passages, topics, qrels, min_offset=8, max_doc_len=16)
         >>> small.gold[["docno", "position", "passage"]].values.tolist()
         [['q_5', 'far', '5']]
         >>> bool(small.gold["first_token"].min() >= 8)
         True
     """
-    recipe = Recipe(position, min_offset, within, max_length, length, extra_passage, separator, seed)
-    _check_settings(relevant_per_query, copies, distractors, exclude, min_passage, unfit)
+    recipe = Recipe(position, min_offset, within, max_doc_len, length, extra_passage, separator, seed)
+    check_positive(relevant_per_query=relevant_per_query, copies=copies, min_passage=min_passage)
+    check_choice("exclude", exclude, ("all", "own"))
+    check_choice("unfit", unfit, ("raise", "skip"))
+    if distractors < 0:
+        raise ValueError(f"distractors={distractors} must be at least 0")
     count = token_counter(tokenizer)
-    source = read_source(passages, topics, qrels, variant=variant, min_label=min_label)
-    judged = set(source.relevant["docno"])
-    pool = PassagePool.read(source.passages, count=count, text_field=text_field, judged=judged)
-    relevance = Relevance(source, pool)
-    longest = min(max_length - min_offset, max_passage or max_length)
-    fit = relevance.fit(pool, min_passage, longest, raising=unfit == "raise")
-    chosen = relevance.choose(fit, relevant_per_query, seed)
-    open_to_all = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
+    source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
+    pool = PassagePool(source, count=count, text_field=text_field, judged=set(relevant["docno"]))
+    relevant = pool.located(relevant)
+    qids_of: dict[int, list[str]] = {}
+    known = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
+    for qid, value in zip(known["qid"].tolist(), known["digest"].tolist(), strict=True):
+        qids_of.setdefault(value, []).append(qid)
+    longest = min(max_doc_len - min_offset, max_passage or max_doc_len)
+    chosen = _fitting(relevant, min_passage, longest, raising=unfit == "raise")
+    if relevant_per_query is not None:
+        chosen = _some(chosen, qids_of, relevant_per_query, seed)
+    is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
     if exclude == "all":
-        open_to_all &= ~np.isin(pool.digests, list(relevance.topics_of))
-    filler = np.flatnonzero(open_to_all).astype(np.int32)
+        is_filler &= ~np.isin(pool.digests, list(qids_of))
+    filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
         raise ValueError(
             f"no filler: of {len(pool)} passages none has {min_passage} tokens or more, and is not relevant"
         )
-    documents = FarDocuments(recipe, pool, relevance, filler, chosen, count, copies=copies, distractors=distractors)
-    found = documents.qrels()
-    kept = source.topics[source.topics["qid"].isin(found["qid"])].reset_index(drop=True)
+    names = (chosen["qid"] + "_" + chosen["docno"]).tolist()
+    documents = FarDocuments(
+        recipe, pool, qids_of, chosen["passage"].to_numpy(), names, filler, count, copies, distractors
+    )
+    qrels = documents.qrels()
+    topics = topics[topics["qid"].isin(qrels["qid"])].reset_index(drop=True)
     if splits is not None:
-        groups = found.groupby("docno", sort=False)["qid"].agg(list).tolist()
-        groups += kept.groupby(kept["query"].map(digest), sort=False)["qid"].agg(list).tolist()
-        kept = kept.assign(split=by_split(kept["qid"].tolist(), groups, splits, seed))
-    names = splits or (dict.fromkeys(kept["split"]) if "split" in kept else {})
-    variants = {split: kept["qid"][kept["split"] == split].tolist() for split in names}
-    parts = Parts(documents, kept, found, documents.gold, splits=variants, lengths=documents.lengths)
-    return PositionedCollection(name, parts, count=count, variants=list(variants))
+        groups = qrels.groupby("docno", sort=False)["qid"].agg(list).tolist()
+        groups += topics.groupby(topics["query"].map(digest), sort=False)["qid"].agg(list).tolist()
+        topics = topics.assign(split=by_split(topics["qid"].tolist(), groups, splits, seed))
+    variants = splits or (dict.fromkeys(topics["split"]) if "split" in topics else {})
+    parts = Parts(
+        documents,
+        topics,
+        qrels,
+        documents.gold,
+        splits={split: topics["qid"][topics["split"] == split].tolist() for split in variants},
+        lengths=documents.lengths,
+        relevant_filler=documents.relevant_filler,
+    )
+    return PositionedCollection(name, parts, count=count)
 
 
-class FarDocuments(Mapping[str, Mapping[str, str]]):
-    """The documents of a FarRelevant collection, docno -> `docno, text`, made when they are read."""
+def _fitting(relevant: pd.DataFrame, shortest: int, longest: int, *, raising: bool) -> pd.DataFrame:
+    """The relevant passages that documents can be made of; of those with the same text the first."""
+    unfit = relevant[~relevant["tokens"].between(shortest, longest)]
+    if len(unfit) and (raising or len(unfit) == len(relevant)):
+        first = unfit.iloc[0]
+        found = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
+        raise ValueError(
+            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {found}, where {shortest} to "
+            f"{longest} tokens are needed ({len(unfit)} of {len(relevant)} are unfit); raise max_doc_len, lower "
+            f"min_passage, or leave such passages out with unfit='skip'"
+        )
+    return relevant.drop(unfit.index).drop_duplicates(["qid", "digest"])
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        pool: PassagePool,
-        relevance: Relevance,
-        filler: np.ndarray,
-        chosen: np.ndarray,
-        count: Counter,
-        *,
-        copies: int,
-        distractors: int,
-    ) -> None:
-        self.recipe, self.pool, self.relevance = recipe, pool, relevance
-        self._filler, self._chosen, self._count = filler, chosen, count
-        self._copies, self._distractors = copies, distractors
-        self.lengths_add_up = self._check_lengths()
+
+def _some(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
+    """At most `per_query` passages for each topic, first those that no other topic shares."""
+    chosen: list[int] = []
+    for qid, digests in relevant["digest"].groupby(relevant["qid"], sort=False):
+        drawn = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
+        chosen.extend(sorted(drawn, key=lambda row: len(qids_of[digests[row]]))[:per_query])
+    return relevant.loc[chosen]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a document is put together; the arguments of `far_relevant` of the same names."""
+
+    position: str = "far"
+    min_offset: int = 512
+    within: int | None = None
+    max_doc_len: int = 1431
+    length: Length = "uniform"
+    extra_passage: bool = True
+    separator: str = " "
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("position", self.position, POSITIONS)
+        check_positive(within=self.within)
+        if self.min_offset < 0:
+            raise ValueError(f"min_offset={self.min_offset} must be at least 0")
+        if self.max_doc_len <= self.min_offset:
+            raise ValueError(f"max_doc_len={self.max_doc_len} must be greater than min_offset={self.min_offset}")
+        several = hasattr(self.length, "__len__") and not isinstance(self.length, str)
+        one = isinstance(self.length, int | np.integer) or callable(self.length)
+        if not (several or one or self.length == "uniform"):
+            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', whole numbers, or a function")
+        if several and not len(self.length):  # type: ignore[arg-type]
+            raise ValueError("length=[] holds no length to draw from")
+        if self.separator.strip() or not self.separator:
+            raise ValueError(f"separator={self.separator!r} must be white space, to keep passages and tokens apart")
+
+    @property
+    def beginning(self) -> int:
+        """Tokens of a document within which an early passage ends."""
+        return self.min_offset if self.within is None else self.within
+
+    def target(self, rng: random.Random, smallest: int) -> int:
+        """Draws the length of a document, D_max in the paper's words: from `smallest`, what it needs at least."""
+        if isinstance(self.length, str):
+            return between(rng, smallest, self.max_doc_len)
+        if callable(self.length):
+            drawn = self.length(rng, smallest, self.max_doc_len)
+        elif isinstance(self.length, int | np.integer):
+            drawn = int(self.length)
+        else:
+            fitting = [size for size in map(int, self.length) if smallest <= size <= self.max_doc_len] or [-1]
+            drawn = fitting[between(rng, 0, len(fitting) - 1)]
+        if not smallest <= drawn <= self.max_doc_len:
+            raise ValueError(f"length={self.length!r} gives none from {smallest} to max_doc_len={self.max_doc_len}")
+        return drawn
+
+    def slots(self, before: np.ndarray, passage: int) -> tuple[int, int]:
+        """First and last place where the relevant passage may stand; i stands for after i filler passages.
+
+        Args:
+            before: `(n + 1,)`, tokens of the first 0, 1, ..., n filler passages.
+            passage: tokens of the relevant passage.
+        """
+        last = len(before) - 1
+        if self.position == "far":
+            return int(np.searchsorted(before, self.min_offset)), last
+        if self.position == "early":
+            return 0, max(0, int(np.searchsorted(before, self.beginning - passage, side="right")) - 1)
+        return 0, last
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FarDocuments(StreamedDocuments):
+    """The documents of a FarRelevant collection, docno -> `docno, text`, made when they are read.
+
+    First those with a relevant passage, then the distractors; `i` below is a document's number in that order. Passages
+    are indices into the pool, or digests where those with the same text count as one.
+    """
+
+    recipe: Recipe
+    pool: PassagePool
+    qids_of: Mapping[int, list[str]]  # digest -> topics it is relevant for
+    relevant: np.ndarray  # the relevant passages documents are made of
+    names: list[str]  # of these documents
+    filler: np.ndarray  # passages that may be filler
+    count: Counter
+    copies: int
+    distractors: int
+
+    @cached_property
+    def lengths_add_up(self) -> bool:
+        """Whether the length of a document is that of its passages together, as some pairs of them show."""
+        # Word pieces never span white space, so that lengths add up; byte-level pieces take the space before a word.
+        rng = random.Random(0)
+        pairs = [(_pick(rng, self.filler), _pick(rng, self.filler)) for _ in range(256)]
+        joint = self.count([self._text(pair) for pair in pairs])
+        return joint == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
 
     def __len__(self) -> int:
-        return len(self._chosen) * self._copies + self._distractors
+        return len(self._with_relevant) + self.distractors
 
     def __iter__(self) -> Iterator[str]:
         return map(self._docno, range(len(self)))
@@ -186,22 +303,13 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
     def __getitem__(self, docno: str) -> Mapping[str, str]:
         return self._row(self._index_of[docno])
 
-    def values(self) -> ValuesView[Mapping[str, str]]:
-        """All documents, made one after the other."""
-        return _Values(self)
-
     def rows(self) -> Iterator[Mapping[str, str]]:
         """Makes all documents, one after the other."""
         return map(self._row, range(len(self)))
 
     def pieces(self, docno: str) -> list[str]:
         """Docnos of the passages that a document consists of, in order."""
-        return [self.pool.docno(piece) for piece in self._plan(self._index_of[docno])[0]]
-
-    def filler_of(self, docno: str) -> list[int]:
-        """Positions in the pool of the filler of a document, in order."""
-        pieces, slot = self._plan(self._index_of[docno])
-        return [*pieces[:slot], *pieces[slot + 1 :]]
+        return [self.pool.name(piece) for piece in self._plan(self._index_of[docno])[0]]
 
     def qrels(self) -> pd.DataFrame:
         """`qid, docno, label`: each document with all topics that its passage is relevant for.
@@ -209,88 +317,91 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         Raises:
             ValueError: if two documents have the same docno.
         """
-        # By columns, which share their strings; half a million tuples would take more than all else.
-        qids: list[str] = []
-        docnos: list[str] = []
-        taken = set(map(self._docno, range(len(self._relevant()), len(self))))
-        for i in self._relevant():
-            found, docno = self._qids(i), self._docno(i)
-            if docno in taken:
-                raise ValueError(f"two documents are called {docno!r} (qid_passage); rename topics or passages")
-            taken.add(docno)
-            qids.extend(found)
-            docnos.extend([docno] * len(found))
-        return pd.DataFrame({"qid": pd.Series(qids, dtype=str), "docno": pd.Series(docnos, dtype=str), "label": 1})
+        docnos = pd.Series(list(self), dtype=str)
+        if docnos.duplicated().any():
+            twice = docnos[docnos.duplicated()].iloc[0]
+            raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
+        qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.copies)]
+        rows = pd.DataFrame({"qid": qids, "docno": docnos[: len(qids)], "label": 1}).explode("qid", ignore_index=True)
+        return rows.astype({"qid": str})
 
     def gold(self) -> Iterator[tuple[Any, ...]]:
         """Where the relevant passages stand: the rows of `PositionedCollection.gold`."""
-        return chain.from_iterable(map(self._gold, self._relevant()))
+        for i in self._with_relevant:
+            pieces, slot = self._plan(i)
+            start = int(self.pool.characters[pieces[:slot]].sum()) + slot * len(self.recipe.separator)
+            end = start + int(self.pool.characters[pieces[slot]])
+            places = (start, end, self._length(pieces[:slot]), self._length(pieces))
+            for qid in self._qids(pieces[slot]):
+                yield (qid, self._docno(i), *places, self.recipe.position, self.pool.name(pieces[slot]))
 
     def lengths(self) -> Iterator[int]:
         """The length of each document in tokens."""
         return (self._length(self._plan(i)[0]) for i in range(len(self)))
 
-    def _relevant(self) -> range:
-        return range(len(self._chosen) * self._copies)
+    def relevant_filler(self) -> Iterator[tuple[str, str, str]]:
+        """`qid, docno, passage` of all filler that is relevant for a topic."""
+        for i in range(len(self)):
+            pieces, slot = self._plan(i)
+            for piece in [*pieces[:slot], *pieces[slot + 1 :]]:
+                for qid in sorted(self._qids(piece)):
+                    yield qid, self._docno(i), self.pool.name(piece)
+
+    @property
+    def _with_relevant(self) -> range:
+        return range(len(self.relevant) * self.copies)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
         return {docno: i for i, docno in enumerate(self)}
 
-    def _docno(self, i: int) -> str:
-        base, copy = divmod(i, self._copies)
-        if base >= len(self._chosen):
-            return f"distractor_{i - len(self._relevant())}"
-        row = self._chosen[base]
-        name = f"{self.relevance.qids[self.relevance.topic[row]]}_{self.relevance.docnos[row]}"
-        return f"{name}_{copy + 1}" if self._copies > 1 else name
+    @cached_property
+    def _digests_of(self) -> dict[str, set[int]]:
+        """All that is relevant for each topic."""
+        digests_of: dict[str, set[int]] = {}
+        for value, qids in self.qids_of.items():
+            for qid in qids:
+                digests_of.setdefault(qid, set()).add(value)
+        return digests_of
 
-    def _qids(self, i: int) -> list[str]:
-        digest = int(self.relevance.digests[self._chosen[i // self._copies]])
-        return [self.relevance.qids[topic] for topic in self.relevance.topics_of[digest]]
+    def _docno(self, i: int) -> str:
+        if i not in self._with_relevant:
+            return f"distractor_{i - len(self._with_relevant)}"
+        base, copy = divmod(i, self.copies)
+        return f"{self.names[base]}_{copy + 1}" if self.copies > 1 else self.names[base]
+
+    def _qids(self, passage: int) -> list[str]:
+        return self.qids_of.get(int(self.pool.digests[passage]), [])
 
     def _row(self, i: int) -> dict[str, str]:
         return {"docno": self._docno(i), "text": self._text(self._plan(i)[0])}
 
-    def _text(self, pieces: Sequence[int]) -> str:
+    def _text(self, pieces: Iterable[int]) -> str:
         return self.recipe.separator.join(map(self.pool.text, pieces))
 
     def _length(self, pieces: list[int]) -> int:
-        if self.lengths_add_up:
-            return int(self.pool.tokens[pieces].sum())
-        return self._count([self._text(pieces)])[0]
-
-    def _gold(self, i: int) -> Iterator[tuple[Any, ...]]:
-        pieces, slot = self._plan(i)
-        start = int(self.pool.characters[pieces[:slot]].sum()) + slot * len(self.recipe.separator)
-        end = start + int(self.pool.characters[pieces[slot]])
-        places = (start, end, self._length(pieces[:slot]), self._length(pieces))
-        for qid in self._qids(i):
-            yield (qid, self._docno(i), *places, self.recipe.position, self.pool.docno(pieces[slot]))
+        return int(self.pool.tokens[pieces].sum()) if self.lengths_add_up else self.count([self._text(pieces)])[0]
 
     def _plan(self, i: int) -> tuple[list[int], int]:
         """The passages of a document, and the place of the relevant one among them."""
-        docno = self._docno(i)
-        rng = random.Random(f"{self.recipe.seed}/{docno}")
-        filler = _Filler(self, rng, docno)
-        if i < len(self._relevant()):
-            row = self._chosen[i // self._copies]
-            passage = int(self.relevance.passage[row])
-            topics = self.relevance.topics_of[int(self.pool.digests[passage])]
-            filler.barred = [self.relevance.digests_of[topic] for topic in topics]
+        recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
+        if i in self._with_relevant:
+            passage = int(self.relevant[i // self.copies])
+            barred = [self._digests_of[qid] for qid in self._qids(passage)]
+            filler = _Filler(self.pool, self.filler, rng, self._docno(i), barred)
+            filler.used.add(int(self.pool.digests[passage]))
         else:
-            filler.barred = [self.relevance.topics_of]
-            passage = filler.draw(self.recipe.max_length - self.recipe.min_offset)
-        filler.used.add(int(self.pool.digests[passage]))
+            filler = _Filler(self.pool, self.filler, rng, self._docno(i), [self.qids_of])
+            passage = filler.draw(recipe.max_doc_len - recipe.min_offset)
         size = int(self.pool.tokens[passage])
         before = self._draw(filler, rng, size)
-        slot = between(rng, *self.recipe.slots(np.cumsum([0, *self.pool.tokens[before]]), size))
-        if self.recipe.position == "far" and not self.lengths_add_up:
-            while self._length(before[:slot]) < self.recipe.min_offset:
+        slot = between(rng, *recipe.slots(np.cumsum([0, *self.pool.tokens[before]]), size))
+        if recipe.position == "far" and not self.lengths_add_up:
+            while self._length(before[:slot]) < recipe.min_offset:
                 before.insert(0, filler.draw())
                 slot += 1
-        if self.recipe.position == "early" and not self.lengths_add_up:
-            while slot and self._length([*before[:slot], passage]) > self.recipe.beginning:
+        if recipe.position == "early" and not self.lengths_add_up:
+            while slot and self._length([*before[:slot], passage]) > recipe.beginning:
                 slot -= 1
         return [*before[:slot], passage, *before[slot:]], slot
 
@@ -301,7 +412,7 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
         drawn: list[int] = []
         total = 0
         while total < recipe.min_offset:
-            drawn.append(filler.draw(None if recipe.extra_passage else recipe.max_length - size - total))
+            drawn.append(filler.draw(None if recipe.extra_passage else recipe.max_doc_len - size - total))
             total += int(tokens[drawn[-1]])
         while total < budget:
             following = filler.draw()
@@ -311,74 +422,83 @@ class FarDocuments(Mapping[str, Mapping[str, str]]):
             drawn.append(following)
         return drawn
 
-    def _check_lengths(self) -> bool:
-        # Word pieces never span white space, so that lengths add up; byte-level pieces take the space before a word.
-        rng = random.Random(0)
-        pairs = [(pick(rng, self._filler), pick(rng, self._filler)) for _ in range(256)]
-        joint = self._count([self._text(pair) for pair in pairs])
-        return joint == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
 
-
+@dataclass
 class _Filler:
-    """Draws passages without replacement, none of them relevant."""
+    """Draws passages without replacement, none of them with a digest that is barred."""
 
-    def __init__(self, documents: FarDocuments, rng: random.Random, docno: str) -> None:
-        self._pool, self._indices = documents.pool, documents._filler
-        self._rng, self._docno = rng, docno
-        self.used: set[int] = set()
-        self.barred: Sequence[Container[int]] = ()
+    pool: PassagePool
+    indices: np.ndarray
+    rng: random.Random
+    docno: str
+    barred: Sequence[Container[int]]
+    used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
-        """A passage of at most so many tokens; None sets no limit.
-
-        Raises:
-            ValueError: if there is none left.
-        """
-        for _ in range(_ATTEMPTS):
-            index = pick(self._rng, self._indices)
-            if self._take(index, longest):
-                return index
-        # A small or nearly used up pool: search all of it, from a random place on.
-        start = between(self._rng, 0, len(self._indices) - 1)
-        for index in chain(self._indices[start:].tolist(), self._indices[:start].tolist()):
-            if self._take(index, longest):
+        """A passage of at most so many tokens; None sets no limit."""
+        for index in self._candidates():
+            value = int(self.pool.digests[index])
+            fits = longest is None or self.pool.tokens[index] <= longest
+            if fits and value not in self.used and not any(value in barred for barred in self.barred):
+                self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"
         raise ValueError(
-            f"document {self._docno!r} cannot be completed: no further filler passage{limit} among "
-            f"{len(self._indices)}, {len(self.used)} of which it has already; give more passages or a smaller length"
+            f"document {self.docno!r} cannot be completed: no further filler passage{limit} among "
+            f"{len(self.indices)}, {len(self.used)} of which it has already; give more passages or a smaller length"
         )
 
-    def _take(self, index: int, longest: int | None) -> bool:
-        digest = int(self._pool.digests[index])
-        if digest in self.used or any(digest in barred for barred in self.barred):
-            return False
-        if longest is not None and self._pool.tokens[index] > longest:
-            return False
-        self.used.add(digest)
-        return True
+    def _candidates(self) -> Iterator[int]:
+        for _ in range(_ATTEMPTS):
+            yield _pick(self.rng, self.indices)
+        # A small or nearly used up pool: search all of it, from a random place on.
+        start = between(self.rng, 0, len(self.indices) - 1)
+        yield from chain(self.indices[start:].tolist(), self.indices[:start].tolist())
 
 
-class _Values(ValuesView[Mapping[str, str]]):
-    def __init__(self, documents: FarDocuments) -> None:
-        super().__init__(documents)
-        self._documents = documents
-
-    def __iter__(self) -> Iterator[Mapping[str, str]]:
-        return self._documents.rows()
+def _pick(rng: random.Random, indices: np.ndarray) -> int:
+    return int(indices[between(rng, 0, len(indices) - 1)])
 
 
-def _check_settings(
-    relevant_per_query: int | None, copies: int, distractors: int, exclude: str, min_passage: int, unfit: str
-) -> None:
-    for name, number, least in (
-        ("relevant_per_query", relevant_per_query, 1),
-        ("copies", copies, 1),
-        ("distractors", distractors, 0),
-        ("min_passage", min_passage, 1),
-    ):
-        if number is not None and number < least:
-            raise ValueError(f"{name}={number} must be at least {least}")
-    for argument, value, known in (("exclude", exclude, ("all", "own")), ("unfit", unfit, ("raise", "skip"))):
-        if value not in known:
-            raise ValueError(f"{argument}={value!r} is unknown; choose one of {', '.join(known)}")
+def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mapping[str, float], seed: int) -> list[str]:
+    """Divides topics at random, those of a group together; gives the split of each.
+
+    Args:
+        qids: the topics.
+        groups: topics that must not be parted; groups that overlap become one.
+        splits: name -> share; the shares need not add up to 1.
+        seed: of the division.
+    """
+    if not splits or min(splits.values()) <= 0:
+        raise ValueError(f"splits={dict(splits)!r} must be names with positive shares")
+    parent = {qid: qid for qid in qids}
+
+    def root(qid: str) -> str:
+        while parent[qid] != qid:
+            parent[qid] = parent[parent[qid]]
+            qid = parent[qid]
+        return qid
+
+    for first, *others in groups:
+        for other in others:
+            parent[root(other)] = root(first)
+    members: dict[str, list[str]] = {}
+    for qid in qids:
+        members.setdefault(root(qid), []).append(qid)
+    joined = list(members.values())
+    random.Random(f"{seed}/splits").shuffle(joined)
+    joined.sort(key=len, reverse=True)
+    size = dict.fromkeys(splits, 0)
+    split_of: dict[str, str] = {}
+    for group in joined:
+        name = min(splits, key=lambda split: size[split] / splits[split])
+        size[name] += len(group)
+        split_of.update(dict.fromkeys(group, name))
+    empty = [name for name in splits if not size[name]]
+    if empty:
+        raise ValueError(
+            f"splits={dict(splits)!r} cannot be met: {', '.join(empty)} would be empty, for the largest group "
+            f"of topics that share relevant passages has {len(joined[0])} of {len(qids)} topics; a small "
+            f"relevant_per_query leaves fewer in common"
+        )
+    return [split_of[qid] for qid in qids]

@@ -7,18 +7,15 @@ documents of a length are the same text, cut, with another sentence put in.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from pyterrier_longdoc.common.language import Counter, token_counter
-from pyterrier_longdoc.data.jsonl import checked_fields, read_jsonl
-from pyterrier_longdoc.data.positioned import Parts, PositionedCollection, gold_frame
-from pyterrier_longdoc.data.recipe import between
+from ..common.language import Counter, ends_sentence, token_counter
+from .collection import Parts, PositionedCollection, between
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Context lengths of LongEmbed, in tokens."""
@@ -34,7 +31,7 @@ _LAST_NAMES = (
     "Rossi Silva Tanaka Ueda Vogel Weber Xu Young Zieba Brandt Castro Duarte Engel"
 )
 _PLACES = ("Bel Cor Dun Esk Fal Gar Hol Ist Kel Lor Mar Nor Ost Pel Rov Sul", "a e i o", "vaar mond wick thal nia ros")
-_THINGS = {
+_SIGHTS = {
     "army": "a collection of clay figures that guards the grave of {place}'s first queen",
     "bridge": "a stone crossing of nine arches, built by monks without any mortar",
     "clock": "a water-driven timepiece that has struck thirteen at noon since it was repaired",
@@ -98,8 +95,28 @@ def needle(
     if not all(text.strip() for _, text in given):
         raise ValueError("needles hold one without text")
     source = _Background(background, max(lengths), repeat, count)
-    parts = _parts(source, given, lengths, queries, documents, seed)
-    return PositionedCollection(name, parts, count=count, variants=list(parts.splits))
+    texts: dict[str, dict[str, str]] = {}
+    topics: list[tuple[str, str]] = []
+    gold: list[tuple[Any, ...]] = []
+    splits: dict[str, list[str]] = {str(length): [] for length in lengths}
+    for (query, text), (length, number) in zip(given, product(lengths, range(documents)), strict=False):
+        docno, qid = f"{length}-{number}", f"q{length}-{number}"
+        document, start, tokens = source.document(random.Random(f"{seed}/{docno}"), text, length)
+        texts[docno] = {"docno": docno, "text": document}
+        if number < queries:
+            topics.append((qid, query))
+            splits[str(length)].append(qid)
+            [first] = count([document[:start]])
+            gold.append((qid, docno, start, start + len(text), first, tokens, "uniform", ""))
+    parts = Parts(
+        texts,
+        pd.DataFrame(topics, columns=["qid", "query"]),
+        pd.DataFrame([(qid, docno, 1) for qid, docno, *_ in gold], columns=["qid", "docno", "label"]),
+        gold,
+        splits,
+        groups={docno: docno.partition("-")[0] for docno in texts},
+    )
+    return PositionedCollection(name, parts, count=count, variants=splits)
 
 
 def passkey(
@@ -150,10 +167,10 @@ def invented_needles(count: int, seed: int = 0) -> list[Needle]:
         ValueError: if there are not as many.
     """
     places = ["".join(parts) for parts in product(*(part.split() for part in _PLACES))]
-    drawn = _draw(list(product(places, _THINGS)), count, seed, "needles")
+    drawn = _draw(list(product(places, _SIGHTS)), count, seed, "needles")
     return [
-        (f"What is the {place} {thing}?", f"The {place} {thing} is {_THINGS[thing].format(place=place)}.")
-        for place, thing in drawn
+        (f"What is the {place} {sight}?", f"The {place} {sight} is {_SIGHTS[sight].format(place=place)}.")
+        for place, sight in drawn
     ]
 
 
@@ -175,42 +192,6 @@ def passkeys(count: int, seed: int = 0) -> list[Needle]:
     ]
 
 
-def read_longembed(
-    source: str | Path | Mapping[str, Iterable[Mapping[str, Any]]], *, tokenizer: Any = None, name: str = "longembed"
-) -> PositionedCollection:
-    """Reads a set of the published LongEmbed: `needle`, `passkey`, or one of its real tasks.
-
-    Topics and qrels have a variant for each context length. Positions are not published, so `gold` is empty.
-
-    Args:
-        source: a folder with `corpus`, `queries` and `qrels` as `.jsonl` or `.jsonl.gz`; or these three as dicts, such
-            as `datasets.load_dataset("dwzhu/LongEmbed", "needle")` gives them. Their fields are `doc_id, text`,
-            `qid, text` and `qid, doc_id`; `context_length` (of documents and queries) may be absent.
-        tokenizer: for statistics, see `token_counter`.
-        name: of the collection.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a line is malformed, or an id is there twice.
-    """
-    corpus = _unique(_longembed_rows(source, "corpus", ("doc_id", "text")), "doc_id")
-    queries = _unique(_longembed_rows(source, "queries", ("qid", "text")), "qid")
-    qrels = [(row["qid"], row["doc_id"], 1) for _, row in _longembed_rows(source, "qrels", ("qid", "doc_id"))]
-    splits: dict[str, list[str]] = {}
-    for qid, row in queries.items():
-        if "context_length" in row:
-            splits.setdefault(str(row["context_length"]), []).append(qid)
-    parts = Parts(
-        documents={docno: {"docno": docno, "text": row["text"]} for docno, row in corpus.items()},
-        topics=pd.DataFrame([(qid, row["text"]) for qid, row in queries.items()], columns=["qid", "query"]),
-        qrels=pd.DataFrame(qrels, columns=["qid", "docno", "label"]),
-        gold=gold_frame([]),
-        splits=splits,
-        groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
-    )
-    return PositionedCollection(name, parts, count=token_counter(tokenizer), variants=list(splits))
-
-
 class _Background:
     """A text in words, so that it can be cut to any number of tokens."""
 
@@ -223,79 +204,46 @@ class _Background:
                 break
         if not words:
             raise ValueError("background holds no text")
-        tokens = self._tokens(words, count)
-        if repeat:
-            rounds = max(1, -(-longest // max(1, int(tokens.sum()))))
-            words, tokens = words * rounds, np.tile(tokens, rounds)
-        self.words, self.count = words, count
-        self.tokens_before = np.concatenate([[0], np.cumsum(tokens)])
-        ends = [word.rstrip("\"')]").endswith((".", "!", "?")) for word in words]
-        self.sentences = np.concatenate([[0], np.flatnonzero(ends) + 1])
-
-    @staticmethod
-    def _tokens(words: list[str], count: Counter) -> np.ndarray:
         distinct = list(dict.fromkeys(words))
         # With the space in front that some tokenizers count in.
         sizes = dict(zip(distinct, count([f" {word}" for word in distinct]), strict=True))
-        return np.array([sizes[word] for word in words])
+        tokens = np.array([sizes[word] for word in words])
+        if repeat:
+            rounds = max(1, -(-longest // max(1, int(tokens.sum()))))
+            words, tokens = words * rounds, np.tile(tokens, rounds)
+        self._words, self._count = words, count
+        self._tokens_before = np.concatenate([[0], np.cumsum(tokens)])
+        self._sentences = np.concatenate([[0], np.flatnonzero([ends_sentence(word) for word in words]) + 1])
 
-    def _sentence_near(self, tokens: int, words: int) -> int:
-        """The start of a sentence, in words, that is nearest to a place in tokens, at most `words`."""
-        starts = self.sentences[self.sentences <= words]
-        return int(starts[np.abs(self.tokens_before[starts] - tokens).argmin()])
-
-    def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int]:
-        """A document of at most `length` tokens with `text` in it, and the offset of that.
+    def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int, int]:
+        """A document of at most `length` tokens with `text` in it, the offset of that, and the document's tokens.
 
         Raises:
             ValueError: if there is no room for the text, not enough background, or the text in it.
         """
-        room = length - self.count([text])[0]
+        room = length - self._count([text])[0]
         if room < 1:
             raise ValueError(f"length={length} has no room for {text!r}, which has {length - room} tokens")
-        if self.tokens_before[-1] < room:
+        if self._tokens_before[-1] < room:
             raise ValueError(
-                f"length={length} cannot be met: the background has only {self.tokens_before[-1]} tokens; give more of "
-                f"it, or repeat=True"
+                f"length={length} cannot be met: the background has only {self._tokens_before[-1]} tokens; give more "
+                f"of it, or repeat=True"
             )
-        words = int(np.searchsorted(self.tokens_before, room, side="right")) - 1
-        place = self._sentence_near(between(rng, 0, room), words)
+        words = int(np.searchsorted(self._tokens_before, room, side="right")) - 1
+        starts = self._sentences[self._sentences <= words]
+        place = int(starts[np.abs(self._tokens_before[starts] - between(rng, 0, room)).argmin()])
         while True:
-            before, after = " ".join(self.words[:place]), " ".join(self.words[place:words])
+            before, after = " ".join(self._words[:place]), " ".join(self._words[place:words])
             document = " ".join(filter(None, (before, text, after)))
             # Lengths of words need not add up to that of the text, for tokenizers that see the spaces.
-            excess = self.count([document])[0] - length
-            if excess <= 0 and document.count(text) > 1:
-                raise ValueError(f"the background has {text!r} too; a needle must be in one place only")
-            if excess <= 0:
-                return document, len(before) + bool(before)
-            words = max(0, words - excess)
+            [tokens] = self._count([document])
+            if tokens <= length:
+                break
+            words = max(0, words - (tokens - length))
             place = min(place, words)
-
-
-def _parts(
-    source: _Background, needles: Sequence[Needle], lengths: Sequence[int], queries: int, documents: int, seed: int
-) -> Parts:
-    texts: dict[str, dict[str, str]] = {}
-    topics, gold = [], []
-    splits: dict[str, list[str]] = {str(length): [] for length in lengths}
-    for (query, text), (length, number) in zip(needles, product(lengths, range(documents)), strict=False):
-        docno, qid = f"{length}-{number}", f"q{length}-{number}"
-        document, start = source.document(random.Random(f"{seed}/{docno}"), text, length)
-        texts[docno] = {"docno": docno, "text": document}
-        if number < queries:
-            topics.append((qid, query))
-            splits[str(length)].append(qid)
-            first, total = source.count([document[:start], document])
-            gold.append((qid, docno, start, start + len(text), first, total, "uniform", ""))
-    return Parts(
-        texts,
-        pd.DataFrame(topics, columns=["qid", "query"]),
-        pd.DataFrame([(row[0], row[1], 1) for row in gold], columns=["qid", "docno", "label"]),
-        gold_frame(gold),
-        splits,
-        groups={docno: docno.partition("-")[0] for docno in texts},
-    )
+        if document.count(text) > 1:
+            raise ValueError(f"the background has {text!r} too; a needle must be in one place only")
+        return document, len(before) + bool(before), tokens
 
 
 def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[Any]:
@@ -308,26 +256,3 @@ def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[A
         left[place], left[last] = left[last], left[place]
         drawn.append(left[last])
     return drawn
-
-
-def _longembed_rows(source: Any, part: str, fields: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    if not isinstance(source, Mapping):
-        folder = Path(source).expanduser()
-        files = [file for file in (folder / f"{part}.jsonl", folder / f"{part}.jsonl.gz") if file.is_file()]
-        if not files:
-            raise FileNotFoundError(f"{folder} holds no {part}.jsonl or {part}.jsonl.gz")
-        yield from read_jsonl(files[0], fields)
-        return
-    if part not in source:
-        raise ValueError(f"source lacks {part!r}; it has {list(source)}, and corpus, queries and qrels are needed")
-    for number, row in enumerate(source[part], start=1):
-        where = f"{part}, row {number}"
-        yield where, checked_fields(where, row, fields)
-
-
-def _unique(rows: Iterable[tuple[str, dict[str, Any]]], field: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for where, row in rows:
-        if found.setdefault(row[field], row) is not row:
-            raise ValueError(f"{where}: {field} {row[field]!r} is there twice; it must be unique")
-    return found

@@ -1,181 +1,174 @@
-"""Passages on disk, of which only lengths and fingerprints are in memory."""
+"""The passages that long documents are made of: found with their topics and qrels, and held on disk."""
 
 from __future__ import annotations
 
-import os
 import tempfile
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyterrier as pt
 
-from pyterrier_longdoc.common.language import Counter
+from ..common.language import Counter, digest
 
 _BATCH = 2048  # texts that are tokenized at once
-_IN_MEMORY = 1 << 24  # bytes; a larger collection moves to a temporary file
+
+
+def read_source(
+    passages: Any, topics: pd.DataFrame | None, qrels: pd.DataFrame | None, variant: str | None, min_label: int
+) -> tuple[Iterable[Mapping[str, Any]], pd.DataFrame, pd.DataFrame]:
+    """Finds passages, topics and qrels; the arguments are those of `far_relevant`.
+
+    Returns:
+        The passages, dicts with `docno` and text that may be read only once; the topics, `qid, query` and perhaps
+        `split`, with unique qids; and what is relevant, `qid, docno`, each pair once and of these topics only.
+
+    Raises:
+        ValueError: if topics or qrels are missing, lack a column, repeat a qid, hold nothing relevant, or labels
+            are no numbers.
+        KeyError: if there is no dataset of that name.
+    """
+    if isinstance(passages, str):
+        try:
+            passages = pt.get_dataset(passages)
+        except KeyError:
+            passages = pt.get_dataset(f"irds:{passages}")
+    if hasattr(passages, "get_corpus_iter"):
+        topics = passages.get_topics(variant) if topics is None else topics
+        qrels = passages.get_qrels(variant) if qrels is None else qrels
+        passages = passages.get_corpus_iter(verbose=False)
+    elif variant is not None:
+        raise ValueError(f"variant={variant!r} is of datasets only; give the topics and qrels themselves")
+    if topics is None or qrels is None:
+        raise ValueError("topics and qrels are missing; only a dataset brings its own")
+    if isinstance(passages, pd.DataFrame):
+        passages = passages.to_dict("records")
+    topics = _with_columns(topics, "topics", ["qid", "query"], optional="split")
+    qrels = _with_columns(qrels, "qrels", ["qid", "docno", "label"])
+    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
+        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
+    if topics["qid"].duplicated().any():
+        raise ValueError(f"topics: qid {topics['qid'][topics['qid'].duplicated()].iloc[0]!r} is there twice")
+    relevant = qrels[(qrels["label"] >= min_label) & qrels["qid"].isin(topics["qid"])]
+    if not len(relevant):
+        raise ValueError(
+            f"no topic has a relevant passage: none of {len(qrels)} qrels has a label of at least {min_label} and a "
+            f"qid of the {len(topics)} topics"
+        )
+    return passages, topics, relevant[["qid", "docno"]].drop_duplicates().reset_index(drop=True)
+
+
+def _with_columns(frame: pd.DataFrame, name: str, columns: list[str], *, optional: str = "") -> pd.DataFrame:
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise ValueError(f"{name} lack the column(s) {', '.join(missing)} (there are {', '.join(map(str, frame))})")
+    taken = [*columns, *([optional] if optional in frame.columns else [])]
+    return frame[taken].astype({column: str for column in taken if column != "label"}).reset_index(drop=True)
 
 
 class TextSpool:
-    """Names and texts, appended once and read back one at a time, from a temporary file if they are large.
+    """Names and texts in a temporary file: a text takes 12 bytes of memory, however long it is.
 
-    A text then costs 12 bytes of memory, however long it is. Threads and forked processes may read at the same time.
+    The file is mapped: threads and forked processes may read at the same time, as they could not from a
+    `tempfile.SpooledTemporaryFile`, whose one position would move under them.
+
+    Args:
+        rows: names and texts; halves of surrogate pairs become question marks.
     """
 
-    def __init__(self) -> None:
-        self._memory = bytearray()
-        self._file: Any = None
-        self._starts = array("q", [0])
-        self._name_sizes = array("i")
+    def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
+        self._starts, self._name_sizes = array("q", [0]), array("i")
+        with tempfile.TemporaryFile() as file:
+            for name, text in rows:
+                head, body = name.encode("utf-8", "replace"), text.encode("utf-8", "replace")
+                file.write(head + body)
+                self._name_sizes.append(len(head))
+                self._starts.append(self._starts[-1] + len(head) + len(body))
+            file.flush()
+            self._content = np.asarray(np.memmap(file, mode="r") if self._starts[-1] else np.zeros(0, dtype=np.uint8))
 
-    def append(self, name: str, text: str) -> None:
-        """Adds a text. Halves of surrogate pairs become question marks."""
-        head, body = name.encode("utf-8", "replace"), text.encode("utf-8", "replace")
-        self._write(head + body)
-        self._name_sizes.append(len(head))
-        self._starts.append(self._starts[-1] + len(head) + len(body))
+    def name(self, index: int) -> str:
+        """The name of an entry."""
+        start = self._starts[index]
+        return self._content[start : start + self._name_sizes[index]].tobytes().decode()
 
-    def read(self, index: int) -> tuple[str, str]:
-        """Name and text of one entry."""
-        content = self._read(self._starts[index], self._starts[index + 1])
-        size = self._name_sizes[index]
-        return content[:size].decode(), content[size:].decode()
-
-    def _write(self, content: bytes) -> None:
-        if self._file is None:
-            self._memory += content
-            if len(self._memory) > _IN_MEMORY:
-                self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long as the spool
-                self._file.write(self._memory)
-                self._memory = bytearray()
-        else:
-            self._file.seek(0, os.SEEK_END)
-            self._file.write(content)
-
-    def _read(self, start: int, end: int) -> bytes:
-        if self._file is None:
-            return bytes(self._memory[start:end])
-        if hasattr(os, "pread"):  # which has no position that others could move
-            return os.pread(self._file.fileno(), end - start, start)
-        self._file.seek(start)
-        return self._file.read(end - start)
+    def text(self, index: int) -> str:
+        """The text of an entry."""
+        return self._content[self._starts[index] + self._name_sizes[index] : self._starts[index + 1]].tobytes().decode()
 
     def __len__(self) -> int:
         return len(self._name_sizes)
 
-    def __getstate__(self) -> dict[str, Any]:
-        content = self._read(0, self._starts[-1])
-        return {"content": content, "starts": self._starts, "name_sizes": self._name_sizes}
 
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-        self._write(state["content"])
-        self._starts, self._name_sizes = state["starts"], state["name_sizes"]
+class PassagePool(TextSpool):
+    """A passage collection that is read once; docnos and texts are on disk, all else in memory.
 
-
-class PassagePool:
-    """A passage collection that is read once.
+    Args:
+        documents: dicts with `docno` and the text field(s), streamed.
+        count: lengths of texts.
+        text_field: one or several fields, joined by one space; None counts as empty.
+        judged: docnos of which the position will be asked for.
 
     Attributes:
         tokens: `(P,)` int32, the length of each passage.
         characters: `(P,)` int32.
         digests: `(P,)` int64, equal for passages that differ in letter case and white space only.
-        index_of: docno -> position, for the passages that somebody judged.
+
+    Raises:
+        ValueError: if a field is missing or holds bytes, or a judged docno is there twice.
     """
 
-    tokens: np.ndarray
-    characters: np.ndarray
-    digests: np.ndarray
-
-    def __init__(self) -> None:
-        self._spool = TextSpool()
-        self.index_of: dict[str, int] = {}
-
-    @classmethod
-    def read(
-        cls,
+    def __init__(
+        self,
         documents: Iterable[Mapping[str, Any]],
         *,
         count: Counter,
         text_field: str | Sequence[str] = "text",
         judged: Container[str] = (),
-    ) -> PassagePool:
-        """Reads a collection.
-
-        Args:
-            documents: dicts with `docno` and the text field(s), streamed.
-            count: lengths of texts.
-            text_field: one or several fields, joined by one space; None counts as empty.
-            judged: docnos of which the position will be asked for.
-
-        Raises:
-            ValueError: if a field is missing or holds bytes, or a judged docno is there twice.
-        """
-        pool = cls()
+    ) -> None:
+        self._index_of: dict[str, int] = {}
         tokens, characters, digests = array("i"), array("i"), array("q")
-        for batch in _batches((_row(document, text_field) for document in documents), _BATCH):
-            tokens.extend(count([text for _, text in batch]))
-            for docno, text in batch:
-                if docno in judged and pool.index_of.setdefault(docno, len(characters)) != len(characters):
-                    raise ValueError(f"docno {docno!r} is there twice; docnos must be unique")
-                pool._spool.append(docno, text)
-                characters.append(len(text))
-                digests.append(digest(text))
-        pool.tokens = np.frombuffer(tokens, dtype=np.int32)
-        pool.characters = np.frombuffer(characters, dtype=np.int32)
-        pool.digests = np.frombuffer(digests, dtype=np.int64)
-        return pool
 
-    def text(self, index: int) -> str:
-        """The text of a passage, without white space around it."""
-        return self._spool.read(index)[1]
+        def rows() -> Iterator[tuple[str, str]]:
+            found = (_docno_and_text(document, text_field) for document in documents)
+            while batch := list(islice(found, _BATCH)):
+                tokens.extend(count([text for _, text in batch]))
+                for docno, text in batch:
+                    if docno in judged and self._index_of.setdefault(docno, len(characters)) != len(characters):
+                        raise ValueError(f"docno {docno!r} is there twice; docnos must be unique")
+                    characters.append(len(text))
+                    digests.append(digest(text))
+                yield from batch
 
-    def docno(self, index: int) -> str:
-        """The docno of a passage."""
-        return self._spool.read(index)[0]
+        super().__init__(rows())
+        self.tokens = np.frombuffer(tokens, dtype=np.int32)
+        self.characters = np.frombuffer(characters, dtype=np.int32)
+        self.digests = np.frombuffer(digests, dtype=np.int64)
 
-    def __len__(self) -> int:
-        return len(self._spool)
-
-
-def digest(text: str) -> int:
-    """A fingerprint that letter case and white space do not change."""
-    folded = " ".join(text.casefold().split()).encode("utf-8", "replace")
-    return int.from_bytes(blake2b(folded, digest_size=8).digest(), "big", signed=True)
+    def located(self, judged: pd.DataFrame) -> pd.DataFrame:
+        """The frame with the `passage` (its position; -1 if it is missing), `tokens` and `digest` of each `docno`."""
+        passages = np.array([self._index_of.get(docno, -1) for docno in judged["docno"]], dtype=np.int32)
+        tokens, digests = np.append(self.tokens, np.int32(-1)), np.append(self.digests, np.int64(0))
+        return judged.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
 
 
-def joined_fields(document: Mapping[str, Any], text_field: str | Sequence[str]) -> str:
-    """The text of a document: its fields joined by one space.
-
-    Raises:
-        ValueError: if a field is missing or no text.
-    """
-    names = [text_field] if isinstance(text_field, str) else list(text_field)
-    parts = []
-    for name in names:
+def _docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
+    docno, parts = document.get("docno"), []
+    if docno is None:
+        raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")
+    for name in [text_field] if isinstance(text_field, str) else text_field:
         value = document.get(name, ...)
         if value is None or value != value:  # NaN, as frames have it
-            value = ""
+            continue
         if isinstance(value, bytes):
-            raise ValueError(f"field {name!r} of {document.get('docno')!r} holds bytes; read it with longdoc:irds:...")
+            raise ValueError(f"field {name!r} of {docno!r} holds bytes; read it with longdoc:irds:...")
         if not isinstance(value, str):
             raise ValueError(
-                f"document {document.get('docno')!r} has no text in field {name!r} (there are "
-                f"{', '.join(map(str, document))}); name the field(s) that hold it with text_field="
+                f"document {docno!r} has no text in field {name!r} (there are {', '.join(map(str, document))}); name "
+                f"the field(s) that hold it with text_field="
             )
         parts.append(value)
-    return " ".join(filter(None, parts))
-
-
-def _row(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
-    if document.get("docno") is None:
-        raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")
-    text = joined_fields(document, text_field).strip()
-    return str(document["docno"]), text.encode("utf-8", "replace").decode()
-
-
-def _batches(rows: Iterator[tuple[str, str]], size: int) -> Iterator[list[tuple[str, str]]]:
-    take: Callable[[], list[tuple[str, str]]] = lambda: list(islice(rows, size))  # noqa: E731
-    return iter(take, [])
+    return str(docno), " ".join(filter(None, parts)).strip().encode("utf-8", "replace").decode()

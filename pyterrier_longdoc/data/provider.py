@@ -1,18 +1,84 @@
-"""The collections behind ``pt.get_dataset("longdoc:...")``."""
+"""The collections behind ``pt.get_dataset("longdoc:...")``, among them those made of Python documentation."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 
+import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.data.bodies import DecodedDataset
-from pyterrier_longdoc.data.docstrings import DocstringsDataset
-from pyterrier_longdoc.data.folder import FolderDataset
-from pyterrier_longdoc.data.jsonl import read_far_relevant
-from pyterrier_longdoc.data.named import docstrings_needle, docstrings_with, plain_passkey
-from pyterrier_longdoc.data.needle import read_longembed
+from ..common.language import token_counter
+from .bodies import DecodedDataset
+from .collection import Parts, PositionedCollection
+from .docstrings import SPLITS, DocstringsDataset, split_of
+from .far_relevant import far_relevant
+from .files import FolderDataset, read_far_relevant, read_longembed
+from .needle import LENGTHS, needle, passkey
+
+LONGEST_PASSAGE = 256
+"""Docstrings of at most so many tokens (`count_tokens`) are the passages of the docstrings collections."""
+
+_LENGTHS = [str(length) for length in LENGTHS]
+_SENTENCE_WORDS = 20
+_FULL_STOP = re.compile(r"[.!?](?=\s|$)")
+
+
+def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> PositionedCollection:
+    """Known-item search in documents of random docstrings: ``pt.get_dataset("longdoc:docstrings-far")``.
+
+    The passages are docstrings of up to 256 tokens; those with a topic are each relevant in one document, the others
+    are filler. Documents have 768 tokens or more, and 1431 at most. The three collections have the same documents, but
+    for the place of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or "early",
+    ending within the first 256 tokens. Tokens are those of `count_tokens`: a lower bound on BERT's word pieces.
+
+    Topics and qrels have the variants train, dev and test (the default), divided as those of ``longdoc:docstrings``.
+
+    Args:
+        position: "early", "uniform" or "far".
+        dataset: None takes the installed packages.
+    """
+
+    def parts() -> Parts:
+        short = [entry for entry in (dataset or DocstringsDataset()).entries if entry.tokens <= LONGEST_PASSAGE]
+        rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
+        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
+        return far_relevant(
+            [{"docno": entry.docno, "text": entry.text} for entry in short],
+            frame[["qid", "query", "split"]],
+            frame[["qid", "docno", "label"]],
+            position=position,
+            within=LONGEST_PASSAGE,
+            extra_passage=False,
+        ).parts
+
+    return PositionedCollection(f"docstrings-{position}", parts, count=token_counter(), default="test", variants=SPLITS)
+
+
+def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
+    """The Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
+
+    The background are docstrings with a sentence for each 20 words or more.
+    Eight lengths from 256 to 32,768 tokens (`count_tokens`), each with 100 documents and 50 queries.
+
+    Args:
+        dataset: None takes the installed packages.
+    """
+
+    def parts() -> Parts:
+        texts = (entry.text for entry in (dataset or DocstringsDataset()).entries)
+        # Parameter lists and examples have few sentences, between which the needle has to go.
+        prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
+        return needle(prose).parts
+
+    return PositionedCollection("needle", parts, count=token_counter(), variants=_LENGTHS)
+
+
+def plain_passkey() -> PositionedCollection:
+    """The Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
+    return PositionedCollection("passkey", lambda: passkey().parts, count=token_counter(), variants=_LENGTHS)
+
 
 _NAMED: dict[str, Callable[[], pt.datasets.Dataset]] = {
     "docstrings": DocstringsDataset,

@@ -12,20 +12,21 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
 
 import pandas as pd
 import pyterrier as pt
 
-from pyterrier_longdoc.common.frames import strings
-from pyterrier_longdoc.common.presentation import HELP_URL
+from ..common.arguments import check_choice, check_positive
+from ..common.frames import strings
+from ..common.language import sentences
+from ..common.presentation import Presented
 
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""
 
 _WORD_START = re.compile(r"\b(?=\w)")
-_SENTENCE_START = re.compile(r"(?<=[.!?])\s+(?=\S)")
 
 
 def rotate(text: str, rng: random.Random) -> str:
@@ -54,10 +55,10 @@ def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
 
 
 def shuffle_sentences(text: str, rng: random.Random) -> str:
-    """Puts sentences in random order, one space between them. A sentence ends with `.`, `!` or `?` and white space."""
-    sentences = _SENTENCE_START.split(text.strip())
-    rng.shuffle(sentences)
-    return " ".join(sentences)
+    """Puts sentences (`sentences`) in random order, one space between them."""
+    shuffled = sentences(text)
+    rng.shuffle(shuffled)
+    return " ".join(shuffled)
 
 
 def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
@@ -70,20 +71,19 @@ def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
     Raises:
         ValueError: if there is no such augmentation, or a window has no word.
     """
-    if words < 1:
-        raise ValueError(f"words={words} must be at least 1")
+    check_positive(words=words)
     known: dict[str, Augmentation] = {
         "rotate": rotate,
         "windows": partial(shuffle_windows, words=words),
         "sentences": shuffle_sentences,
         "none": _unchanged,
     }
-    if name not in known:
-        raise ValueError(f"augmentation {name!r} is unknown; choose one of {', '.join(known)}")
+    check_choice("augmentation", name, tuple(known))
     return known[name]
 
 
-class RotateDocuments(pt.Transformer):
+@dataclass(eq=False, repr=False)
+class RotateDocuments(Presented, pt.Transformer):
     """Removes the bias of positions from training documents: rotates each at a random word, or shuffles its parts.
 
     Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before
@@ -97,21 +97,15 @@ class RotateDocuments(pt.Transformer):
         verbose: show a progress bar.
     """
 
-    def __init__(
-        self,
-        augmentation: str = "rotate",
-        *,
-        words: int = 100,
-        text_field: str = "text",
-        seed: int = 0,
-        verbose: bool = False,
-    ) -> None:
-        position_augmentation(augmentation, words=words)
-        self.augmentation = augmentation
-        self.words = words
-        self.text_field = text_field
-        self.seed = seed
-        self.verbose = verbose
+    augmentation: str = "rotate"
+    _: KW_ONLY
+    words: int = 100
+    text_field: str = "text"
+    seed: int = 0
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        position_augmentation(self.augmentation, words=self.words)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Changes the texts.
@@ -129,10 +123,6 @@ class RotateDocuments(pt.Transformer):
         # Random numbers of the text itself: a document is changed alike in every run and batch.
         changed = [augment(text, random.Random(f"{self.seed}/{text}")) for text in rows]
         return inp.assign(**{self.text_field: pd.Series(changed, dtype=str).array})
-
-    def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
-        return {"label": "RotateDocuments", "help_url": HELP_URL}
 
 
 def _unchanged(text: str, rng: random.Random) -> str:

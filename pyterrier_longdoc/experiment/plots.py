@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from ..common.files import import_extra
 from .results import ExperimentResults
 
@@ -44,3 +47,20 @@ def new_axes() -> Any:
     """Axes of a new figure, which no window shows and pyplot does not hold on to."""
     figure = import_extra("matplotlib.figure", "analysis", "matplotlib.figure is missing")
     return figure.Figure(figsize=(6, 4), layout="constrained").subplots()
+
+
+def finish(ax: Any) -> Any:
+    """The axes with a legend above them, within which bars and intervals may be anywhere."""
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def draw_means(ax: Any, at: np.ndarray, means: pd.Series, rows: pd.DataFrame, *, full: list[bool], label: str) -> None:
+    """Draws means with their intervals, the columns `low` and `high` of `rows`, and full markers where `full` says."""
+    middle = means.to_numpy()
+    # A percentile interval need not contain the mean.
+    ends = np.maximum([middle - rows["low"].to_numpy(), rows["high"].to_numpy() - middle], 0)
+    line = ax.errorbar(at, middle, yerr=ends, marker="o", markerfacecolor="white", capsize=3, label=label)
+    significant = np.array(full, dtype=bool)
+    ax.scatter(at[significant], middle[significant], color=line[0].get_color(), zorder=3)

@@ -1,18 +1,19 @@
 """Listwise reranking by language models, without torch and without vendors' libraries until they are used."""
 
-from .backends import AnthropicBackend, Backend, CallableBackend, HuggingFaceBackend, OpenAIBackend, Reply
-from .client import LLMClient
-from .errors import (
+from .backends import (
+    AnthropicBackend,
+    Backend,
     BackendError,
+    CallableBackend,
     ContextOverflowError,
-    IncompleteReplyWarning,
+    HuggingFaceBackend,
     MalformedReplyError,
-    NotInCacheError,
-    SpendCapError,
-    UnreadableReplyError,
+    OpenAIBackend,
+    Reply,
 )
-from .ledger import Estimate, Ledger, Prices
-from .prompts import ListwisePrompt
+from .calls import Estimate, Ledger, Prices, SpendCapError
+from .client import LLMClient, NotInCacheError
+from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
 from .rankgpt import RankGPT
 
 __all__ = [

@@ -1,23 +1,94 @@
-"""A backend with its cache and its ledger."""
+"""A model with its cache and its ledger, asked until its reply can be read."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .backends.base import Backend, CallableBackend, Reply, as_backend
-from .budget import Tokens
-from .cache import ReplayCache, reply_key
-from .errors import NotInCacheError
-from .ledger import Call, Ledger, Prices
-from .parallel import Lock
-from .prompts import Message
+from .backends import Backend, CallableBackend, ContextOverflowError, Reply
+from .calls import Call, Ledger, Prices
+from .messages import Message, Tokens, reminder
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """Settings of the backends that bound the tokens of an answer."""
+
+_SCHEMA = """CREATE TABLE IF NOT EXISTS replies (
+    key TEXT PRIMARY KEY, model TEXT NOT NULL, settings TEXT NOT NULL, text TEXT NOT NULL,
+    input_tokens INTEGER, output_tokens INTEGER, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
+)"""
+
+Parsed = TypeVar("Parsed")
+
+
+class NotInCacheError(LookupError):
+    """A run that may only replay its cache asked something new."""
+
+
+class ReplayCache:
+    """A sqlite file of replies, keyed by model, settings and messages.
+
+    Prompts are not stored, only their hashes; nor are addresses and keys. Several threads and processes may use one
+    file. A reply is on disk before its ranking is used.
+
+    Args:
+        path: the file; it is made with its folder when the first reply is stored.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __repr__(self) -> str:
+        return f"ReplayCache({str(self.path)!r})"
+
+    def __len__(self) -> int:
+        if not self.path.exists():
+            return 0
+        with self._connected() as connection:
+            return int(connection.execute("SELECT count(*) FROM replies").fetchone()[0])
+
+    @staticmethod
+    def key(model: str, settings: Mapping[str, Any], messages: Sequence[Message]) -> str:
+        """What a reply depends on, as a SHA-256 in hexadecimal digits."""
+        try:
+            content = json.dumps([model, dict(settings), list(messages)], sort_keys=True, ensure_ascii=True)
+        except TypeError as error:
+            raise ValueError(f"the settings {settings!r} of {model} cannot be a cache key: {error}") from error
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def get(self, key: str) -> Reply | None:
+        """The stored reply, or None."""
+        if not self.path.exists():
+            return None
+        with self._connected() as connection:
+            found = connection.execute(
+                "SELECT text, input_tokens, output_tokens FROM replies WHERE key = ?", (key,)
+            ).fetchone()
+        return None if found is None else Reply(*found)
+
+    def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
+        """Stores a reply; the first one stays."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        stored = json.dumps(dict(settings), sort_keys=True)
+        with self._connected() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO replies (key, model, settings, text, input_tokens, output_tokens) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
+                (key, model, stored, reply.text, reply.input_tokens, reply.output_tokens),
+            )
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        # One connection per use costs a fraction of a millisecond and needs no care with threads, forks and pickling.
+        with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
+            connection.execute(_SCHEMA)
+            yield connection
 
 
 class LLMClient:
@@ -29,8 +100,8 @@ class LLMClient:
         prices: of a million tokens.
         max_cost: no call is made that might bring the cost of this object's calls above it; exact as far as
             `tokenizer` is, if the backend's parameters bound the answer (`max_tokens`). Needs `prices`.
-        tokenizer: counts tokens where the backend reports none, and before a call: a Hugging Face tokenizer, a
-            tiktoken encoding or a function; None counts four characters as a token.
+        tokenizer: counts tokens where the backend reports none, and before a call: a Hugging Face tokenizer or its
+            name, a tiktoken encoding or a function; None counts four characters as one.
         replay_only: ask nothing that is not in the cache; needs neither key nor network.
 
     Attributes:
@@ -50,9 +121,12 @@ class LLMClient:
         tokenizer: Any = None,
         replay_only: bool = False,
     ) -> None:
+        if not callable(llm):
+            raise ValueError(f"llm={llm!r} must be a backend, an LLMClient, or a function from messages to text")
         if replay_only and cache is None:
             raise ValueError("replay_only=True needs cache=")
-        self.backend: Backend = as_backend(llm)
+        is_backend = hasattr(llm, "model") and hasattr(llm, "settings")
+        self.backend: Backend = llm if is_backend else CallableBackend(llm)
         if cache is not None and isinstance(self.backend, CallableBackend) and not self.backend.named:
             raise ValueError(
                 f"{self.backend!r} has no name of its own by which the cache could know its replies: "
@@ -62,18 +136,16 @@ class LLMClient:
         self.ledger = Ledger(prices, max_cost)
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
-        self._busy: defaultdict[str, Lock] = defaultdict(Lock)
-        self._lock = Lock()
+        self._busy: dict[str, threading.Lock] = {}
 
     def __repr__(self) -> str:
         return f"LLMClient({self.backend!r})"
 
-    def ask(self, qid: str, messages: Sequence[Message]) -> str:
-        """The model's reply, from the cache if it is there.
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_busy": {}}
 
-        Args:
-            qid: where the ledger enters the call.
-            messages: the conversation.
+    def ask(self, qid: str, messages: Sequence[Message]) -> str:
+        """The model's reply, from the cache if it is there; the ledger enters the call under the qid.
 
         Raises:
             BackendError: if the backend has no reply.
@@ -82,11 +154,9 @@ class LLMClient:
         """
         if self.cache is None:
             return self._pay(qid, messages).text
-        key = reply_key(self.backend.model, self.backend.settings, messages)
-        with self._lock:
-            busy = self._busy[key]
+        key = self.cache.key(self.backend.model, self.backend.settings, messages)
         # The same prompt of two queries at the same time is paid for once.
-        with busy:
+        with self._busy.setdefault(key, threading.Lock()):
             reply = self.cache.get(key)
             if reply is not None:
                 self._enter(qid, reply, messages, replayed=True)
@@ -100,7 +170,7 @@ class LLMClient:
     def _pay(self, qid: str, messages: Sequence[Message]) -> Reply:
         settings = self.backend.settings
         bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
-        with self.ledger.reserving(self.tokens.of_messages(messages), bound):
+        with self.ledger.reserving(self.tokens.count_messages(messages), bound):
             reply = self.backend(messages)
             # Half of a surrogate pair, which models do emit, is no text to sqlite and to servers.
             reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
@@ -113,18 +183,50 @@ class LLMClient:
             Call(
                 qid,
                 replayed,
-                self.tokens.of_messages(messages) if paid_in is None else paid_in,
+                self.tokens.count_messages(messages) if paid_in is None else paid_in,
                 self.tokens.count(reply.text) if paid_out is None else paid_out,
                 estimated=paid_in is None or paid_out is None,
             )
         )
 
 
-def as_client(llm: Any) -> LLMClient:
-    """An `LLMClient` as it is; a backend or function as one without cache, prices and cap."""
-    return llm if isinstance(llm, LLMClient) else LLMClient(llm)
+class AsksLLM:
+    """What transformers have in common whose argument `llm` is a client, a backend or a function."""
+
+    llm: Any
+    _client_of: tuple[Any, LLMClient] | None = None
+
+    @property
+    def client(self) -> LLMClient:
+        """`llm` as an `LLMClient`: the same one, with one ledger, as long as `llm` is the same."""
+        if self._client_of is None or self._client_of[0] is not self.llm:
+            self._client_of = self.llm, self.llm if isinstance(self.llm, LLMClient) else LLMClient(self.llm)
+        return self._client_of[1]
+
+    @property
+    def ledger(self) -> Ledger:
+        """The calls of this object, and of all others that share its `LLMClient`."""
+        return self.client.ledger
 
 
-def wrapped(llm: Any, before: tuple[Any, LLMClient] | None) -> tuple[Any, LLMClient]:
-    """A model and its client: the ones from before if it is the same model, so that there is one ledger."""
-    return before if before is not None and before[0] is llm else (llm, as_client(llm))
+def read_reply(
+    ask: Callable[[list[Message]], str],
+    messages: list[Message],
+    reply: str,
+    parse: Callable[[str], Parsed | None],
+    *,
+    request: str,
+    retries: int,
+) -> tuple[Parsed | None, list[str]]:
+    """Reads a reply, and asks again as long as `parse` finds nothing; returns what it found, and replies without."""
+    unreadable: list[str] = []
+    while (parsed := parse(reply)) is None:
+        unreadable.append(reply)
+        if len(unreadable) > retries:
+            break
+        messages = reminder(messages, reply, request)
+        try:
+            reply = ask(messages)
+        except ContextOverflowError:  # no room for a reminder
+            break
+    return parsed, unreadable

@@ -1,42 +1,33 @@
-"""RankGPT: a language model orders windows of documents."""
+"""RankGPT: a language model puts lists of documents in order."""
 
 from __future__ import annotations
 
-import math
+import itertools
 import warnings
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import KW_ONLY, asdict, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_choice
+from ..common.arguments import check_choice, check_given, check_positive
 from ..common.coverage import Coverage
 from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
 from ..common.presentation import Presented, changed_arguments
-from .budget import DocumentReader, Tokens
-from .client import LLMClient, wrapped
-from .errors import IncompleteReplyWarning
-from .ledger import Call, Estimate, Ledger
-from .parallel import Lock, in_parallel
-from .prompts import ListwisePrompt, Message, Prompt
-from .sliding import ON_FAILURE, Ask, Counts, Ranking, WindowRanker
+from .calls import Call, Estimate, Ledger
+from .client import AsksLLM
+from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt, Tokens
+from .schedules import COUNTS, ON_FAILURE, Ask, BackToFront, ListRanker, in_parallel
 
-REPORT_COLUMNS = tuple(f"llm_{f.name}" for f in fields(Counts))
+REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The documents of one query, best first.
-
-    Attributes:
-        qid: as in the frame.
-        query: its text.
-        texts: one per document.
-        rows: for each document, the rows of the frame with that document and text.
-    """
+    """The documents of one query, best first: the texts of the `top_k` to be ranked, and the rows of each of all."""
 
     qid: Any
     query: str
@@ -45,12 +36,12 @@ class Candidates:
 
 
 @dataclass(eq=False, repr=False)
-class RankGPT(Presented, pt.Transformer):
-    """Zero-shot listwise reranking by a language model, in windows from the back of the list to its front.
+class RankGPT(AsksLLM, Presented, pt.Transformer):
+    """Zero-shot listwise reranking by a language model, in lists from the back of the ranking to its front.
 
-    Source: Sun et al. 2023; windows that do not divide the list evenly also reach its top. A FirstP variant reads
-    `max_doc_tokens=512` of each document, a LongP variant (`None`) all of it, as in Boytsov et al. 2025. Prompt wording
-    and parser are this package's own.
+    Source: Sun et al. 2023, who call the lists windows; lists that do not divide the ranking evenly also reach its top.
+    A FirstP variant reads `max_doc_len=512` of each document, a LongP variant (`None`) all of it, as in Boytsov et al.
+    2025. Prompt wording and parser are this package's own.
 
     Reads a frame with `qid, query, docno` and the text column(s); within a query documents are taken by falling
     `score`, then rising `rank`, then in the order of the rows. Returns the same rows, columns and index with new
@@ -60,26 +51,28 @@ class RankGPT(Presented, pt.Transformer):
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `AnthropicBackend`,
             `HuggingFaceBackend`) or a function from a list of `{"role", "content"}` messages to a string.
-        window_size: most documents in a prompt; 20 in Sun et al. 2023.
-        stride: documents from one window to the next; 10 in Sun et al. 2023. The best `window_size - stride` of all
-            end on top, if the model orders each window rightly.
+        list_size: most documents in a prompt; 20 in Sun et al. 2023.
+        step: documents from one list to the next; 10 in Sun et al. 2023. The best `list_size - step` of all end on
+            top, if the model orders each list rightly.
         top_k: rerank the best so many documents of a query; the others keep their order below. None for all.
-        max_doc_tokens: show at most so many tokens of a document; None for all.
+        max_doc_len: show at most so many tokens of a document; None for all.
         max_prompt_tokens: most tokens in a prompt: the model's context less its longest answer. The longest documents
             of a prompt are shortened to it. None leaves it to the server: what it finds too long is shortened by
             quarters.
-        tokenizer: counts tokens: a Hugging Face tokenizer, a tiktoken encoding or a function; None counts four
-            characters as one.
+        tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
+            four characters as one.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages.
-        on_failure: if a window has no readable reply after all retries: `"raise"`; `"keep"` its order; or
+        on_failure: if a list has no readable reply after all retries: `"raise"`; `"keep"` its order; or
             `"nan-free-bottom"`: its documents go to the bottom of the query, all with score 0.
         retries: further calls after an unreadable reply, each with a reminder of what was asked.
-        shuffles: ask about each window so many times in random orders and average the ranks (permutation
+        shuffles: ask about each list so many times in random orders and average the ranks (permutation
             self-consistency, Tang et al. 2024); 0 asks once, in the given order.
         seed: of the shuffles.
         concurrency: queries in flight at the same time.
-        report: add columns with what happened to the row's query: `llm_windows`, `llm_missing`, `llm_duplicates`,
-            `llm_unknown`, `llm_refusals`, `llm_retries` and `llm_failed` (see `Counts`).
+        report: add columns with what happened to the row's query: `llm_prompts` asked for an order, `llm_missing`
+            documents were not named in replies and kept their order behind the others, `llm_duplicates` were named
+            again, `llm_unknown` ids were no document's, `llm_refusals` were replies without a readable ranking,
+            `llm_retries` calls because of those, and `llm_failed` prompts had no readable reply in the end.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent.
         verbose: show a progress bar.
@@ -91,10 +84,10 @@ class RankGPT(Presented, pt.Transformer):
 
     llm: Any
     _: KW_ONLY
-    window_size: int = 20
-    stride: int = 10
+    list_size: int = 20
+    step: int = 10
     top_k: int | None = 100
-    max_doc_tokens: int | None = None
+    max_doc_len: int | None = None
     max_prompt_tokens: int | None = None
     tokenizer: Any = None
     prompt: Prompt = ListwisePrompt()  # noqa: RUF009 - frozen
@@ -111,21 +104,15 @@ class RankGPT(Presented, pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self.counts: pd.DataFrame | None = None
-        self._wrapped: tuple[Any, LLMClient] | None = None
         self._warned_cut = False
         self._check()
 
     def __repr__(self) -> str:
-        shown = [repr(self._client().backend)]
+        shown = [repr(self.client.backend)]
         shown += changed_arguments(self, ("llm", "prompt", "tokenizer", "text_loader", "verbose", "concurrency"))
         if self.prompt != ListwisePrompt():
             shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
         return f"{type(self).__name__}({', '.join(shown)})"
-
-    @property
-    def ledger(self) -> Ledger:
-        """The calls of this object, and of all others that share its `LLMClient`."""
-        return self._client().ledger
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Ranks the documents of every query.
@@ -144,22 +131,23 @@ class RankGPT(Presented, pt.Transformer):
             SpendCapError: if the next call might pass the cap. Replies so far are in the cache.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
+        report = REPORT_COLUMNS if self.report else ()
         if not len(inp):
-            return with_scores(inp, [], **({name: [] for name in REPORT_COLUMNS} if self.report else {}))
+            return with_scores(inp, [], **{name: [] for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
-        rankings, reader = self._rank_all(candidates, self._client().ask, verbose=self.verbose)
-        counts = pd.DataFrame([asdict(ranking.counts) for ranking in rankings]).add_prefix("llm_")
-        self.counts = counts.assign(qid=[one.qid for one in candidates])[["qid", *REPORT_COLUMNS]]
+        rankings, reader = self._rank_all(candidates, self.client.ask, verbose=self.verbose)
+        counts = [[counts[name] for name in COUNTS] for _, counts in rankings]
+        self.counts = pd.DataFrame(counts, columns=list(REPORT_COLUMNS))
+        self.counts.insert(0, "qid", [one.qid for one in candidates])
         self.coverage = reader.coverage(len(candidates))
-        self._warn()
-        scores, query_of_row = np.zeros(len(inp)), np.zeros(len(inp), dtype=np.int64)
-        for i, (one, ranking) in enumerate(zip(candidates, rankings, strict=True)):
-            for rank, document in enumerate(ranking.order):
+        self._warn(self.counts, self.coverage)
+        scores = np.zeros(len(inp))
+        for one, (order, _) in zip(candidates, rankings, strict=True):
+            for rank, document in enumerate([*order, *range(len(one.texts), len(one.rows))]):
                 scores[one.rows[document]] = len(one.rows) - rank
-            query_of_row[[row for rows in one.rows for row in rows]] = i
-        report = REPORT_COLUMNS if self.report else ()
-        return with_scores(inp, scores, **{name: counts[name].iloc[query_of_row].tolist() for name in report})
+        counts_of_rows = self.counts.set_index("qid").loc[inp["qid"].tolist()]
+        return with_scores(inp, scores, **{name: counts_of_rows[name].tolist() for name in report})
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
         """What `transform` of the same frame would take: makes all prompts and asks nothing.
@@ -168,76 +156,57 @@ class RankGPT(Presented, pt.Transformer):
             inp: as for `transform`.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full window; replies in
+            Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full list; replies in
             the cache are not deducted.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
         tokens, ledger = Tokens(self.tokenizer), Ledger(self.ledger.prices)
-        answer = " > ".join(f"[{number}]" for number in range(1, self.window_size + 1))
+        answer = " > ".join(f"[{number}]" for number in range(1, self.list_size + 1))
 
         def ask(qid: str, messages: list[Message]) -> str:
-            ledger.add(Call(qid, False, tokens.of_messages(messages), tokens.count(answer), True))
+            ledger.add(Call(qid, False, tokens.count_messages(messages), tokens.count(answer), True))
             return answer
 
         self._rank_all(self._candidates(inp, text_columns), ask, verbose=False)
-        return Estimate.of(ledger)
+        return ledger.total()
 
     def _rank_all(
         self, candidates: list[Candidates], ask: Ask, *, verbose: bool
-    ) -> tuple[list[Ranking], DocumentReader]:
-        reader = DocumentReader(Tokens(self.tokenizer), self.max_doc_tokens)
-        shared = ("window_size", "stride", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
-        ranker = WindowRanker(ask, self.prompt, reader, **{name: getattr(self, name) for name in shared})
-        total = sum(ranker.prompts(len(self._head(one))) for one in candidates)
-        done, lock = 0, Lock()
-        with pt.tqdm(total=total, desc=type(self).__name__, unit="window", disable=not verbose) as bar:
+    ) -> tuple[list[tuple[list[int], Counter[str]]], DocumentReader]:
+        reader, schedule = DocumentReader(self.tokenizer, self.max_doc_len), BackToFront(self.list_size, self.step)
+        names = ("prompt", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
+        ranker = ListRanker(ask, reader, schedule, **{name: getattr(self, name) for name in names})
 
-            def rank(one: Candidates, check: Callable[[], None]) -> Ranking:
-                nonlocal done
+        def rank(one: Candidates, step: Callable[[], None]) -> tuple[list[int], Counter[str]]:
+            return ranker.rank(str(one.qid), one.query, one.texts, step)
 
-                def on_prompt() -> None:
-                    check()
-                    with lock:
-                        bar.update()
-
-                head = self._head(one)
-                ranking = ranker.rank(str(one.qid), one.query, head, on_prompt)
-                ranking.order += range(len(head), len(one.texts))
-                with lock:
-                    done += 1
-                    bar.set_postfix_str(f"{done}/{len(candidates)} queries")
-                return ranking
-
-            return in_parallel(rank, candidates, self.concurrency), reader
-
-    def _head(self, one: Candidates) -> list[str]:
-        return one.texts[: self.top_k]
+        lists, done = sum(len(schedule.places(len(one.texts))) for one in candidates), itertools.count(1)
+        total = lists * max(self.shuffles, 1)
+        with pt.tqdm(total=total, desc=type(self).__name__, unit="prompt", disable=not verbose) as bar:
+            on_done = lambda: bar.set_postfix_str(f"{next(done)}/{len(candidates)} queries")  # noqa: E731
+            return in_parallel(rank, candidates, self.concurrency, on_step=bar.update, on_done=on_done), reader
 
     def _candidates(self, inp: pd.DataFrame, text_columns: list[str]) -> list[Candidates]:
         queries, texts = strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader)
-        qids, docnos, keys = inp["qid"].tolist(), inp["docno"].tolist(), _first_stage_keys(inp)
-        rows_of: dict[Any, list[int]] = {}
-        for row, qid in enumerate(qids):
-            rows_of.setdefault(qid, []).append(row)
+        qids, docnos = inp["qid"].tolist(), inp["docno"].tolist()
+        rows_of: dict[Any, list[int]] = {qid: [] for qid in qids}
+        for row in _first_stage_order(inp):
+            rows_of[qids[row]].append(row)
         candidates = []
         for qid, rows in rows_of.items():
             if len({queries[row] for row in rows}) > 1:
                 raise ValueError(f"qid {qid!r} has several texts in column 'query'; a list is ranked for one")
             documents: dict[tuple[Any, str], list[int]] = {}
-            for row in sorted(rows, key=keys.__getitem__):
+            for row in rows:
                 documents.setdefault((docnos[row], texts[row]), []).append(row)
-            shown = [text for _, text in documents]
+            shown = [text for _, text in documents][: self.top_k]
             candidates.append(Candidates(qid, queries[rows[0]], shown, list(documents.values())))
         return candidates
 
-    def _client(self) -> LLMClient:
-        self._wrapped = wrapped(self.llm, self._wrapped)
-        return self._wrapped[1]
-
     def _check(self) -> None:
         """Raises ValueError for arguments that can never work, without asking anything."""
-        self._client()
+        _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ON_FAILURE)
         Tokens(self.tokenizer)
@@ -245,44 +214,39 @@ class RankGPT(Presented, pt.Transformer):
             raise ValueError(
                 f"prompt={self.prompt!r} must be a ListwisePrompt or a function (query, texts) -> messages"
             )
-        for name, least in (("window_size", 2), ("stride", 1), ("retries", 0), ("shuffles", 0), ("concurrency", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
-        for name in ("top_k", "max_doc_tokens", "max_prompt_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1, or None")
-        if self.stride >= self.window_size:
+        check_given(list_size=self.list_size, step=self.step, concurrency=self.concurrency)
+        check_positive(top_k=self.top_k, max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
+        for name in ("retries", "shuffles"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
+        if self.step >= self.list_size:
             raise ValueError(
-                f"stride={self.stride} must be smaller than window_size={self.window_size}: documents move up only "
-                f"where windows overlap"
+                f"step={self.step} must be smaller than list_size={self.list_size}: documents move up only where "
+                f"lists overlap"
             )
 
-    def _warn(self) -> None:
-        counts, coverage = self.counts, self.coverage
+    def _warn(self, counts: pd.DataFrame, coverage: Coverage) -> None:
         name = type(self).__name__
-        if counts is not None and (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
+        if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
             total = counts.drop(columns="qid").sum()
             warnings.warn(
                 f"{name}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
-                f"{total['llm_windows']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
+                f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
                 f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
                 stacklevel=3,
             )
-        if coverage is not None and coverage.is_cut and not self._warned_cut:
+        if coverage.is_cut and not self._warned_cut:
             self._warned_cut = True
             warnings.warn(
                 f"{name} did not read all of the text: {coverage} (see .coverage).", TruncationWarning, stacklevel=3
             )
 
 
-def _first_stage_keys(inp: pd.DataFrame) -> list[tuple[float, float]]:
-    """What the rows of a query are sorted by: falling score, then rising rank; rows without one come last."""
-
-    def column(name: str, sign: float) -> list[float]:
-        if name not in inp.columns:
-            return [0.0] * len(inp)
-        values = pd.to_numeric(inp[name]).astype("float64").tolist()
-        return [math.inf if math.isnan(value) else sign * value for value in values]
-
-    return list(zip(column("score", -1.0), column("rank", 1.0), strict=True))
+def _first_stage_order(inp: pd.DataFrame) -> list[int]:
+    """The rows by falling score, then rising rank; those without one come last."""
+    keys = [name for name in ("score", "rank") if name in inp.columns]
+    if not keys:
+        return list(range(len(inp)))
+    numbers = inp[keys].apply(pd.to_numeric).reset_index(drop=True)
+    return numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index.tolist()

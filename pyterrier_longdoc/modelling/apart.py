@@ -1,6 +1,16 @@
-"""Token states of texts that are encoded apart from the query, and so can be remembered.
+"""Models whose queries and windows are encoded apart, so that what is made of a window serves all queries.
 
-Shapes: V texts, T tokens of one text, H hidden size of the encoder, E width of what is made of them.
+PARADE-LATEIR (Boytsov et al. 2025, appendix, "Miscellaneous models"): a second, smaller transformer lets the states of
+query and window interact; the vectors that it makes of the windows are aggregated by PARADE's transformer head.
+
+MORES+, experimental: a decoder reads the query and looks at all windows at once. L. Gao, J. Callan, "Long Document
+Re-ranking with Modular Re-ranker", SIGIR 2022, as far as it is known: their code is incomplete, and in Boytsov et al.
+2025 (the same appendix) a reimplementation did not beat BM25. In that one, windows of different documents got mixed up
+wherever a batch held more than one; here each document has its own memory.
+
+Shapes: B documents, N windows, V windows of all documents, T tokens of one text with its special tokens, Q of a query,
+D tokens of all windows of a document, H hidden size of the encoder, I of the interaction, E width of what is
+remembered.
 """
 
 from __future__ import annotations
@@ -14,17 +24,22 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ..common.caches import EmbeddingCache
-from ..common.coverage import RawExplanation
+from ..common.caches import CACHED_BYTES, EmbeddingCache
+from ..common.coverage import Work
 from .backbones.architectures import quiet
-from .backbones.load import Backbone, Representation, build_backbone, check_folder, load_backbone, load_tokenizer
-from .batching import Encoded, PairLayout, of_documents
-from .encoder import WindowEncoder, micro_batches
+from .backbones.classifiers import Representation
+from .backbones.load import Backbone, build_backbone, check_folder, load_backbone, load_tokenizer
+from .batching import ApartLayout, Encoded, PairLayout, to_dense
+from .encoder import MatchFunction, WindowEncoder, micro_batches
 from .fingerprint import WeightsWatch
-from .heads.base import Head
-from .scorer import TOKEN_BLOCK_CHARACTERS, LongDocScorer
+from .settings import Settings
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
-from .windows import Windows
+
+NOTHING = np.zeros(0, dtype=np.int32)
+"""The query of an input that is a text alone."""
+
+TOKEN_BLOCK_CHARACTERS = 150_000
+"""Text that is held at a time where the states of all its tokens are."""
 
 
 class StateEncoder:
@@ -34,13 +49,12 @@ class StateEncoder:
     first, so that no such change goes unnoticed.
 
     Args:
-        max_bytes: most memory for remembered states; the least recently used ones go first. None for the bound of
-            embeddings.
+        max_bytes: most memory for remembered states; the least recently used ones go first.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
-        self.cache = EmbeddingCache() if max_bytes is None else EmbeddingCache(max_bytes)
-        self._weights = WeightsWatch()
+    def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
+        self.cache = EmbeddingCache(max_bytes)
+        self.weights = WeightsWatch()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateEncoder:
         return StateEncoder(self.cache.max_bytes)
@@ -48,25 +62,29 @@ class StateEncoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return StateEncoder, (self.cache.max_bytes,)
 
-    def begin(self, encoder: WindowEncoder, project: nn.Module) -> None:
-        """At the start of a run: forgets the states that other weights have made.
-
-        Args:
-            encoder: see `__call__`.
-            project: the same.
-        """
-        self._forget_if_changed(encoder, project, contents=True)
+    def begin(self, *modules: nn.Module, contents: bool = True) -> None:
+        """Forgets the states that other weights of these modules have made."""
+        if self.weights.changed(*modules, contents=contents):
+            self.cache.clear()
 
     def __call__(
-        self, encoder: WindowEncoder, project: nn.Module, sequences: Sequence[np.ndarray], layout: PairLayout
+        self,
+        encoder: WindowEncoder,
+        project: nn.Module,
+        sequences: Sequence[np.ndarray],
+        layout: PairLayout,
+        settings: Settings,
+        work: Work | None,
     ) -> list[torch.Tensor]:
         """States of sequences; equal ones are encoded once.
 
         Args:
             encoder: the encoder.
-            project: what its states go through before they are kept.
+            project: what its states go through before they are remembered.
             sequences: V arrays of token ids.
             layout: how a sequence becomes an input, as the window of a pair with an empty query.
+            settings: how it is computed.
+            work: counts what is computed.
 
         Returns:
             V tensors `(T, E)` in fp32, of the real tokens, special ones included; with their graph where gradients
@@ -74,69 +92,84 @@ class StateEncoder:
         """
         keys = [sequence.tobytes() for sequence in sequences]
         distinct = dict(zip(keys, sequences, strict=True))
-        device = next(encoder.parameters()).device
-        if torch.is_grad_enabled():
-            self._weights.forget()  # training follows
-            states = dict(zip(distinct, self._encode(encoder, project, list(distinct.values()), layout), strict=True))
-            return [states[key] for key in keys]
-        setting = (layout, _precision(device), encoder.training)
-        # Runs, at whose start `begin` has read all weights, score in inference mode.
-        self._forget_if_changed(encoder, project, contents=not torch.is_inference_mode_enabled())
-        known = {key: kept for key in distinct if (kept := self.cache.get((setting, key))) is not None}
-        states = {key: torch.from_numpy(kept).to(device) for key, kept in known.items()}
-        new = [key for key in distinct if key not in states]
+        states: dict[bytes, torch.Tensor] = {}
+        remembers = not torch.is_grad_enabled()
+        setting = (layout, _precision(encoder.device), encoder.training)
+        if remembers:
+            # Runs, at whose start `begin` has read all weights, score in inference mode.
+            self.begin(encoder.backbone, project, contents=not torch.is_inference_mode_enabled())
+            found = {key: self.cache.get((setting, key)) for key in distinct}
+            states = {key: torch.from_numpy(f).to(encoder.device) for key, f in found.items() if f is not None}
+        else:
+            self.weights.forget()  # training follows
+        new = {key: sequence for key, sequence in distinct.items() if key not in states}
         if new:
-            made = self._encode(encoder, project, [distinct[key] for key in new], layout)
-            for key, state in zip(new, made, strict=True):
-                states[key] = state
-                self.cache.put((setting, key), state.cpu().numpy())
+            made = self._encode(encoder, project, list(new.values()), layout, settings, work)
+            states |= zip(new, made, strict=True)
+        if remembers:
+            for key in new:
+                self.cache.put((setting, key), states[key].cpu().numpy())
         return [states[key] for key in keys]
 
     def _encode(
-        self, encoder: WindowEncoder, project: nn.Module, sequences: list[np.ndarray], layout: PairLayout
+        self,
+        encoder: WindowEncoder,
+        project: nn.Module,
+        sequences: list[np.ndarray],
+        layout: PairLayout,
+        settings: Settings,
+        work: Work | None,
     ) -> list[torch.Tensor]:
-        empty = np.zeros(0, dtype=np.int32)
-        device = next(encoder.parameters()).device
         made: dict[int, torch.Tensor] = {}
         for part in micro_batches([layout.length(0, len(sequence)) for sequence in sequences]):
-            batch = layout.collate([empty] * len(part), [[sequences[i]] for i in part], device)
-            made |= zip(part, (project(states).float() for states in encoder.token_states(batch)), strict=True)
+            batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], encoder.device)
+            states = (project(own).float() for own in encoder.token_states(batch, settings, work))
+            made |= zip(part, states, strict=True)
         return [made[i] for i in range(len(sequences))]
 
-    def _forget_if_changed(self, encoder: WindowEncoder, project: nn.Module, *, contents: bool) -> None:
-        if self._weights.changed(encoder, project, contents=contents):
-            self.cache.clear()
 
-
-def by_length(
-    encoder: WindowEncoder,
-    lengths: Sequence[int],
-    make: Callable[[list[int]], torch.Tensor],
-    on_share: Callable[[float], None] | None,
-) -> torch.Tensor:
-    """`(V, E)` vectors of V inputs, made in batches of like length.
+class ApartEncoder(WindowEncoder):
+    """Base of the encoders that read queries and windows apart and remember what they make of windows.
 
     Args:
-        encoder: whose limits on a pass hold.
-        lengths: V lengths in tokens.
-        make: makes the `(B, E)` vectors of the inputs with these numbers.
-        on_share: called after each batch with its share of the inputs, for a progress bar.
+        backbone: encodes queries and windows, each by itself.
+
+    Attributes:
+        states: with the remembered states, within a bound on their memory (`states.cache`), until the weights change.
     """
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    vectors = []
-    for rows in encoder.passes([lengths[i] for i in order], torch.tensor(order)):
-        vectors.append(make(rows.tolist()))
-        if on_share is not None:
-            on_share(len(rows) / len(order))
-    made = torch.cat(vectors)
-    return made[torch.tensor(order, device=made.device).argsort()]
+
+    block_characters = TOKEN_BLOCK_CHARACTERS
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(backbone)
+        self.states = StateEncoder()
+
+    def by_length(
+        self,
+        lengths: Sequence[int],
+        make: Callable[[list[int]], torch.Tensor],
+        settings: Settings,
+        work: Work | None,
+    ) -> torch.Tensor:
+        """`(V, E)` vectors of V inputs, made in batches of like length.
+
+        Args:
+            lengths: V lengths in tokens.
+            make: makes the `(B, E)` vectors of the inputs with these numbers.
+            settings: with the limits on a batch.
+            work: counts what is computed.
+        """
+        order = sorted(range(len(lengths)), key=lengths.__getitem__)
+        vectors = []
+        for rows in self.divided([lengths[i] for i in order], torch.tensor(order), settings):
+            vectors.append(make(rows.tolist()))
+            if work is not None:
+                work.advance(len(rows), len(order))
+        made = torch.cat(vectors)
+        return made[torch.tensor(order, device=made.device).argsort()]
 
 
-def _precision(device: torch.device) -> tuple[Any, ...]:
-    if not torch.is_autocast_enabled(device.type):
-        return (torch.float32,)
-    return (torch.get_autocast_dtype(device.type),)
-
+# PARADE-LATEIR.
 
 DEFAULT_INTERACTION = "cross-encoder/ms-marco-MiniLM-L2-v2"
 """The interaction transformer of Boytsov et al. 2025."""
@@ -231,77 +264,70 @@ class Interaction(nn.Module):
         return first_state(self.model, *join([(self.cls_vector, one, 0), separator, *parts]))
 
 
-class LateInteractionScorer(LongDocScorer):
-    """Scores (query, text) pairs: queries and windows encoded apart, interaction, head.
-
-    While it scores, the projected states of queries and windows are remembered, within a bound on their memory
-    (`states.cache`), until the weights change.
+class LateInteractionEncoder(ApartEncoder):
+    """Queries and windows encoded apart, then their interaction: one vector for each window.
 
     Args:
         backbone: the loaded transformers.
-
-    All other arguments: see `LongDocScorer`.
     """
 
     build_backbone = staticmethod(build_late_backbone)
 
-    def __init__(self, backbone: LateBackbone, windows: Windows, head: Head, **reading: Any) -> None:
-        self._interaction_length = backbone.interaction.max_vectors
-        super().__init__(backbone, windows, head, **reading)
+    def __init__(self, backbone: LateBackbone) -> None:
+        super().__init__(backbone)
         self.interaction = Interaction(int(backbone.model.config.hidden_size), backbone.interaction)
-        self.states = StateEncoder()
+        self.longest_interaction = backbone.interaction.max_vectors
 
-    def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
-        limits = []
-        if self._max_length is not None:
-            limits.append(self._max_length - layout.specials)
-            if max_query_len > limits[0]:
-                return limits[0] - max_query_len  # less than one: max_query_len is to blame
-        if self._interaction_length is not None:
-            limits.append(self._interaction_length - _SPECIALS - max_query_len - 2 * layout.specials)
-        return min(limits, default=None)
+    def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
+        """See the base class; texts have the layout for pairs with an empty query, as in Boytsov et al. 2025."""
+        specials, limits = self.pair_layout.specials, []
+        if self.longest_input is not None:
+            room = self.longest_input - specials
+            # Less than one where the query does not fit: max_query_len is to blame.
+            limits.append(room if settings.max_query_len <= room else room - settings.max_query_len)
+        if self.longest_interaction is not None:
+            limits.append(self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials)
+        if limits:
+            settings = self.within(settings, min(limits), specials)
 
-    def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
-        """See the base class."""
-        self.states.begin(self.encoder, self.interaction.project)
-        return super().begin(queries, dtype)
+        def layout(size: int | None) -> PairLayout:
+            return self.pair_layout.fixed(0, size) if settings.pad_query else self.pair_layout
 
-    def block_characters(self) -> int:
-        """See the base class."""
-        return TOKEN_BLOCK_CHARACTERS
+        query = layout(settings.max_query_len)
+        if query.types is not None:
+            query = replace(query, types=(query.types[0],) * 5)
+        return settings, ApartLayout(query, layout(settings.windows.largest))
 
-    def _encode_windows(
+    def begin(self, settings: Settings) -> None:
+        self.states.begin(self.backbone, self.interaction.project)
+
+    def forward(
         self,
-        query_ids: Sequence[np.ndarray],
+        queries: Sequence[np.ndarray],
         windows: Sequence[Sequence[np.ndarray]],
-        on_share: Callable[[float], None] | None,
+        layout: Any,
+        settings: Settings,
+        *,
+        needs: str = "cls",
+        match: MatchFunction | None = None,
+        work: Work | None = None,
     ) -> Encoded:
-        queries = self._states(query_ids, self._text_layout(self.max_query_len, first_segment_only=True))
-        flat = [window for group in windows for window in group]
-        texts = self._states(flat, self._text_layout(self.windows.largest))
-        asking = [query for query, group in zip(queries, windows, strict=True) for _ in group]
-        return of_documents(self._interact(asking, texts, on_share).float(), windows)
-
-    def _text_layout(self, size: int | None, *, first_segment_only: bool = False) -> PairLayout:
-        """`[CLS] [SEP] text [SEP]`: the layout for pairs with an empty query, as in Boytsov et al. 2025."""
-        layout = self._pair_layout.fixed(0, size) if self.pad_query else self._pair_layout
-        if first_segment_only and layout.types is not None:
-            layout = replace(layout, types=(layout.types[0],) * 5)
-        return layout
-
-    def _states(self, sequences: Sequence[np.ndarray], layout: PairLayout) -> list[torch.Tensor]:
-        return self.states(self.encoder, self.interaction.project, sequences, layout)
-
-    def _interact(
-        self, queries: list[torch.Tensor], windows: list[torch.Tensor], on_share: Callable[[float], None] | None
-    ) -> torch.Tensor:
-        """`(V, I)` vectors."""
-        lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(queries, windows, strict=True)]
+        """See the base class; there are no states but the windows' vectors."""
+        counts = [len(group) for group in windows]
+        of_query = self._states(queries, layout.query, settings, work)
+        of_window = self._states([window for group in windows for window in group], layout.text, settings, work)
+        asking = [query for query, count in zip(of_query, counts, strict=True) for _ in range(count)]
+        lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(asking, of_window, strict=True)]
 
         def interact(chosen: list[int]) -> torch.Tensor:
-            return self.interaction([queries[i] for i in chosen], [windows[i] for i in chosen])
+            return self.interaction([asking[i] for i in chosen], [of_window[i] for i in chosen])
 
-        return by_length(self.encoder, lengths, interact, on_share)
+        return to_dense(self.by_length(lengths, interact, settings, work).float(), counts)
+
+    def _states(
+        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
+    ) -> list[torch.Tensor]:
+        return self.states(self, self.interaction.project, sequences, layout, settings, work)
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -309,6 +335,8 @@ def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     return padded, torch.arange(padded.shape[1], device=padded.device) < lengths.unsqueeze(1)
 
+
+# MORES+.
 
 DEFAULT_BART = "facebook/bart-base"
 
@@ -367,108 +395,117 @@ def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Memory(Encoded):
-    """One vector per document, and what it was made of.
+    """One vector per document, and how one is made of a single window.
 
     Attributes:
-        queries: B arrays of token ids.
-        windows: for each document the `(T, H)` states of its windows.
+        of_windows: makes `(V, H)` vectors, each of one window alone.
+        counts: B numbers of windows.
     """
 
-    queries: Sequence[np.ndarray] = ()
-    windows: Sequence[Sequence[torch.Tensor]] = ()
+    of_windows: Callable[[], torch.Tensor] = field(kw_only=True)
+    counts: Sequence[int] = field(kw_only=True)
+
+    @property
+    def window_mask(self) -> torch.Tensor:
+        number = torch.tensor(self.counts, device=self.cls.device).unsqueeze(1)
+        return torch.arange(max(self.counts), device=self.cls.device) < number
+
+    def each_window(self) -> Encoded:
+        return to_dense(self.of_windows(), self.counts).each_window()
 
 
-class MoresScorer(LongDocScorer):
-    """Scores (query, text) pairs: windows encoded apart, a decoder over the query, the final layer.
+class MoresEncoder(ApartEncoder):
+    """Windows encoded apart, then a decoder over the query that looks at all of them: one vector for each document.
 
     The decoder's attention within the query is bidirectional. Its state at the query's last token goes through a
-    dense layer with tanh, as in BART's classifiers. States of windows are remembered while it scores, within a bound
-    on their memory (`states.cache`), until the weights change.
+    dense layer with tanh, as in BART's classifiers.
 
     Args:
         backbone: the loaded encoder and decoder.
-
-    All other arguments: see `LongDocScorer`.
     """
 
     build_backbone = staticmethod(build_encoder_decoder)
 
-    def __init__(self, backbone: EncoderDecoder, windows: Windows, head: Head, **reading: Any) -> None:
-        self._text_layout = backbone.text_layout()[0]
-        super().__init__(backbone, windows, head, **reading)
+    def __init__(self, backbone: EncoderDecoder) -> None:
+        super().__init__(backbone)
+        self.text_layout = backbone.text_layout()[0]
         self.decoder = backbone.decoder
         width = backbone.hidden_size
-        self.representation = Representation(nn.Linear(width, width), nn.Tanh(), dropout=0.1)
-        self.states = StateEncoder()
+        self.represent = Representation(nn.Linear(width, width), nn.Tanh(), dropout=0.1)
 
-    def _capacity(self, max_query_len: int, layout: PairLayout) -> int | None:
-        if self._max_length is None:
-            return None
-        room = self._max_length - self._text_layout.specials
-        return room if max_query_len <= room else room - max_query_len
+    def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
+        specials = self.text_layout.specials
+        if self.longest_input is not None:
+            room = self.longest_input - specials
+            room = room if settings.max_query_len <= room else room - settings.max_query_len
+            settings = self.within(settings, room, self.pair_layout.specials)
+        padded = self.text_layout.fixed(0, settings.windows.largest)
+        return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
 
-    def begin(self, queries: Sequence[str], dtype: torch.dtype) -> list[np.ndarray]:
-        """See the base class."""
-        self.states.begin(self.encoder, nn.Identity())
-        return super().begin(queries, dtype)
+    def begin(self, settings: Settings) -> None:
+        self.states.begin(self.backbone, nn.Identity())
 
-    def block_characters(self) -> int:
-        """See the base class."""
-        return TOKEN_BLOCK_CHARACTERS
-
-    def _encode_windows(
+    def forward(
         self,
-        query_ids: Sequence[np.ndarray],
+        queries: Sequence[np.ndarray],
         windows: Sequence[Sequence[np.ndarray]],
-        on_share: Callable[[float], None] | None,
-    ) -> Encoded:
+        layout: Any,
+        settings: Settings,
+        *,
+        needs: str = "cls",
+        match: MatchFunction | None = None,
+        work: Work | None = None,
+    ) -> Memory:
+        """See the base class; there are no states but the documents' vectors."""
+        counts = [len(group) for group in windows]
         flat = [window for group in windows for window in group]
-        layout = self._text_layout.fixed(0, self.windows.largest) if self.pad_query else self._text_layout
-        states = iter(self.states(self.encoder, nn.Identity(), flat, layout))
-        of_document = [[next(states) for _ in group] for group in windows]
-        vectors = self._decode(query_ids, of_document, on_share)
-        mask = torch.ones(len(windows), 1, dtype=torch.bool, device=vectors.device)
-        return Memory(vectors.unsqueeze(1), mask, queries=query_ids, windows=of_document)
-
-    def _explain(self, encoded: Encoded) -> list[RawExplanation]:
-        if not isinstance(encoded, Memory):
-            raise TypeError("only documents that this scorer has encoded can be explained")
-        pairs = [
-            (query, [window]) for query, group in zip(encoded.queries, encoded.windows, strict=True) for window in group
-        ]
-        vectors = self._decode([query for query, _ in pairs], [group for _, group in pairs], None).unsqueeze(1)
-        scores = iter(self.head(Encoded(vectors, torch.ones_like(vectors[..., 0], dtype=torch.bool))).tolist())
-        return [RawExplanation([next(scores) for _ in group], None, None) for group in encoded.windows]
+        states = self.states(self, nn.Identity(), flat, layout.text, settings, work)
+        own = iter(states)
+        memories = [torch.cat([next(own) for _ in group]) for group in windows]
+        asking = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
+        vectors = self._decode(queries, memories, layout.query, settings, work)
+        return Memory(
+            cls=vectors.unsqueeze(1),
+            mask=torch.ones(len(vectors), 1, dtype=torch.bool, device=vectors.device),
+            of_windows=lambda: self._decode(asking, states, layout.query, settings, None),
+            counts=counts,
+        )
 
     def _decode(
         self,
-        query_ids: Sequence[np.ndarray],
-        windows: Sequence[Sequence[torch.Tensor]],
-        on_share: Callable[[float], None] | None,
+        queries: Sequence[np.ndarray],
+        memories: Sequence[torch.Tensor],
+        layout: PairLayout,
+        settings: Settings,
+        work: Work | None,
     ) -> torch.Tensor:
         """`(B, H)` vectors in fp32."""
-        memories = [torch.cat(list(group)) for group in windows]
 
         def decode(chosen: list[int]) -> torch.Tensor:
-            return self._decode_batch([query_ids[i] for i in chosen], [memories[i] for i in chosen])
+            return self._decode_batch([queries[i] for i in chosen], [memories[i] for i in chosen], layout)
 
-        return by_length(self.encoder, list(map(len, memories)), decode, on_share)
+        return self.by_length(list(map(len, memories)), decode, settings, work)
 
-    def _decode_batch(self, query_ids: list[np.ndarray], memories: list[torch.Tensor]) -> torch.Tensor:
-        empty = np.zeros(0, dtype=np.int32)
-        batch = self._text_layout.collate([empty] * len(query_ids), [[query] for query in query_ids], self.device)
-        memory = nn.utils.rnn.pad_sequence(memories, batch_first=True)  # (B, D, H)
-        lengths = torch.tensor([len(m) for m in memories], device=self.device)
-        seen = torch.arange(memory.shape[1], device=self.device) < lengths.unsqueeze(1)  # (B, D)
+    def _decode_batch(
+        self, queries: list[np.ndarray], memories: list[torch.Tensor], layout: PairLayout
+    ) -> torch.Tensor:
+        batch = layout.collate([NOTHING] * len(queries), [[query] for query in queries], self.device)
+        memory, seen = _padded(memories)  # (B, D, H), (B, D)
         states = self.decoder(
-            inputs_embeds=self.encoder.backbone.embed_tokens(batch.input_ids),
+            inputs_embeds=self.backbone.embed_tokens(batch.input_ids),
             attention_mask=_bidirectional(batch.attention_mask),
             encoder_hidden_states=memory,
             encoder_attention_mask=seen.long(),
             use_cache=False,
         ).last_hidden_state  # (B, Q, H)
         last = states[torch.arange(len(states), device=self.device), batch.lengths - 1]
-        return self.representation(last).float()
+        return self.represent(last).float()
+
+
+def _precision(device: torch.device) -> tuple[Any, ...]:
+    if not torch.is_autocast_enabled(device.type):
+        return (torch.float32,)
+    return (torch.get_autocast_dtype(device.type),)
 
 
 def _bidirectional(mask: torch.Tensor) -> torch.Tensor:

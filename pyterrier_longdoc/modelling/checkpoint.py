@@ -1,8 +1,7 @@
-"""Saving and restoring trained models: one folder of config.json, safetensors weights and tokenizer files."""
+"""The weights of a reranker: in memory, in a folder (config.json, safetensors, tokenizer files), and as an adapter."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
@@ -18,196 +17,13 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
-from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer, model_folder
+from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
+from .backbones.packaged import model_folder
+from .encoder import WindowEncoder
+from .fingerprint import fingerprint
 from .heads import Head, build_head
 from .scorer import LongDocScorer
-from .windows import Windows, windows_from_config, windows_to_config
-
-FORMAT_VERSION = 1
-
-ADAPTER_FILE = "adapter.safetensors"
-
-_CARD = """---
-library_name: pyterrier_longdoc
-tags:
-- pyterrier
-- reranking
-- long-documents
----
-# {name}
-
-A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
-
-```python
-import pyterrier_longdoc as ld
-reranker = ld.{name}.load("this-folder-or-hub-id")
-pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
-```
-
-Parameters: `{parameters}`
-"""
-
-
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """A model as a difference from its backbone.
-
-    Attributes:
-        tensors: what `low_rank.compress` gave.
-        base: fingerprint of the weights to which they are added.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    base: str
-
-
-def save_pretrained(
-    folder: str | Path,
-    scorer: LongDocScorer,
-    backbone: Backbone,
-    *,
-    name: str,
-    parameters: dict[str, Any],
-    head: dict[str, Any],
-    training: dict[str, Any] | None = None,
-    adapter: Adapter | None = None,
-) -> None:
-    """Writes a model into a folder, which is made if need be.
-
-    Args:
-        folder: where to.
-        scorer: the model.
-        backbone: what its encoder was built from.
-        name: the transformer's class.
-        parameters: JSON-able constructor arguments of the transformer.
-        head: `name` and `options` of the head.
-        training: recipe and history, if the model was trained.
-        adapter: the difference from the backbone, which is then stored instead of all weights.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "class": name,
-        "parameters": parameters,
-        "windows": windows_to_config(scorer.windows),
-        "reading": scorer.reading(),
-        "encoder": backbone.describe(),
-        "head": head,
-    }
-    if adapter is not None:
-        config["adapter"] = {"base": adapter.base}
-    meta = {"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}
-    texts = {
-        "config.json": _pretty(config),
-        "pt_meta.json": _pretty(meta),
-        "README.md": _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters)),
-        **({} if training is None else {"training.json": _pretty(training)}),
-    }
-    with ExitStack() as complete, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
-        # All take their places when all are written: where the disk is full a model saved before stays whole.
-        for file, text in texts.items():
-            complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
-        if adapter is None:
-            weights = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
-            part = complete.enter_context(replacing(folder / "model.safetensors"))
-            save_file(weights, part, metadata={"format": "pt"})
-            scorer.tokenizer.save_pretrained(scratch)
-            for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
-                target = folder / path.relative_to(scratch)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(path, target)
-        else:
-            part = complete.enter_context(replacing(folder / ADAPTER_FILE))
-            save_file(adapter.tensors, part, metadata={"format": "pt"})
-    if training is None:
-        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
-
-
-def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Finds a saved model and reads its description.
-
-    Args:
-        name: a folder, a model on the Hugging Face hub, or one in this package, `"longdoc:docstrings-maxp"`.
-        revision: branch, tag or commit on the hub.
-
-    Returns:
-        The folder that holds it and its config.json.
-
-    Raises:
-        ValueError: if that is not a model saved by this package, or one saved by a newer version of it.
-    """
-    folder = model_folder(name)
-    if not folder.is_dir():
-        if folder.exists() or not could_be_hub_id(str(name)):
-            raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")
-        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
-        try:
-            folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
-        except (OSError, ValueError, HfHubHTTPError) as error:
-            raise ValueError(f"{str(name)!r} is no folder, and the hub does not give such a model: {error}") from error
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ValueError(f"{str(name)!r} is no model saved by this package: it has no config.json")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict) or config.get("format") != FORMAT:
-        raise ValueError(
-            f"{str(name)!r} is no model saved by this package (config.json has no format {FORMAT!r}); to start from a "
-            f"Hugging Face checkpoint give it as the backbone, e.g. MaxP({str(name)!r})"
-        )
-    lacking = sorted({"format_version", "class", "parameters", "windows", "reading", "encoder", "head"} - set(config))
-    if lacking:
-        raise ValueError(f"{path} lacks {', '.join(lacking)}: it is damaged or was edited")
-    if config["format_version"] > FORMAT_VERSION:
-        raise ValueError(
-            f"{str(name)!r} was saved in format {config['format_version']}, this version of pyterrier_longdoc reads up "
-            f"to {FORMAT_VERSION}: update pyterrier_longdoc"
-        )
-    return folder, config
-
-
-def load_pretrained(
-    folder: Path, config: dict[str, Any], scorer_class: type[LongDocScorer] = LongDocScorer
-) -> tuple[LongDocScorer, Backbone]:
-    """Builds the described model and loads its weights, strictly.
-
-    Args:
-        folder: that `read_config` found.
-        config: what it read.
-        scorer_class: of the transformer that was saved.
-
-    Raises:
-        ValueError: if weights are missing, left over or of another shape, or there is no usable tokenizer.
-    """
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
-    try:
-        tokenizer = load_tokenizer(str(folder))
-    except Exception as error:
-        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
-    backbone = scorer_class.build_backbone(config["encoder"], tokenizer)
-    options = {**config["head"]["options"], **config["head"].get("built_from", {})}
-    head: Head = build_head(config["head"]["name"], backbone.hidden_size, channels=backbone.channels, **options)
-    scorer = scorer_class(backbone, windows_from_config(config["windows"]), head, **config["reading"])
-    try:
-        scorer.load_state_dict(load_file(path), strict=True)
-    except Exception as error:
-        raise ValueError(f"the weights in {str(path)!r} do not fit config.json: {error}") from error
-    return scorer, backbone
-
-
-def _pretty(content: dict[str, Any]) -> str:
-    return _json(content, indent=2, sort_keys=True) + "\n"
-
-
-def _json(content: Any, **options: Any) -> str:
-    return json.dumps(content, default=lambda number: number.tolist(), **options)  # numpy's numbers and arrays
-
+from .settings import Settings
 
 HeadSpec = tuple[str, dict[str, Any]]
 """Registered name and options of a head."""
@@ -215,7 +31,7 @@ HeadSpec = tuple[str, dict[str, Any]]
 
 @dataclass(eq=False)
 class Weights:
-    """A scorer and its history.
+    """A scorer and where its weights came from.
 
     Attributes:
         scorer: the model.
@@ -230,7 +46,7 @@ class Weights:
 
     scorer: LongDocScorer
     backbone: Backbone
-    made_for: tuple[Any, ...]
+    made_for: dict[str, Any]
     head: HeadSpec
     ready: bool
     trained: bool = False
@@ -242,28 +58,17 @@ class Weights:
         cls,
         backbone: Backbone,
         head: HeadSpec,
-        windows: Windows,
+        settings: Settings,
         *,
-        made_for: tuple[Any, ...],
+        made_for: dict[str, Any],
         seed: int,
-        scorer_class: type[LongDocScorer] = LongDocScorer,
-        **reading: Any,
+        encoder: type[WindowEncoder] = WindowEncoder,
     ) -> Weights:
-        """Puts a head on a loaded backbone, warm-started where the checkpoint allows.
-
-        Args:
-            backbone: what the encoder is built from.
-            head: the head.
-            windows: how texts are cut.
-            made_for: see the class.
-            seed: of random weights.
-            scorer_class: how the parts work together.
-            **reading: further arguments of the scorer.
-        """
+        """Puts a head on a loaded backbone, warm-started where the checkpoint allows; random weights are the seed's."""
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            scorer = scorer_class(backbone, windows, module, **reading)
+            scorer = LongDocScorer(encoder(backbone), backbone.tokenizer, module, settings)
         ready = scorer.warm_start(backbone)
         return cls(scorer.eval(), backbone, made_for, head, ready)
 
@@ -306,11 +111,11 @@ class Weights:
             Whether it was done; False if the encoders differ in kind, and then nothing has changed.
         """
         encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
-        if _shapes(encoder) != _shapes(its_encoder):
+        if _shapes(encoder.backbone) != _shapes(its_encoder.backbone):
             return False
-        for name, module in self.scorer.named_children():
-            its_module = getattr(other.scorer, name, None)
-            if name != "head" and its_module is not None and _shapes(module) == _shapes(its_module):
+        for name, module in encoder.named_children():
+            its_module = getattr(its_encoder, name, None)
+            if its_module is not None and _shapes(module) == _shapes(its_module):
                 module.load_state_dict(its_module.state_dict())
         new, old = self.scorer.head, other.scorer.head
         if type(new) is type(old) and _shapes(new) == _shapes(old):
@@ -333,6 +138,238 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
 
 def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in module.state_dict().items()}
+
+
+# In a folder.
+
+FORMAT_VERSION = 1
+ADAPTER_FILE = "adapter.safetensors"
+
+_CARD = """---
+library_name: pyterrier_longdoc
+tags:
+- pyterrier
+- reranking
+- long-documents
+---
+# {name}
+
+A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
+
+```python
+import pyterrier_longdoc as ld
+reranker = ld.{name}.load("this-folder-or-hub-id")
+pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
+```
+
+Parameters: `{parameters}`
+"""
+
+
+def save_weights(
+    folder: Path, weights: Weights, *, name: str, parameters: dict[str, Any], adapter: Adapter | None = None
+) -> None:
+    """Writes a model into a folder, which is made if need be.
+
+    Args:
+        folder: where to.
+        weights: the model.
+        name: the transformer's class.
+        parameters: its JSON-able constructor arguments.
+        adapter: the difference from the backbone, which is then stored instead of all weights.
+    """
+    scorer, (head, options) = weights.scorer, weights.head
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "class": name,
+        "parameters": parameters,
+        "encoder": weights.backbone.describe(),
+        "head": {"name": head, "options": options, "built_from": scorer.head.built_from(), "ready": weights.ready},
+        **({} if adapter is None else {"adapter": {"base": adapter.base}}),
+    }
+    texts = {
+        "config.json": _pretty(config),
+        "pt_meta.json": _pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
+        "README.md": _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters)),
+    }
+    if weights.history:
+        texts["training.json"] = _pretty({"args": weights.recipe, "history": weights.history})
+    with ExitStack() as complete, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
+        # All take their places when all are written: where the disk is full a model saved before stays whole.
+        for file, text in texts.items():
+            complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
+        if adapter is None:
+            tensors = {key: value.detach().cpu().contiguous() for key, value in scorer.state_dict().items()}
+            part = complete.enter_context(replacing(folder / "model.safetensors"))
+            save_file(tensors, part, metadata={"format": "pt"})
+            scorer.tokenizer.save_pretrained(scratch)
+            for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        else:
+            part = complete.enter_context(replacing(folder / ADAPTER_FILE))
+            save_file(adapter.tensors, part, metadata={"format": "pt"})
+    if not weights.history:
+        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
+
+
+def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
+    """Finds a saved model and reads its description.
+
+    Args:
+        name: a folder, a model on the Hugging Face hub, or one in this package, `"longdoc:docstrings-maxp"`.
+        revision: branch, tag or commit on the hub.
+
+    Returns:
+        The folder that holds it and its config.json.
+
+    Raises:
+        ValueError: if that is not a model saved by this package, or one saved by a newer version of it.
+    """
+    folder = model_folder(name)
+    if not folder.is_dir():
+        if folder.exists() or not could_be_hub_id(str(name)):
+            raise ValueError(f"{str(name)!r} is neither a folder nor the id of a model on the Hugging Face hub")
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
+        try:
+            folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+        except (OSError, ValueError, HfHubHTTPError) as error:
+            raise ValueError(f"{str(name)!r} is no folder, and the hub does not give such a model: {error}") from error
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{str(name)!r} is no model saved by this package: it has no config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(
+            f"{str(name)!r} is no model saved by this package (config.json has no format {FORMAT!r}); to start from a "
+            f"Hugging Face checkpoint give it as the backbone, e.g. MaxP({str(name)!r})"
+        )
+    lacking = sorted({"format_version", "class", "parameters", "encoder", "head"} - set(config))
+    if lacking:
+        raise ValueError(f"{path} lacks {', '.join(lacking)}: it is damaged or was edited")
+    if config["format_version"] > FORMAT_VERSION:
+        raise ValueError(
+            f"{str(name)!r} was saved in format {config['format_version']}, this version of pyterrier_longdoc reads up "
+            f"to {FORMAT_VERSION}: update pyterrier_longdoc"
+        )
+    return folder, config
+
+
+def load_weights(
+    folder: Path, config: dict[str, Any], settings: Settings, made_for: dict[str, Any], encoder: type[WindowEncoder]
+) -> Weights:
+    """Builds the described model and loads its weights, strictly.
+
+    Args:
+        folder: that `read_config` found.
+        config: what it read.
+        settings: of the transformer that was saved.
+        made_for: see `Weights`.
+        encoder: of the same transformer.
+
+    Raises:
+        ValueError: if weights are missing, left over or of another shape, or there is no usable tokenizer.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
+    try:
+        tokenizer = load_tokenizer(str(folder))
+    except Exception as error:
+        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
+    backbone = encoder.build_backbone(config["encoder"], tokenizer)
+    name, options = config["head"]["name"], config["head"]["options"]
+    built_from = config["head"].get("built_from", {})
+    head: Head = build_head(name, backbone.hidden_size, channels=backbone.channels, **{**options, **built_from})
+    scorer = LongDocScorer(encoder(backbone), tokenizer, head, settings)
+    try:
+        scorer.load_state_dict(load_file(path), strict=True)
+    except Exception as error:
+        raise ValueError(f"the weights in {str(path)!r} do not fit config.json: {error}") from error
+    return Weights(scorer, backbone, made_for, (name, options), ready=False)
+
+
+def note_training(weights: Weights, folder: Path, config: dict[str, Any]) -> Weights:
+    """The weights, with what a folder says of their training."""
+    weights.ready, weights.trained = config["head"]["ready"], True
+    training = folder / "training.json"
+    if training.is_file():
+        past = json.loads(training.read_text(encoding="utf-8"))
+        weights.recipe, weights.history = past["args"], past["history"]
+    return weights
+
+
+def _pretty(content: dict[str, Any]) -> str:
+    return _json(content, indent=2, sort_keys=True) + "\n"
+
+
+def _json(content: Any, **options: Any) -> str:
+    return json.dumps(content, default=lambda number: number.tolist(), **options)  # numpy's numbers and arrays
+
+
+# As an adapter.
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A model as a difference from its backbone.
+
+    A model trained with LoRA differs from its backbone, in each matrix, by a product `B A` of low rank. Stored so, with
+    the few weights that are not the backbone's, it takes one or two megabytes instead of ninety.
+
+    Attributes:
+        tensors: what `compress` gave.
+        base: fingerprint of the weights to which they are added.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    base: str
+
+    @classmethod
+    def of(cls, weights: Weights, untrained: Weights, *, rank: int) -> Adapter:
+        """What training has changed.
+
+        Args:
+            weights: the trained model.
+            untrained: the same model as its backbone gives it.
+            rank: the highest rank of a difference.
+
+        Raises:
+            ValueError: if a difference has a higher rank.
+        """
+        base = _pretrained(untrained.scorer)
+        state = {name: value.detach().cpu() for name, value in weights.scorer.state_dict().items()}
+        return cls(compress(state, base, rank=rank), fingerprint(base))
+
+
+def load_adapter(weights: Weights, folder: Path, config: dict[str, Any], backbone: str) -> Weights:
+    """Changes a model on its backbone as an adapter says.
+
+    Raises:
+        ValueError: if it was made for other weights, or does not fit them.
+    """
+    before = _pretrained(weights.scorer)
+    if fingerprint(before) != config["adapter"]["base"]:
+        raise ValueError(
+            f"the adapter in {str(folder)!r} was made for other weights than those of the backbone {backbone!r}"
+        )
+    try:
+        weights.scorer.load_state_dict(restore(load_file(folder / ADAPTER_FILE), before), strict=True)
+    except Exception as error:
+        raise ValueError(f"the adapter in {str(folder)!r} does not fit config.json: {error}") from error
+    return weights
+
+
+def _pretrained(scorer: LongDocScorer) -> dict[str, torch.Tensor]:
+    """The weights to which LoRA adds: the backbone's, and those of a pre-trained aggregator."""
+    prefixes = ("encoder.backbone.", *(f"head.{name}." for name in scorer.head.pretrained()))
+    return {name: value.cpu() for name, value in scorer.state_dict().items() if name.startswith(prefixes)}
 
 
 Tensors = Mapping[str, torch.Tensor]
@@ -385,15 +422,6 @@ def restore(stored: Tensors, base: Tensors) -> dict[str, torch.Tensor]:
         else:
             state[name] = value.to(base[name].dtype) if name in base else value.float()
     return state
-
-
-def fingerprint(weights: Tensors) -> str:
-    """Tells whether two models have the same weights, wherever they are."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name in sorted(weights):
-        digest.update(name.encode())
-        digest.update(weights[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _factors(name: str, difference: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,63 +16,18 @@ FASTEST = "fastest"
 def resolve_device(device: str | None) -> torch.device:
     """The named device; None for a GPU if there is one, else the CPU.
 
+    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is that one.
+
     Raises:
         ValueError: for an unknown name, or a GPU where torch sees none.
     """
     check_device(device)
+    if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}: torch sees no GPU here; use device='cpu', or None to take what there is")
     return chosen
-
-
-def resolve_devices(device: str | Sequence[str] | None) -> list[torch.device]:
-    """The named devices; None for the current GPU and all others of its model if there are any, else the CPU.
-
-    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is that one.
-
-    Raises:
-        ValueError: for an unknown name, no name, several names in one of several processes, or a GPU where torch sees
-            none.
-    """
-    check_devices(device)
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if device is None and torch.cuda.is_available():
-        return _gpu_of_this_process() if together else _equal_gpus()
-    names = device_names(device)
-    if together and len(names) > 1:
-        raise ValueError(f"device={names!r}: one of several processes has one GPU: leave device=None")
-    return list(map(resolve_device, names))
-
-
-def _gpu_of_this_process() -> list[torch.device]:
-    return [torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())]
-
-
-def _equal_gpus() -> list[torch.device]:
-    """The current one first; one of another model, a small one for the screen perhaps, would hold the others up."""
-    current = torch.cuda.current_device()
-    model = torch.cuda.get_device_name(current)
-    others = (n for n in range(torch.cuda.device_count()) if n != current and torch.cuda.get_device_name(n) == model)
-    return [torch.device("cuda", number) for number in (current, *others)]
-
-
-def device_names(device: Any) -> list[Any]:
-    """What `device=` names, one device or a list of them, as a list."""
-    return list(device) if isinstance(device, list | tuple) else [device]
-
-
-def check_devices(device: Any, several: bool = True) -> None:
-    """As `check_device`, also for a list of devices, if the model can work on several."""
-    names = device_names(device)
-    if not names:
-        raise ValueError("device=[] names no device: leave device=None to take what there is")
-    if not several and len(names) > 1:
-        raise ValueError(f"device={device!r}: this model, or its backend=, works on one device at a time: name one")
-    for each in names:
-        check_device(each)
-    if len({torch.device(each or "cpu").type for each in names}) > 1:
-        raise ValueError(f"device={device!r}: devices that share the work must be of one kind")
 
 
 def check_device(device: Any) -> None:

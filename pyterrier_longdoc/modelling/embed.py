@@ -1,13 +1,13 @@
 """The model behind `BiEncoder`: embeds queries and windows apart and compares them.
 
-Shapes: R rows of a run, N windows of a document, V token sequences, H width of an embedding.
+Shapes: B documents, N windows of a document, V token sequences, H width of an embedding.
 """
 
 from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,232 +19,162 @@ from torch import nn
 from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
-from ..common.coverage import Coverage, Explanation, check_finite
-from .backbones.load import Backbone, Representation, encoder_folder, load_backbone
-from .batching import PairLayout
-from .devices import dtype_name
-from .encoder import WindowEncoder, encode_distinct
+from ..common.coverage import Work
+from .backbones.classifiers import Representation
+from .backbones.load import Backbone, load_backbone
+from .backbones.packaged import encoder_folder
+from .batching import ApartLayout, Encoded, PairLayout, QueryStates, to_dense
+from .encoder import MatchFunction, WindowEncoder
 from .fingerprint import WeightsWatch
-from .texts import Span, TokenCache, TokenizedText, numbered, rows_by_pair, share_out
-from .windows import Windows, windows_to_config
-
-BLOCK_CHARACTERS = 1_000_000
-"""Text that is tokenised and whose window embeddings are held at a time."""
+from .settings import Settings
+from .texts import TokenCache
 
 POOLINGS = ("mean", "cls")
 SIMILARITIES = ("cosine", "dot")
 
-OnShare = Callable[[float], None]
 
-
-class BiEncoderScorer(nn.Module):
-    """Scores (query, text) pairs by comparing embeddings: each distinct window and query is encoded once.
+class EmbeddingEncoder(WindowEncoder):
+    """Embeds queries and windows apart: each distinct one once, as long as it is remembered.
 
     Args:
-        encoder: the loaded encoder with its remembered embeddings, which are forgotten when its weights change.
-        windows: how texts are cut; checked against the backbone's longest input.
-        aggregation: of a document's window similarities: `"first"`, `"max"` or `"avg"`.
+        shared: the loaded encoder with its remembered embeddings, which are forgotten when its weights change.
         pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for what
             the checkpoint names, else `"mean"`.
         similarity: `"cosine"` or `"dot"`; None for what the checkpoint names, else cosine.
         query_prefix: put before every query; None for what the checkpoint names.
         passage_prefix: put before every window; None for what the checkpoint names.
         position_step: positions of short inputs are this far apart; see `spread_positions`.
-        max_query_len: read only this many tokens of a query, prefix and special tokens not counted.
-        max_doc_len: read only this many tokens of a text; None reads all.
     """
 
     def __init__(
         self,
-        encoder: SharedEncoder,
-        windows: Windows,
+        shared: SharedEncoder,
         *,
-        aggregation: str = "max",
         pooling: str | None = None,
         similarity: str | None = None,
         query_prefix: str | None = None,
         passage_prefix: str | None = None,
         position_step: int = 1,
-        max_query_len: int = 32,
-        max_doc_len: int | None = None,
     ) -> None:
-        super().__init__()
-        settings = encoder.settings
-        query_prefix = settings.query_prefix if query_prefix is None else query_prefix
-        passage_prefix = settings.passage_prefix if passage_prefix is None else passage_prefix
-        if (query_prefix or passage_prefix) and not settings.pools_prompt:
+        trained = shared.settings
+        query_prefix = trained.query_prefix if query_prefix is None else query_prefix
+        passage_prefix = trained.passage_prefix if passage_prefix is None else passage_prefix
+        if (query_prefix or passage_prefix) and not trained.pools_prompt:
             raise ValueError("this checkpoint leaves its prompt out of the mean, which BiEncoder's prefixes do not")
-        pooling = _known("pooling", pooling, settings.pooling, POOLINGS)
-        backbone = replace(encoder.backbone, pooling=pooling, representation=settings.projection)
-        self.tokenizer = backbone.tokenizer
-        self.encoder = WindowEncoder(backbone)
-        self._shared = encoder
-        self.cache, self.tokens = encoder.cache, encoder.tokens
-        self.query_layout, self._query_lead = backbone.text_layout(query_prefix)
-        self.passage_layout, self._passage_lead = backbone.text_layout(passage_prefix)
-        if backbone.max_length is not None:
-            _check_room("query_prefix", query_prefix, self.query_layout, backbone.max_length, max_query_len)
-            _check_room("passage_prefix", passage_prefix, self.passage_layout, backbone.max_length, 1)
-            windows = windows.within(backbone.max_length - self.passage_layout.specials)
-        self.query_layout = spread_positions(self.query_layout, backbone, position_step)
-        self.passage_layout = spread_positions(self.passage_layout, backbone, position_step)
-        self.windows = windows
-        self.aggregation = aggregation
-        self.similarity = _known("similarity", similarity, settings.similarity, SIMILARITIES)
-        self.max_query_len = max_query_len
-        self.max_doc_len = max_doc_len
-        self.coverage = Coverage()
+        pooling = _known("pooling", pooling, trained.pooling, POOLINGS)
+        backbone = replace(shared.backbone, pooling=pooling, representation=trained.projection)
+        super().__init__(backbone)
+        self.shared = shared
+        self.similarity = _known("similarity", similarity, trained.similarity, SIMILARITIES)
+        self.prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
+        (query, query_lead), (text, text_lead) = map(backbone.text_layout, self.prefixes.values())
+        self.layout = ApartLayout(
+            spread_positions(query, backbone, position_step),
+            spread_positions(text, backbone, position_step),
+            query_lead,
+            text_lead,
+        )
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
+    def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
+        if self.longest_input is None:
+            return settings, self.layout
+        layouts = (self.layout.query, settings.max_query_len), (self.layout.text, 1)
+        for (name, prefix), (layout, tokens) in zip(self.prefixes.items(), layouts, strict=True):
+            room = self.longest_input - layout.specials
+            if room < 1:
+                raise ValueError(f"{name}={prefix!r} alone is longer than the backbone's {self.longest_input} tokens")
+            if room < tokens:
+                raise ValueError(
+                    f"max_query_len={tokens} does not fit: next to prefix and special tokens the backbone takes {room} "
+                    f"query tokens"
+                )
+        return replace(settings, windows=settings.windows.within(room)), self.layout
 
-    def describe(self) -> dict[str, Any]:
-        """All that a score depends on besides weights, tokenizer and precision, for hashing."""
-        return {
-            "windows": windows_to_config(self.windows),
-            "layouts": [repr(self.query_layout), repr(self.passage_layout)],
-            "leads": [self._query_lead, self._passage_lead],
-            "pooling": self.encoder.pooling,
-            "aggregation": self.aggregation,
-            "similarity": self.similarity,
-            "max_query_len": self.max_query_len,
-            "max_doc_len": self.max_doc_len,
-        }
+    def begin(self, settings: Settings) -> None:
+        self.shared.forget_if_changed(self)
 
-    def score(
+    def forward(
         self,
-        queries: Sequence[str],
-        texts: Sequence[str],
+        queries: Sequence[np.ndarray],
+        windows: Sequence[Sequence[np.ndarray]],
+        layout: ApartLayout,  # type: ignore[override]
+        settings: Settings,
         *,
-        dtype: torch.dtype = torch.float32,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> np.ndarray:
-        """Scores for inference.
-
-        Args:
-            queries: R queries.
-            texts: R texts.
-            dtype: precision of the encoder.
-            on_rows: called with the number of rows that are done, for a progress bar.
+        needs: str = "query",
+        match: MatchFunction | None = None,
+        work: Work | None = None,
+    ) -> Encoded:
+        """Embeds the windows of B documents and their queries.
 
         Returns:
-            `(R,)` float64 similarities. `coverage` then tells what was read.
-
-        Raises:
-            FloatingPointError: if a similarity is not finite.
+            `cls (B, N, H)`, embeddings of windows, and `query.states (B, 1, H)`, those of queries.
         """
-        scores = np.full(len(texts), np.nan)
-        for rows, _, _, similarities in self._run(queries, texts, dtype, on_rows, offsets=False):
-            scores[rows] = self._aggregate(similarities)
-        check_finite(scores)
-        return scores
-
-    def explain(
-        self,
-        queries: Sequence[str],
-        texts: Sequence[str],
-        *,
-        dtype: torch.dtype = torch.float32,
-        on_rows: Callable[[int], None] | None = None,
-    ) -> tuple[np.ndarray, list[Explanation]]:
-        """As `score`, and the similarity of each window."""
-        scores = np.full(len(texts), np.nan)
-        explanations: list[Any] = [None] * len(texts)
-        for rows, document, spans, similarities in self._run(queries, texts, dtype, on_rows, offsets=True):
-            scores[rows] = self._aggregate(similarities)
-            explanation = Explanation([document.characters(s) for s in spans], similarities.tolist(), None)
-            for row in rows:
-                explanations[row] = explanation
-        check_finite(scores)
-        return scores, explanations
-
-    def _aggregate(self, similarities: np.ndarray) -> float:
-        if self.aggregation == "first":
-            return float(similarities[0])
-        return float(similarities.max() if self.aggregation == "max" else similarities.mean())
+        counts = [len(group) for group in windows]
+        # A document that several queries ask for is the same object.
+        distinct = {id(group): group for group in windows}
+        flat = [window for group in distinct.values() for window in group]
+        starts = dict(zip(distinct, np.cumsum([0, *map(len, distinct.values())]), strict=False))
+        rows = np.concatenate([starts[id(group)] + np.arange(len(group)) for group in windows])
+        of_query = self._embed(queries, layout.query, settings, work)  # (B, H)
+        of_window = self._embed(flat, layout.text, settings, work)[torch.from_numpy(rows)]  # (V, H)
+        if work is not None:
+            work.advance(1, 1)
+        mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
+        return replace(to_dense(of_window, counts), query=QueryStates(of_query.unsqueeze(1), mask))
 
     def _embed(
-        self, sequences: list[np.ndarray], layout: PairLayout, dtype: torch.dtype, on_share: OnShare | None
-    ) -> np.ndarray:
-        """`(V, H)` float32 embeddings of V token sequences; those seen before are not encoded again."""
-        setting = (layout, self.encoder.pooling, self.similarity, dtype, self.device.type)
-        keys = [(setting, sequence.tobytes()) for sequence in sequences]
-        vectors = {key: vector for key in keys if (vector := self.cache.get(key)) is not None}
-        new = {key: sequence for key, sequence in zip(keys, sequences, strict=True) if key not in vectors}
+        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
+    ) -> torch.Tensor:
+        """`(V, H)` fp32 embeddings of V token sequences; those seen before are not encoded again."""
+        setting = (layout, self.pooling, self.similarity, settings.dtype, settings.device.type)
+        keys = [sequence.tobytes() for sequence in sequences]
+        distinct = dict(zip(keys, sequences, strict=True))
+        found: dict[bytes, Any] = {key: self.shared.cache.get((setting, key)) for key in distinct}
+        new = {key: sequence for key, sequence in distinct.items() if found[key] is None}
         if new:
-            for key, vector in zip(new, self._encode(list(new.values()), layout, dtype, on_share), strict=True):
-                vectors[key] = vector
-                self.cache.put(key, vector)
-        elif on_share is not None:
-            on_share(1.0)
-        return np.stack([vectors[key] for key in keys])
-
-    @torch.inference_mode()
-    def _encode(
-        self, sequences: list[np.ndarray], layout: PairLayout, dtype: torch.dtype, on_share: OnShare | None
-    ) -> np.ndarray:
-        self.eval()
-        empty = np.zeros(0, dtype=np.int32)
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
-            queries = [empty] * len(sequences)
-            vectors = encode_distinct(self.encoder, layout, queries, sequences, on_share=on_share)
-        self.coverage.add_encoded(*self.encoder.take_counts())
-        if self.similarity == "cosine":
-            vectors = nn.functional.normalize(vectors, dim=-1)
-        return vectors.cpu().numpy()
-
-    def _run(
-        self,
-        queries: Sequence[str],
-        texts: Sequence[str],
-        dtype: torch.dtype,
-        on_rows: Callable[[int], None] | None,
-        *,
-        offsets: bool,
-    ) -> Iterator[tuple[list[int], TokenizedText, list[Span], np.ndarray]]:
-        """For each distinct pair: its rows, the document, its windows and their `(N,)` similarities."""
-        self._shared.begin(self.encoder)
-        self.coverage = Coverage(dtype=dtype_name(dtype))
-        distinct, of_row = numbered(queries)
-        query_vectors = self._embed(self._query_ids(distinct), self.query_layout, dtype, None)
-        wanted = rows_by_pair(of_row.tolist(), texts)
-        for block in _text_blocks(sorted(wanted, key=len, reverse=True)):
-            offsets = offsets or self.windows.needs_text
-            documents = self.tokens(self.tokenizer, block, offsets=offsets, lead=self._passage_lead)
-            spans = [self.windows(d if self.max_doc_len is None else d.head(self.max_doc_len)) for d in documents]
-            rows = sum(len(group) for text in block for group in wanted[text].values())
-            vectors = self._window_vectors(documents, spans, dtype, share_out(on_rows, rows))
-            for text, document, cut, own in zip(block, documents, spans, vectors, strict=True):
-                self.coverage.add_document(len(document), cut)
-                for query, rows_of_pair in wanted[text].items():
-                    # Row by row: a matrix product's rounding may depend on what else is in the matrix.
-                    yield rows_of_pair, document, cut, (own * query_vectors[query]).sum(1, dtype=np.float64)
-
-    def _window_vectors(
-        self, documents: list[TokenizedText], spans: list[list[Span]], dtype: torch.dtype, on_share: OnShare | None
-    ) -> list[np.ndarray]:
-        """`(N, H)` embeddings of each document's windows; equal windows are encoded once."""
-        windows = [document.ids[a:b] for document, cut in zip(documents, spans, strict=True) for a, b in cut]
-        vectors = self._embed(windows, self.passage_layout, dtype, on_share)
-        return np.split(vectors, np.cumsum([len(cut) for cut in spans])[:-1])
-
-    def _query_ids(self, queries: list[str]) -> list[np.ndarray]:
-        tokenized = self.tokens(self.tokenizer, queries, lead=self._query_lead)
-        self.coverage.add_queries([len(query) for query in tokenized], self.max_query_len)
-        return [query.ids[: self.max_query_len] for query in tokenized]
+            nothing = [np.zeros(0, dtype=np.int32)] * len(new)
+            vectors = self.vectors(nothing, list(new.values()), layout, settings, work)
+            if self.similarity == "cosine":
+                vectors = nn.functional.normalize(vectors, dim=-1)
+            for key, vector in zip(new, vectors.cpu().numpy(), strict=True):
+                found[key] = vector
+                self.shared.cache.put((setting, key), vector)
+        return torch.from_numpy(np.stack([found[key] for key in keys])).to(self.device)
 
 
-def _check_room(name: str, prefix: str, layout: PairLayout, longest: int, tokens: int) -> None:
-    room = longest - layout.specials
-    if room < 1:
-        raise ValueError(f"{name}={prefix!r} alone is longer than the backbone's {longest} tokens")
-    if room < tokens:
-        raise ValueError(
-            f"max_query_len={tokens} does not fit: next to prefix and special tokens the backbone takes {room} query "
-            f"tokens"
-        )
+class Similarity(nn.Module):
+    """The head of a bi-encoder: `(B, N)` products of window and query embeddings, of which one makes the score.
+
+    Args:
+        aggregation: `"first"`, `"max"` or `"avg"`.
+    """
+
+    needs = "query"
+
+    def __init__(self, aggregation: str) -> None:
+        super().__init__()
+        self.aggregation = aggregation
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        """`(B,)` float64 scores."""
+        scores = self.window_scores(encoded)
+        if self.aggregation == "first":
+            return scores[:, 0]
+        return scores.nan_to_num(-torch.inf).amax(1) if self.aggregation == "max" else scores.nanmean(1)
+
+    def window_scores(self, encoded: Encoded) -> torch.Tensor:
+        """`(B, N)` float64 similarities; NaN where there is no window."""
+        if encoded.query is None:
+            raise ValueError("the embeddings of the queries are missing")
+        # Row by row: a matrix product's rounding may depend on what else is in the matrix.
+        scores = (encoded.cls * encoded.query.states).sum(-1, dtype=torch.float64)
+        return scores.masked_fill(~encoded.mask, torch.nan)
+
+    def window_weights(self, encoded: Encoded) -> None:
+        """There is no attention over windows."""
+
+    def check_windows(self, windows: int, query: int = 0) -> None:
+        """Any number will do."""
 
 
 def _known(what: str, given: str | None, trained: str | None, known: tuple[str, ...]) -> str:
@@ -256,19 +186,6 @@ def _known(what: str, given: str | None, trained: str | None, known: tuple[str, 
             f"{' or '.join(map(repr, known))} asks for another one all the same"
         )
     return chosen
-
-
-def _text_blocks(texts: list[str]) -> Iterator[list[str]]:
-    block: list[str] = []
-    size = 0
-    for text in texts:
-        if block and size + len(text) > BLOCK_CHARACTERS:
-            yield block
-            block, size = [], 0
-        block.append(text)
-        size += len(text)
-    if block:
-        yield block
 
 
 class SharedEncoder:
@@ -286,8 +203,8 @@ class SharedEncoder:
         self.tokens = TokenCache()
         self._weights = WeightsWatch()
 
-    def begin(self, encoder: nn.Module) -> None:
-        """At the start of a run: forgets the embeddings if someone has changed the weights.
+    def forget_if_changed(self, encoder: nn.Module) -> None:
+        """Forgets the embeddings if someone has changed the weights.
 
         Args:
             encoder: what makes embeddings of this encoder's states.
@@ -437,7 +354,7 @@ def spread_positions(layout: PairLayout, backbone: Backbone, step: int) -> PairL
     """
     if step == 1:
         return layout
-    kind, longest = backbone.model.config.model_type, backbone.max_length
+    kind, longest = backbone.family, backbone.longest_input
     if kind != "bert" or longest is None or longest < step:
         raise ValueError(
             f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone is "

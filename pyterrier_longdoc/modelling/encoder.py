@@ -1,4 +1,8 @@
-"""The window encoder: every window of a batch through the backbone, the document axis restored at the end."""
+"""The window encoder: windows through the backbone in passes of like length, the document axis restored at the end.
+
+Shapes: B documents, V windows of all documents, V' windows of a pass, N windows of the longest document, L layers, Q
+query tokens, T tokens of a window with its query and special tokens, D tokens of a document, H hidden size.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from .backbones.load import Backbone
+from ..common.coverage import Work
+from .backbones.load import Backbone, build_backbone
 from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, to_dense
 from .runtimes import BackboneRuntime, pack
+from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,135 +34,209 @@ EXACT_RUN = 4
 """So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
 is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
 
+PACKING_DEVICES = ("cuda",)
+"""Kinds of devices that may have a kernel for windows of unequal length."""
+
+MICRO_TOKENS = 2**18
+"""Tokens, padding included, that are laid out as tensors at a time, about 17 bytes each. Sixteen times a pass of the
+largest default size, so that cutting the sorted windows here costs next to nothing."""
+
+MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""One layer's `(V', Q, H)` query and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens are the
+same word piece, to `(V', Q, T)`."""
+
+States = tuple[torch.Tensor, ...]
+"""`(V', T', H)` of the last layer alone, or of every layer, the embeddings included."""
+
 
 class WindowEncoder(nn.Module):
-    """Encodes windows into one vector each.
+    """Encodes query and window together, into one vector for each window and whatever else the head asks for.
 
     Args:
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
-        batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for 16,384 on
-            a GPU and 2,048 on a CPU.
 
     Attributes:
-        affordable_tokens: a lower limit that was learned when memory ran out.
+        affordable_tokens: a limit on the tokens of a pass that was learned when memory ran out.
         runtime: what computes the backbone.
     """
 
-    def __init__(self, backbone: Backbone, *, batch_size: int = 64, max_batch_tokens: int | None = None) -> None:
+    block_characters = 1_000_000
+    """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
+
+    build_backbone = staticmethod(build_backbone)
+    """Makes a saved model's backbone again."""
+
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
         self.backbone = backbone.model
         self.representation = backbone.representation or nn.Identity()
         self.pooling = backbone.pooling
         self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
-        self.batch_size = batch_size
-        self.max_batch_tokens = max_batch_tokens
+        self.longest_input = backbone.longest_input
+        self.template = backbone.template
+        self.pair_layout: Any = None if backbone.tokenizer is None else backbone.pair_layout()
         self.affordable_tokens = sys.maxsize
         self.runtime = BackboneRuntime()
-        self._real = self._computed = 0
 
     @property
-    def on_cpu(self) -> bool:
-        """Whether the weights are in main memory."""
-        return next(self.parameters()).device.type == "cpu"
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
 
-    @property
-    def batch_tokens(self) -> int:
-        """The limit on the tokens of a pass that is in force."""
-        given = self.max_batch_tokens or (CPU_BATCH_TOKENS if self.on_cpu else GPU_BATCH_TOKENS)
-        return min(given, self.affordable_tokens)
+    # What of a text fits into the backbone, and how it is laid out.
 
-    def take_counts(self) -> tuple[int, int]:
-        """Tokens that went through the backbone since the last call: real ones, and with padding."""
-        counts = self._real, self._computed
-        self._real = self._computed = 0
-        return counts
+    def prepare(self, settings: Settings) -> tuple[Settings, Any]:
+        """The settings with windows that fit into the backbone, and how a query and a window become an input.
+
+        Raises:
+            ValueError: if query, largest window and special tokens exceed the backbone's longest input, or a setting is
+                not for this backbone.
+        """
+        if settings.pad_query and self.template is not None:
+            raise ValueError(
+                f"pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; this backbone reads the template "
+                f"{self.template!r}: leave pad_query=False"
+            )
+        self.runtime.use(settings.runtime, self.backbone)
+        layout = self.pair_layout.fixed(settings.max_query_len, None) if settings.pad_query else self.pair_layout
+        specials = layout.specials + layout.query_trail_size
+        if self.longest_input is not None:
+            settings = self.within(settings, self.longest_input - settings.max_query_len - specials, specials)
+        if settings.pad_query:
+            layout = layout.fixed(settings.max_query_len, settings.windows.largest)
+        return settings, layout
+
+    def within(self, settings: Settings, room: int, specials: int) -> Settings:
+        """The settings with windows of at most `room` document tokens."""
+        if room < 1:
+            raise ValueError(
+                f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
+                f"{self.longest_input} tokens, {specials} of them special; lower max_query_len"
+            )
+        return replace(settings, windows=settings.windows.within(room))
+
+    def begin(self, settings: Settings) -> None:
+        """At the start of a run: forgets what was made with other weights."""
+        if settings.runtime != "torch":
+            self.runtime.begin(self.backbone)
+
+    # Encoding.
 
     def forward(
         self,
-        batch: WindowBatch,
-        on_share: Callable[[float], None] | None = None,
+        queries: Sequence[np.ndarray],
+        windows: Sequence[Sequence[np.ndarray]],
+        layout: PairLayout,
+        settings: Settings,
         *,
+        needs: str = "cls",
         match: MatchFunction | None = None,
-        all_layers: bool = False,
-        query_states: bool = False,
+        work: Work | None = None,
     ) -> Encoded:
-        """Encodes the windows in batches of like length.
+        """Encodes the windows of B documents, each with its query.
 
         Args:
-            batch: V windows of B documents.
-            on_share: called after each pass with its share of the batch's windows, for a progress bar.
-            match: how query and document tokens are matched, for heads that look at tokens.
-            all_layers: match the states of all layers, the embedding layer included, not of the last one alone.
-            query_states: keep the last layer's states of the query's tokens in each document's first window; of a
-                cross-encoder after its representation step, as the windows' vectors.
+            queries: B arrays of token ids; those of one query should be one object, by which they are told apart.
+            windows: of each document at least one array of token ids.
+            layout: what `prepare` gave.
+            settings: the same.
+            needs: what the head asks for: `"cls"`, one vector for each window; also `"query"`, the last layer's states
+                of the query's tokens in each document's first window (of a cross-encoder after its representation
+                step); also `"last"` or `"all"`, matches of query and document tokens in the last layer or in all.
+            match: how these are matched.
+            work: counts what is computed.
 
         Returns:
             `cls (B, N, H)` in fp32, `mask (B, N)` and, if asked for, the matches or the query's states.
         """
-        collector = None if match is None else MatchCollector(batch, match)
-        queries = QueryCollector(batch) if query_states else None
-        order = self._order(batch, collector)
+        counts = list(map(len, windows))
+        if needs == "cls":
+            of_each = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
+            flat = list(itertools.chain.from_iterable(windows))
+            return to_dense(self.vectors(of_each, flat, layout, settings, work), counts)
+        batch = layout.collate(queries, windows, settings.device)
+        order = torch.argsort(batch.lengths, stable=True)
+        collector: MatchCollector | QueryCollector
+        if match is None:
+            collector = QueryCollector(batch)
+        else:
+            collector = MatchCollector(batch, match)
+            # The first windows of all documents, which have their queries' states, before all others.
+            first = collector.is_first()[order]
+            order = torch.cat([order[first], order[~first]])
         vectors = []
-        for rows, states, mask in self._states(batch, order, all_layers):
+        for rows, states, mask in self._passes(batch, order, settings, work, needs == "all"):
             vectors.append(self._vectors(states[-1], mask))
-            if collector is not None:
-                collector.add(rows, states)
-            if queries is not None:
-                queries.add(rows, states[-1])
-            if on_share is not None:
-                on_share(len(rows) / len(order))
-        restore = torch.empty_like(order)
-        restore[order] = torch.arange(len(order), device=order.device)
-        pooled = torch.cat(vectors)[restore]  # (V, H)
-        encoded = to_dense(pooled.float(), batch.doc, batch.documents)
-        if queries is not None:
-            encoded = replace(encoded, query=self._represent_query(queries.collect()))
-        return encoded if collector is None else replace(encoded, matches=collector.collect())
+            collector.add(rows, states)
+            if work is not None:
+                work.advance(len(rows), len(order))
+        encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
+        if isinstance(collector, MatchCollector):
+            return replace(encoded, matches=collector.collect())
+        return replace(encoded, query=self._represent_query(collector.collect()))
 
-    def token_states(self, batch: WindowBatch) -> list[torch.Tensor]:
+    def vectors(
+        self,
+        queries: Sequence[np.ndarray],
+        windows: Sequence[np.ndarray],
+        layout: PairLayout,
+        settings: Settings,
+        work: Work | None = None,
+    ) -> torch.Tensor:
+        """`(V, H)` fp32, one vector for each query and window; without gradients, equal ones are encoded once.
+
+        Windows are laid out in order of length over all documents, so that the memory for padded inputs is bounded
+        whatever the longest window: one long sentence among 20,000 short ones does not make them all long.
+        """
+        number_of, chosen = _distinct(queries, windows)
+        made: list[int] = []
+        vectors = []
+        for part in micro_batches([layout.length(len(queries[i]), len(windows[i])) for i in chosen]):
+            inputs = [chosen[number] for number in part]
+            batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], settings.device)
+            order = torch.argsort(batch.lengths, stable=True)
+            for rows, states, mask in self._passes(batch, order, settings, work):
+                vectors.append(self._vectors(states[-1], mask))
+                made += [part[row] for row in rows.tolist()]
+                if work is not None:
+                    work.advance(len(rows), len(chosen))
+        place = torch.tensor(made).argsort()[number_of]
+        return torch.cat(vectors)[place.to(settings.device)].float()
+
+    def token_states(self, batch: WindowBatch, settings: Settings, work: Work | None = None) -> list[torch.Tensor]:
         """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
-        order = self._order(batch, None)
         states: dict[int, torch.Tensor] = {}
-        for rows, encoded, mask in self._states(batch, order, False):
+        order = torch.argsort(batch.lengths, stable=True)
+        for rows, encoded, mask in self._passes(batch, order, settings, work):
             for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
                 states[row] = state[real]
         return [states[row] for row in range(len(order))]
 
-    def _represent_query(self, query: QueryStates) -> QueryStates:
-        states = self.representation(query.states).float()
-        return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
-
-    def _order(self, batch: WindowBatch, collector: MatchCollector | None) -> torch.Tensor:
-        """By length; for matches, the first windows of all documents before all others."""
-        order = torch.argsort(batch.lengths, stable=True)
-        if collector is None:
-            return order
-        first = collector.is_first()[order]
-        return torch.cat([order[first], order[~first]])
-
-    def passes(
-        self, lengths: list[int], order: torch.Tensor, *, exact_run: int | None = None
+    def divided(
+        self, lengths: Sequence[int], order: torch.Tensor, settings: Settings, *, exact_run: int | None = None
     ) -> Iterator[torch.Tensor]:
         """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
 
         Args:
             lengths: V lengths in tokens, ascending.
             order: `(V,)` the rows that they belong to.
+            settings: with the limits.
             exact_run: so many or more rows of one length are not padded together with others; None pads all.
         """
         start = longest = 0
-        groups, most = self._groups(lengths, exact_run), self.batch_tokens
+        groups = self._groups(lengths, exact_run)
+        most = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
+        most = min(most, self.affordable_tokens)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
-            full = row - start == self.batch_size or (row + 1 - start) * longest > most
+            full = row - start == settings.batch_size or (row + 1 - start) * longest > most
             if (full or groups[row] != groups[start]) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
 
-    def _groups(self, lengths: list[int], exact_run: int | None) -> list[tuple[int, int | None]]:
+    def _groups(self, lengths: Sequence[int], exact_run: int | None) -> list[tuple[int, int | None]]:
         """What the rows of a pass have in common: the architecture's group and, in a long run of one length, that."""
         groups: list[tuple[int, int | None]] = []
         for length, run in itertools.groupby(lengths):
@@ -166,36 +246,34 @@ class WindowEncoder(nn.Module):
             groups += [(self.rules.group(length), length if alone else None)] * rows
         return groups
 
-    def _states(
-        self, batch: WindowBatch, order: torch.Tensor, all_layers: bool
-    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...], torch.Tensor]]:
+    def _passes(
+        self, batch: WindowBatch, order: torch.Tensor, settings: Settings, work: Work | None, all_layers: bool = False
+    ) -> Iterator[tuple[torch.Tensor, States, torch.Tensor]]:
         """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
-        lengths, done = batch.lengths[order].tolist(), 0
+        lengths, done, failed = batch.lengths[order].tolist(), 0, None
         exact_run = None
-        if self.on_cpu and not torch.is_grad_enabled():
+        if batch.input_ids.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
-            for rows in self.passes(lengths[done:], order[done:], exact_run=exact_run):
-                encoded = self._encode_if_it_fits(batch, rows, all_layers)
-                if encoded is None:
+            for rows in self.divided(lengths[done:], order[done:], settings, exact_run=exact_run):
+                try:
+                    states, mask, computed = self._encode(batch, rows, all_layers)
+                except RuntimeError as error:
+                    # In training the graph of earlier passes fills the memory, which smaller passes do not change.
+                    if len(rows) == 1 or torch.is_grad_enabled() or not _is_out_of_memory(error):
+                        raise
+                    failed = rows
                     break
                 done += len(rows)
-                yield rows, *encoded
-        self._real += int(batch.attention_mask.sum())
+                if work is not None:
+                    work.count(int(mask.sum()), computed)
+                yield rows, states, mask
+            if failed is not None:
+                # Not within "except": there the error would keep the failed pass's memory.
+                self._afford_less(batch, failed)
+                failed = None
 
-    def _encode_if_it_fits(
-        self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor] | None:
-        """None where memory ran out, after lowering the limit on tokens.
-
-        In training it is an error: the graph of earlier passes fills the memory, which smaller passes do not change.
-        """
-        try:
-            return self._encode(batch, rows, all_layers)
-        except RuntimeError as error:
-            if len(rows) == 1 or torch.is_grad_enabled() or not _is_out_of_memory(error):
-                raise
-        # Not within "except": there the error would keep the failed pass's memory.
+    def _afford_less(self, batch: WindowBatch, rows: torch.Tensor) -> None:
         longest = int(batch.lengths[rows].max())
         self.affordable_tokens = max(1, len(rows) // 2) * self.rules.cost(longest)
         logger.warning(
@@ -205,12 +283,9 @@ class WindowEncoder(nn.Module):
         )
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        return None
 
-    def _encode(
-        self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """States `(V', T', H)` of the last layer, or of every layer, and the `(V', T')` mask."""
+    def _encode(self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool) -> tuple[States, torch.Tensor, int]:
+        """States of a pass, its `(V', T')` mask, and how many tokens were computed, padding included."""
         length = self.rules.padded(int(batch.lengths[rows].max()))
 
         def of_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
@@ -226,13 +301,16 @@ class WindowEncoder(nn.Module):
         if batch.position_ids is not None:
             inputs["position_ids"] = of_pass(batch.position_ids)
         inputs |= self.rules.further_inputs(batch, rows, mask)
-        packing = pack(self.backbone, inputs, mask) if self.runtime.backend == "torch" else None
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
-            last = packing.encode(self.backbone) if packing else self.runtime(self.backbone, inputs)
-        states = (*earlier, last)
-        self._computed += last.shape[0] * last.shape[1]
-        return (tuple(map(packing.padded, states)) if packing else states), mask
+            if self.runtime.name != "torch":
+                last = self.runtime(self.backbone, inputs)
+            elif mask.device.type in PACKING_DEVICES and (packing := pack(self.backbone, inputs, mask)) is not None:
+                last = packing.encode(self.backbone)
+                return tuple(map(packing.padded, (*earlier, last))), mask, last.shape[0] * last.shape[1]
+            else:
+                last = self.backbone(**inputs).last_hidden_state
+        return (*earlier, last), mask, last.shape[0] * last.shape[1]
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
@@ -253,6 +331,10 @@ class WindowEncoder(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _represent_query(self, query: QueryStates) -> QueryStates:
+        states = self.representation(query.states).float()
+        return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
 
     def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
@@ -275,47 +357,6 @@ class WindowEncoder(nn.Module):
 def _is_out_of_memory(error: RuntimeError) -> bool:
     """Of a GPU, or of the allocator of a CPU, which has no error of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-MICRO_TOKENS = 2**18
-"""Tokens, padding included, that are laid out as tensors at a time, about 17 bytes each. Sixteen times a pass of the
-largest default size, so that cutting the sorted windows here costs next to nothing."""
-
-
-def encode_distinct(
-    encoder: WindowEncoder,
-    layout: PairLayout,
-    queries: Sequence[np.ndarray],
-    windows: Sequence[np.ndarray],
-    *,
-    on_share: Callable[[float], None] | None = None,
-) -> torch.Tensor:
-    """One vector for each (query, window); without gradients, equal ones are encoded once.
-
-    Windows are laid out in order of length over all documents, so that the memory for padded inputs is bounded
-    whatever the longest window: one long sentence among 20,000 short ones does not make them all long.
-
-    Args:
-        encoder: the encoder.
-        layout: how a query and a window become an input.
-        queries: V arrays of token ids; those of one query should be one object, by which they are told apart.
-        windows: V arrays of token ids, at least one.
-        on_share: called after each pass with its share of the work, for a progress bar.
-
-    Returns:
-        `(V, H)` in fp32.
-    """
-    place, chosen = _distinct(queries, windows)
-    device = next(encoder.parameters()).device
-    order: list[int] = []
-    vectors = []
-    for part in micro_batches([layout.length(len(queries[i]), len(windows[i])) for i in chosen]):
-        inputs = [chosen[number] for number in part]
-        batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], device)
-        vectors.append(encoder(batch, _scaled(on_share, len(part) / len(chosen))).cls[:, 0])
-        order += part
-    restore = torch.tensor(order).argsort()
-    return torch.cat(vectors)[restore[place].to(device)]
 
 
 def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -344,15 +385,6 @@ def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> t
             chosen.append(i)
         place.append(number)
     return place, chosen
-
-
-def _scaled(on_share: Callable[[float], None] | None, part: float) -> Callable[[float], None] | None:
-    return None if on_share is None else lambda share: on_share(share * part)
-
-
-MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""One layer's `(V', Q, H)` query and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens are the
-same word piece, to `(V', Q, T)`."""
 
 
 class MatchCollector:
@@ -388,7 +420,7 @@ class MatchCollector:
         """`(V,)` bool, which windows are the first of their document."""
         return self._number == 0
 
-    def add(self, rows: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+    def add(self, rows: torch.Tensor, states: States) -> None:
         """Matches the windows of one pass.
 
         Args:
@@ -430,7 +462,7 @@ class MatchCollector:
             window=window,
         )
 
-    def _keep_queries(self, rows: torch.Tensor, states: tuple[torch.Tensor, ...]) -> None:
+    def _keep_queries(self, rows: torch.Tensor, states: States) -> None:
         first = self.is_first()[rows]
         if bool(first.any()):
             doc = self._batch.doc[rows[first]]
@@ -462,18 +494,14 @@ class QueryCollector:
         self._place, self._mask = _span(batch.query_start, batch.query_length, self._first_row)
         self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def add(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        """Takes what it needs of one pass.
-
-        Args:
-            rows: `(V',)` their rows in the batch.
-            states: `(V', T, H)` of the last layer.
-        """
+    def add(self, rows: torch.Tensor, states: States) -> None:
+        """Takes what it needs of one pass: `(V',)` rows of the batch, and their states."""
+        last = states[-1]
         doc = self._doc[rows]
         own = (self._first_row[doc] == rows).nonzero()  # (documents that begin here, 1)
         doc = doc[own[:, 0]]
-        place = self._place[doc].clamp(max=states.shape[1] - 1)
-        self._parts.append((doc, states[own, place].float()))
+        place = self._place[doc].clamp(max=last.shape[1] - 1)
+        self._parts.append((doc, last[own, place].float()))
 
     def collect(self) -> QueryStates:
         """The states of every document's query; zeros where it has fewer tokens than others."""

@@ -2,7 +2,7 @@
 
 `WindowSelector`s keep k of a model's own windows; `KeyBlocks` makes a shorter document of the k best blocks, for
 models that read one window. Both choose for each (query, document) pair by itself, so that no score depends on what
-else is ranked.
+else is ranked. Here are those that need no model; `rerankers/selectors.py` has the others.
 
 Sources: Hofstätter et al. 2021 ("Intra-Document Cascading", SIGIR 2021: a small model keeps the windows that a large
 one scores), Li et al. 2023 ("The Power of Selecting Key Blocks with Local Pre-ranking", TOIS: BM25 or a cross-encoder
@@ -11,19 +11,30 @@ keeps blocks) and Li et al. 2024 (KeyB2, arXiv 2411.06254: a bi-encoder does).
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..common.arguments import check_given
+from ..common.registry import register
 from .texts import Span, TokenizedText
-from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_to_config
+from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
-_SENTENCES = SentenceWindows(max_tokens=63)
+FOLDER = "preselect"
+"""Where in a checkpoint's folder things are that do not fit into config.json."""
+FREQUENCIES = "document_frequencies.json"
+
+_CLASSES: dict[str, type[Preselection]] = {}
 
 Cut = tuple[TokenizedText, list[Span]]
 """A document as it is read, and its windows."""
@@ -31,6 +42,10 @@ Cut = tuple[TokenizedText, list[Span]]
 
 class Preselection(ABC):
     """What stands before the encoder: chooses what is read of each document for each query."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        register(_CLASSES, "preselections", cls.__name__, cls)
 
     @property
     @abstractmethod
@@ -69,16 +84,51 @@ class Preselection(ABC):
             ValueError: for what cannot be stored.
         """
 
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+        """What `to_config` described, without its `type`."""
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Preselection:
         # It never changes, and a copy would hold a bi-encoder's weights twice.
         return self
+
+
+def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselection:
+    """What `to_config` described.
+
+    Args:
+        config: the description.
+        folder: of the checkpoint.
+
+    Raises:
+        ValueError: if no class of that name is defined, or what it needs is missing from the folder.
+    """
+    arguments = dict(config)
+    name = arguments.pop("type", None)
+    if name not in _CLASSES:
+        raise ValueError(f"unknown preselection {name!r}: this version of pyterrier_longdoc does not have it")
+    return _CLASSES[name].from_config(arguments, folder)
+
+
+def check_preselection(preselect: object, windows: Windows) -> None:
+    """Raises ValueError if that is no preselection, or none for a model with these windows."""
+    if preselect is None:
+        return
+    if not isinstance(preselect, Preselection):
+        raise ValueError(
+            f"preselect={preselect!r} must be FirstK, BM25Windows, EmbeddingWindows, CrossEncoderWindows or KeyBlocks, "
+            f"e.g. BM25Windows(3); None reads all windows"
+        )
+    preselect.check(windows)
 
 
 @dataclass(frozen=True)
 class WindowSelector(Preselection):
     """Keeps the `k` best windows of a document for a query, in document order; of equals the earlier one.
 
-    Of a document with at most `k` windows all are kept and nothing is computed.
+    Of a document with at most `k` windows all are kept and nothing is computed. A new selector is a frozen dataclass
+    with one method, `scores`.
 
     Args:
         k: how many windows.
@@ -86,16 +136,12 @@ class WindowSelector(Preselection):
 
     k: int
 
+    needs_text = True
+
     def __post_init__(self) -> None:
         check_given(k=self.k)
 
-    @property
-    def needs_text(self) -> bool:
-        """See the base class."""
-        return True
-
     def check(self, windows: Windows) -> None:
-        """See the base class."""
         if _is_one_window(windows):
             raise ValueError(
                 f"preselect={self!r} has nothing to choose from: this model reads one window, {windows!r}. Use a model "
@@ -103,9 +149,7 @@ class WindowSelector(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        """See the base class."""
-        chosen = self.choose(queries, documents, _spans(documents, windows))
-        return list(zip(documents, chosen, strict=True))
+        return list(zip(documents, self.choose(queries, documents, _cut(documents, windows)), strict=True))
 
     def choose(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
@@ -124,24 +168,26 @@ class WindowSelector(Preselection):
         larger = [i for i, own in enumerate(spans) if len(own) > self.k]
         if larger:
             some = ([queries[i] for i in larger], [documents[i] for i in larger], [spans[i] for i in larger])
-            for i, scores in zip(larger, self._scores(*some), strict=True):
+            for i, scores in zip(larger, self.scores(*some), strict=True):
                 best = np.argsort(-scores, kind="stable")[: self.k]
                 chosen[i] = [spans[i][n] for n in sorted(best)]
         return chosen
 
     @abstractmethod
-    def _scores(
+    def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
-        """For each pair the `(N,)` scores of its windows."""
+        """For each pair the `(N,)` scores of its windows; for the arguments see `choose`."""
 
     def identity(self) -> dict[str, Any]:
-        """See the base class."""
         return {"type": type(self).__name__, **asdict(self)}
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """See the base class."""
         return self.identity()
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+        return cls(**config)
 
 
 @dataclass(frozen=True)
@@ -152,15 +198,122 @@ class FirstK(WindowSelector):
         k: how many windows.
     """
 
-    @property
-    def needs_text(self) -> bool:
-        """See the base class."""
-        return False
+    needs_text = False
 
-    def _scores(
+    def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
         return [-np.arange(len(own)) for own in spans]
+
+
+@dataclass(frozen=True, repr=False)
+class BM25Windows(WindowSelector):
+    """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
+
+    Words are runs of letters and digits, lower-cased; in scripts without spaces each character is one. There is no
+    stemming. The whole query counts, beyond `max_query_len` too. The mean length is that of the document's windows.
+
+    By default a word's rarity is counted in the document's own windows: one that stands in all of them tells nothing
+    about which to keep. It must not be counted in the other candidates, or a score would change with them. Li et al.
+    2023 count it in the whole collection: `document_frequencies`, or `BM25Windows.from_texts`.
+
+    Args:
+        k: how many windows.
+        k1: saturation of repeated words. 1.2 and `b` 0.75 are Robertson's values and Terrier's defaults.
+        b: correction for the length of a window, from 0 (none) to 1.
+        document_frequencies: for lower-cased words, in how many of a collection's documents they stand; others count
+            as in none. None: in how many of the document's windows.
+        documents: of that collection.
+
+    Example:
+        `ld.MaxP(preselect=ld.BM25Windows(3))`.
+    """
+
+    k1: float = 1.2
+    b: float = 0.75
+    document_frequencies: Mapping[str, int] | None = None
+    documents: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_number(self.k1) or not 0 <= self.k1 < math.inf:
+            raise ValueError(f"k1={self.k1!r} must be a number of at least 0")
+        if not _is_number(self.b) or not 0 <= self.b <= 1:
+            raise ValueError(f"b={self.b!r} must be a number between 0 and 1")
+        if (self.document_frequencies is None) != (self.documents is None):
+            raise ValueError("document_frequencies and documents, the number of them that were counted, go together")
+        if self.documents is not None:
+            check_given(documents=self.documents)
+            object.__setattr__(self, "document_frequencies", _table(self.document_frequencies, self.documents))
+
+    @classmethod
+    def from_texts(cls, texts: Iterable[str], k: int, *, k1: float = 1.2, b: float = 0.75) -> BM25Windows:
+        """A selector that counts the rarity of words in these texts.
+
+        Args:
+            texts: of a collection, whose texts count as its documents.
+            k: see the class.
+            k1: see the class.
+            b: see the class.
+        """
+        frequencies: Counter[str] = Counter()
+        documents = 0
+        for text in texts:
+            frequencies.update(set(words(text)))
+            documents += 1
+        return cls(k, k1, b, frequencies, documents)
+
+    def __repr__(self) -> str:
+        shown = f"k={self.k}, k1={self.k1}, b={self.b}"
+        if self.document_frequencies is not None:
+            content = json.dumps(self.document_frequencies, sort_keys=True).encode()
+            shown += f", document_frequencies=<{len(self.document_frequencies)} words, {zlib.crc32(content):08x}>"
+            shown += f", documents={self.documents}"
+        return f"{type(self).__name__}({shown})"
+
+    def scores(
+        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
+    ) -> list[np.ndarray]:
+        found = {id(document): _WordStarts(document.text) for document in documents}
+        return [
+            self._bm25(words(query), found[id(document)], [document.characters(span) for span in own])
+            for query, document, own in zip(queries, documents, spans, strict=True)
+        ]
+
+    def _bm25(self, query: list[str], text: _WordStarts, windows: list[Span]) -> np.ndarray:
+        """`(N,)` scores of the windows, given as characters; a word is in the window in which it begins."""
+        lengths = text.count(None, windows)  # (N,)
+        norm = self.k1 * (1.0 - self.b + self.b * lengths / max(lengths.mean(), 1.0))
+        total = np.zeros(len(windows))
+        for word in query:
+            times = text.count(word, windows)  # (N,)
+            if times.any():
+                gain = np.divide(times * (self.k1 + 1.0), times + norm, out=np.zeros(len(windows)), where=times > 0)
+                total += self._rarity(word, times) * gain
+        return total
+
+    def _rarity(self, word: str, times: np.ndarray) -> float:
+        """`ln(1 + (N - n + 0.5) / (n + 0.5))` for a word in n of N windows, or of N documents."""
+        having, of = int((times > 0).sum()), len(times)
+        if self.document_frequencies is not None and self.documents is not None:
+            having, of = self.document_frequencies.get(word, 0), self.documents
+        return math.log1p((of - having + 0.5) / (having + 0.5))
+
+    def to_config(self, folder: Path) -> dict[str, Any]:
+        config = self.identity()
+        frequencies = config.pop("document_frequencies")
+        if frequencies is not None:
+            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            content = json.dumps(frequencies, ensure_ascii=False, sort_keys=True)
+            (folder / FOLDER / FREQUENCIES).write_text(content, encoding="utf-8")
+        return config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+        if config["documents"] is None:
+            return cls(**config)
+        content = (folder / FOLDER / FREQUENCIES).read_text(encoding="utf-8")
+        return cls(document_frequencies=json.loads(content), **config)
 
 
 @dataclass(frozen=True)
@@ -181,7 +334,7 @@ class KeyBlocks(Preselection):
     """
 
     selector: WindowSelector
-    blocks: Windows = _SENTENCES
+    blocks: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if not isinstance(self.selector, WindowSelector):
@@ -193,11 +346,9 @@ class KeyBlocks(Preselection):
 
     @property
     def needs_text(self) -> bool:
-        """See the base class."""
         return self.blocks.needs_text or self.selector.needs_text
 
     def check(self, windows: Windows) -> None:
-        """See the base class."""
         if windows.needs_text:
             raise ValueError(
                 f"{windows!r} need a text's words or sentences, which key blocks do not leave whole: use windows in "
@@ -215,44 +366,79 @@ class KeyBlocks(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        """See the base class."""
-        spans = _spans(documents, self.blocks)
-        chosen = self.selector.choose(queries, documents, spans)
+        chosen = self.selector.choose(queries, documents, _cut(documents, self.blocks))
         shorter = [document.only(own) for document, own in zip(documents, chosen, strict=True)]
-        return list(zip(shorter, _spans(shorter, windows), strict=True))
+        return list(zip(shorter, _cut(shorter, windows), strict=True))
 
     def identity(self) -> dict[str, Any]:
-        """See the base class."""
         return self._described(self.selector.identity())
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """See the base class."""
         return self._described(self.selector.to_config(folder))
 
     def _described(self, selector: dict[str, Any]) -> dict[str, Any]:
         return {"type": type(self).__name__, "selector": selector, "blocks": windows_to_config(self.blocks)}
 
-
-def check_preselection(preselect: object, windows: Windows) -> None:
-    """Raises ValueError if that is no preselection, or none for a model with these windows."""
-    if preselect is None:
-        return
-    if not isinstance(preselect, Preselection):
-        raise ValueError(
-            f"preselect={preselect!r} must be FirstK, BM25Windows, EmbeddingWindows, CrossEncoderWindows or KeyBlocks, "
-            f"e.g. BM25Windows(3); None reads all windows"
-        )
-    preselect.check(windows)
+    @classmethod
+    def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
+        selector: Any = preselection_from_config(config["selector"], folder)
+        return cls(selector, windows_from_config(config["blocks"]))
 
 
-def _spans(documents: Sequence[TokenizedText], windows: Windows) -> list[list[Span]]:
+def _cut(documents: Sequence[TokenizedText], windows: Windows) -> list[list[Span]]:
     """Each document's windows; a document that stands there several times is cut once."""
-    spans: dict[int, list[Span]] = {}
-    for document in documents:
-        if id(document) not in spans:
-            spans[id(document)] = windows(document)
+    spans = {key: windows(document) for key, document in {id(document): document for document in documents}.items()}
     return [spans[id(document)] for document in documents]
 
 
 def _is_one_window(windows: Windows) -> bool:
     return windows.max_windows == 1 or isinstance(windows, Truncate | WholeText)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _table(frequencies: object, documents: int) -> dict[str, int]:
+    """The frequencies as a plain dictionary; raises ValueError for what cannot be any."""
+    if not isinstance(frequencies, Mapping):
+        raise ValueError("document_frequencies must be a dictionary from words to numbers of documents")
+    for word, count in frequencies.items():
+        if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= int(count) <= documents:
+            raise ValueError(
+                f"document_frequencies[{word!r}]={count!r} must be a number of documents, at most "
+                f"documents={documents}, of a word"
+            )
+    return {word: int(count) for word, count in frequencies.items()}
+
+
+# Scripts without spaces: each character counts as a word. Marks: vowel signs and accents, which \w leaves out.
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"
+_WORD = re.compile(rf"[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_MARKS}])+")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text as `BM25Windows` counts them.
+
+    Example:
+        >>> words("The cat's 2nd map")
+        ['the', 'cat', 's', '2nd', 'map']
+    """
+    return [match.group().lower() for match in _WORD.finditer(text)]
+
+
+class _WordStarts:
+    """Where in a text the words begin: all of them (None), and each by itself."""
+
+    def __init__(self, text: str) -> None:
+        starts: dict[str | None, list[int]] = defaultdict(list)
+        for match in _WORD.finditer(text):
+            starts[None].append(match.start())
+            starts[match.group().lower()].append(match.start())
+        self._starts = {word: np.array(places) for word, places in starts.items()}
+
+    def count(self, word: str | None, windows: list[Span]) -> np.ndarray:
+        """`(N,)` how many words, or how often this one, are in each window."""
+        edges = np.searchsorted(self._starts.get(word, np.zeros(0)), np.array(windows))  # (N, 2)
+        return edges[:, 1] - edges[:, 0]

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from .backbones.alibi import AlibiBert
 from .backbones.architectures import InputRules
-from .backbones.load import Backbone, build_backbone, described, load_backbone
+from .backbones.load import build_backbone, described, load_backbone
 
 # With these, positions and segments are added in `embeddings` and nowhere else.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -59,28 +59,24 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
         ValueError: for a model in which the first vector would not see all others, or would see padding.
     """
     if isinstance(source, dict):
-        return of_backbone(build_backbone({"config": source, "cross_encoder": False}, None))
-    return of_backbone(load_backbone(source))
-
-
-def of_backbone(backbone: Backbone) -> VectorTransformer:
-    """Takes the words out of a loaded encoder."""
-    model, tokenizer = backbone.model, backbone.tokenizer
-    if type(backbone.rules) is not InputRules or isinstance(model, AlibiBert):
+        backbone = build_backbone({"config": source, "cross_encoder": False}, None)
+    else:
+        backbone = load_backbone(source)
+    if type(backbone.rules) is not InputRules or isinstance(backbone.model, AlibiBert):
         raise ValueError(
-            f"a checkpoint of type {model.config.model_type!r} cannot aggregate vectors: choose an encoder that "
+            f"a checkpoint of type {backbone.family!r} cannot aggregate vectors: choose an encoder that "
             f"attends to its whole input, such as BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT"
         )
-    words = model.get_input_embeddings().weight.detach()
+    words, tokenizer = backbone.model.get_input_embeddings().weight.detach(), backbone.tokenizer
     special = None
     if tokenizer is not None and None not in (tokenizer.cls_token_id, tokenizer.sep_token_id):
         special = words[[tokenizer.cls_token_id, tokenizer.sep_token_id]].clone()
-    longest = backbone.max_length
-    _drop_words(model)
-    return VectorTransformer(model, special, longest, words.shape[1])
+    return VectorTransformer(_without_words(backbone.model), special, backbone.longest_input, words.shape[1])
 
 
-def random_transformer(width: int, layers: int, attention_heads: int, max_vectors: int, dropout: float) -> Any:
+def random_transformer(
+    width: int, layers: int, attention_heads: int, max_vectors: int, dropout: float
+) -> VectorTransformer:
     """BERT layers with random weights over vectors of this width."""
     config = BertConfig(
         vocab_size=1,
@@ -93,7 +89,13 @@ def random_transformer(width: int, layers: int, attention_heads: int, max_vector
         attention_probs_dropout_prob=dropout,
     )
     model = BertModel(config, add_pooling_layer=False)
-    _drop_words(model)
+    return VectorTransformer(_without_words(model), None, max_vectors, width)
+
+
+def _without_words(model: Any) -> Any:
+    words = model.get_input_embeddings()
+    owner, name = next((m, name) for m in model.modules() for name, child in m.named_children() if child is words)
+    setattr(owner, name, None)
     return model
 
 
@@ -154,16 +156,7 @@ def first_state(model: Any, vectors: torch.Tensor, mask: torch.Tensor, types: to
 
 
 class _VectorsAsTheyAre(nn.Module):
-    """Stands in for an embedding module where vectors get neither positions nor segments."""
+    """In place of an embedding module, where vectors get neither positions nor segments."""
 
     def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
         return inputs_embeds
-
-
-def _drop_words(model: Any) -> None:
-    words = model.get_input_embeddings()
-    for module in model.modules():
-        for name, child in module.named_children():
-            if child is words:
-                setattr(module, name, None)
-                return

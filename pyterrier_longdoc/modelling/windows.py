@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive
 from ..common.language import sentence_starts
+from ..common.registry import register
 from .texts import Span, TokenizedText
 
 CHUNK_TOKENS = 477
@@ -29,12 +30,16 @@ CHUNK_TOKENS = 477
 
 SELECTIONS = ("first", "first_last_random")
 
+_CLASSES: dict[str, type[Windows]] = {}
 _WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
     """Base class: cuts a tokenised document into windows.
+
+    A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`. A model that uses it can be
+    saved, and loaded wherever the class is defined.
 
     Args:
         max_windows: keep at most this many windows of a document; None keeps all.
@@ -54,11 +59,14 @@ class Windows:
     needs_text: ClassVar[bool] = False
     """Whether the windows depend on the text and its character offsets, not on the number of tokens alone."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not cls.__name__.startswith("_"):
+            register(_CLASSES, "windows", cls.__name__, cls)
+
     def __post_init__(self) -> None:
-        if self.max_windows is not None:
-            check_positive(max_windows=self.max_windows)
-        if self.selection not in SELECTIONS:
-            raise ValueError(f"selection={self.selection!r} is unknown; choose one of {', '.join(SELECTIONS)}")
+        check_positive(max_windows=self.max_windows)
+        check_choice("selection", self.selection, SELECTIONS)
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         """Windows of one document, in document order.
@@ -69,14 +77,16 @@ class Windows:
         Returns:
             Half-open spans of token positions; at least one.
         """
-        spans = [span for span in self._spans(tokens) if span[0] < span[1]] or [(0, 0)]
+        if self.needs_text and (not isinstance(tokens, TokenizedText) or tokens.starts is None):
+            raise TypeError(f"{type(self).__name__} needs a TokenizedText with character offsets, not bare token ids")
+        spans = [span for span in self.spans(tokens) if span[0] < span[1]] or [(0, 0)]
         return self._select(spans, tokens)
 
-    def within(self, capacity: int) -> Windows:
-        """These windows, checked against the number of document tokens that a backbone can take.
+    def spans(self, tokens: Any) -> list[Span]:
+        """All windows, in document order; empty ones are left out by the caller.
 
-        Raises:
-            ValueError: if a window is longer than `capacity` tokens.
+        Args:
+            tokens: see `__call__`.
         """
         raise NotImplementedError
 
@@ -85,7 +95,12 @@ class Windows:
         """The most tokens that a window can have; None if only the backbone limits it."""
         raise NotImplementedError
 
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+    def within(self, capacity: int) -> Windows:
+        """These windows, checked against the number of document tokens that a backbone can take.
+
+        Raises:
+            ValueError: if a window is longer than `capacity` tokens.
+        """
         raise NotImplementedError
 
     def _select(self, spans: list[Span], tokens: Sequence[int] | TokenizedText) -> list[Span]:
@@ -99,9 +114,27 @@ class Windows:
         return [spans[0], *(spans[i] for i in sorted(middle)), spans[-1]]
 
 
+def windows_to_config(windows: Windows) -> dict[str, Any]:
+    """JSON-able description of `windows`, read back by `windows_from_config`."""
+    return {"type": type(windows).__name__, **asdict(windows)}
+
+
+def windows_from_config(config: dict[str, Any]) -> Windows:
+    """The windows that `windows_to_config` described.
+
+    Raises:
+        ValueError: if no class of that name is defined.
+    """
+    arguments = dict(config)
+    name = arguments.pop("type", None)
+    if name not in _CLASSES:
+        raise ValueError(f"unknown windows {name!r}; known are {', '.join(_CLASSES)}")
+    return _CLASSES[name](**arguments)
+
+
 @dataclass(frozen=True)
-class _Chunks(Windows):
-    """Windows of a size that the backbone's input bounds."""
+class _TokenWindows(Windows):
+    """Windows of a number of tokens."""
 
     size: int | None = None
 
@@ -114,11 +147,14 @@ class _Chunks(Windows):
         return self.size or CHUNK_TOKENS
 
     def within(self, capacity: int) -> Windows:
-        return _sized_within(self, capacity)
+        if self.size is None:
+            return replace(self, size=min(CHUNK_TOKENS, capacity))
+        _check_room(repr(self), self.size, capacity, f"the window size to {capacity} or less, lower max_query_len")
+        return self
 
 
 @dataclass(frozen=True)
-class Truncate(_Chunks):
+class Truncate(_TokenWindows):
     """One window: the first `size` tokens (FirstP, and LongP with a large size).
 
     Args:
@@ -129,8 +165,54 @@ class Truncate(_Chunks):
         [(0, 4)]
     """
 
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+    def spans(self, tokens: Any) -> list[Span]:
         return [(0, min(len(tokens), self.largest))]
+
+
+@dataclass(frozen=True)
+class GreedyChunks(_TokenWindows):
+    """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
+
+    Args:
+        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    Example:
+        >>> GreedyChunks(2)([1, 2, 3, 4, 5])
+        [(0, 2), (2, 4), (4, 5)]
+    """
+
+    def spans(self, tokens: Any) -> list[Span]:
+        return _slide(len(tokens), self.largest, self.largest)
+
+
+@dataclass(frozen=True)
+class SlidingWindows(_TokenWindows):
+    """Windows of `size` tokens that begin every `stride` tokens (MaxP, SumP, PARADE).
+
+    A document of `D` tokens has `ceil(max(0, D - size) / stride) + 1` windows, the last one ending with the
+    document.
+
+    Args:
+        size: tokens in a window.
+        stride: tokens from one window's start to the next one's.
+
+    Raises:
+        ValueError: also if `stride` exceeds `size`, which would leave tokens out.
+
+    Example:
+        >>> SlidingWindows(4, 2)(range(7))
+        [(0, 4), (2, 6), (4, 7)]
+    """
+
+    size: int = 150
+    stride: int = 75
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_stride(self.size, self.stride)
+
+    def spans(self, tokens: Any) -> list[Span]:
+        return _slide(len(tokens), self.size, self.stride)
 
 
 @dataclass(frozen=True)
@@ -158,66 +240,34 @@ class WholeText(Windows):
     def within(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        return [(0, len(tokens) if self.size is None else min(len(tokens), self.size))]
+    def spans(self, tokens: Any) -> list[Span]:
+        return [(0, min(len(tokens), self.size or len(tokens)))]
 
 
-@dataclass(frozen=True)
-class GreedyChunks(_Chunks):
-    """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
+class _TextWindows(Windows):
+    """Windows of words or sentences, of which `max_tokens` limits the tokens."""
 
-    Args:
-        size: tokens; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
-
-    Example:
-        >>> GreedyChunks(2)([1, 2, 3, 4, 5])
-        [(0, 2), (2, 4), (4, 5)]
-    """
-
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        return _slide(len(tokens), self.largest, self.largest)
-
-
-@dataclass(frozen=True)
-class SlidingWindows(Windows):
-    """Windows of `size` tokens that begin every `stride` tokens (MaxP, SumP, PARADE).
-
-    A document of `D` tokens has `ceil(max(0, D - size) / stride) + 1` windows, the last one ending with the
-    document.
-
-    Args:
-        size: tokens in a window.
-        stride: tokens from one window's start to the next one's.
-
-    Raises:
-        ValueError: also if `stride` exceeds `size`, which would leave tokens out.
-
-    Example:
-        >>> SlidingWindows(4, 2)(range(7))
-        [(0, 4), (2, 6), (4, 7)]
-    """
-
-    size: int = 150
-    stride: int = 75
+    needs_text: ClassVar[bool] = True
+    max_tokens: int | None  # each subclass's own field: the order of their arguments differs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_given(size=self.size, stride=self.stride)
-        _check_stride(self.size, self.stride)
+        check_positive(max_tokens=self.max_tokens)
 
     @property
-    def largest(self) -> int:
-        return self.size
+    def largest(self) -> int | None:
+        return self.max_tokens
 
     def within(self, capacity: int) -> Windows:
-        return _sized_within(self, capacity)
-
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        return _slide(len(tokens), self.size, self.stride)
+        limit = self.max_tokens
+        if limit is None:
+            return replace(self, max_tokens=capacity)  # type: ignore[call-arg]
+        _check_room(f"max_tokens={limit}", limit, capacity, "max_tokens or max_query_len")
+        return self
 
 
 @dataclass(frozen=True)
-class SlidingWords(Windows):
+class SlidingWords(_TextWindows):
     """Windows of `size` whitespace-separated words that begin every `stride` words (PARADE, section 3.1).
 
     Differs from PARADE: a window with more tokens than the backbone takes is divided, not cut.
@@ -232,30 +282,18 @@ class SlidingWords(Windows):
     stride: int = 100
     max_tokens: int | None = None
 
-    needs_text: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_given(size=self.size, stride=self.stride)
-        check_positive(max_tokens=self.max_tokens)
         _check_stride(self.size, self.stride)
 
-    @property
-    def largest(self) -> int | None:
-        return self.max_tokens
-
-    def within(self, capacity: int) -> Windows:
-        return _limited_within(self, self.max_tokens, capacity)
-
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        text = _require_text(self, tokens)
-        first = _first_tokens(text, [match.start() for match in _WORD.finditer(text.text)])
+    def spans(self, tokens: Any) -> list[Span]:
+        first = _first_tokens(tokens, [match.start() for match in _WORD.finditer(tokens.text)])
         spans = [(first[a], first[b]) for a, b in _slide(len(first) - 1, self.size, self.stride)]
         return _divide(spans, self.max_tokens)
 
 
 @dataclass(frozen=True)
-class SentenceWindows(Windows):
+class SentenceWindows(_TextWindows):
     """Disjoint windows of whole sentences (BeST; with one sentence each, Birch).
 
     Sentences end at `.`, `!` or `?` followed by white space, at their CJK, Arabic and Indic counterparts and
@@ -269,23 +307,13 @@ class SentenceWindows(Windows):
     max_tokens: int | None = None
     max_sentences: int | None = None
 
-    needs_text: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(max_tokens=self.max_tokens, max_sentences=self.max_sentences)
+        check_positive(max_sentences=self.max_sentences)
 
-    @property
-    def largest(self) -> int | None:
-        return self.max_tokens
-
-    def within(self, capacity: int) -> Windows:
-        return _limited_within(self, self.max_tokens, capacity)
-
-    def _spans(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        text = _require_text(self, tokens)
-        ends = _first_tokens(text, [0, *sentence_starts(text.text)])[1:]
-        limit = self.max_tokens or len(text)
+    def spans(self, tokens: Any) -> list[Span]:
+        ends = _first_tokens(tokens, [0, *sentence_starts(tokens.text)])[1:]
+        limit = self.max_tokens or len(tokens)
         spans: list[Span] = []
         start = end = sentences = 0
         for sentence_end in ends:
@@ -296,29 +324,6 @@ class SentenceWindows(Windows):
             if sentence_end > end:
                 end, sentences = sentence_end, sentences + 1
         return _divide([*spans, (start, end)], self.max_tokens)
-
-
-_CLASSES: dict[str, type[Windows]] = {
-    cls.__name__: cls for cls in (Truncate, WholeText, GreedyChunks, SlidingWindows, SlidingWords, SentenceWindows)
-}
-
-
-def windows_to_config(windows: Windows) -> dict[str, Any]:
-    """JSON-able description of `windows`, read back by `windows_from_config`."""
-    return {"type": type(windows).__name__, **asdict(windows)}
-
-
-def windows_from_config(config: dict[str, Any]) -> Windows:
-    """The windows that `windows_to_config` described.
-
-    Raises:
-        ValueError: if the type is not one of this module's.
-    """
-    arguments = dict(config)
-    name = arguments.pop("type", None)
-    if name not in _CLASSES:
-        raise ValueError(f"unknown windows {name!r}; known are {', '.join(_CLASSES)}")
-    return _CLASSES[name](**arguments)
 
 
 def _slide(length: int, size: int, stride: int) -> list[Span]:
@@ -338,42 +343,20 @@ def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
     Ends count, not starts: the tokens of byte-level tokenizers begin with the space before their word. The first
     entry is always 0, so that no token before the first offset is lost.
     """
-    if text.ends is None:
-        raise ValueError("this text was tokenised without character offsets")
-    ends = np.maximum.accumulate(text.ends)
+    ends = np.maximum.accumulate(np.asarray(text.ends))
     indices = np.searchsorted(ends, characters, side="right").tolist()
     return [0, *indices[1:], len(text)] if indices else [0, len(text)]
 
 
-def _require_text(windows: Windows, tokens: Sequence[int] | TokenizedText) -> TokenizedText:
-    if not isinstance(tokens, TokenizedText) or tokens.starts is None:
-        raise TypeError(f"{type(windows).__name__} needs a TokenizedText with character offsets, not bare token ids")
-    return tokens
-
-
-def _sized_within(windows: Any, capacity: int) -> Windows:
-    if windows.size is None:
-        return replace(windows, size=min(CHUNK_TOKENS, capacity))
-    if windows.size > capacity:
-        raise ValueError(
-            f"{windows!r} does not fit: next to the query and the special tokens the backbone takes {capacity} "
-            f"document tokens; lower the window size to {capacity} or less, lower max_query_len, or use a backbone "
-            f"with longer inputs"
-        )
-    return windows
-
-
-def _limited_within(windows: Any, limit: int | None, capacity: int) -> Windows:
-    if limit is None:
-        return replace(windows, max_tokens=capacity)
-    if limit > capacity:
-        raise ValueError(
-            f"max_tokens={limit} does not fit: next to the query and the special tokens the backbone takes "
-            f"{capacity} document tokens; lower max_tokens or max_query_len, or use a backbone with longer inputs"
-        )
-    return windows
-
-
 def _check_stride(size: int, stride: int) -> None:
+    check_given(size=size, stride=stride)
     if stride > size:
         raise ValueError(f"stride={stride} is larger than the window size {size}: tokens between windows would be lost")
+
+
+def _check_room(what: str, tokens: int, capacity: int, advice: str) -> None:
+    if tokens > capacity:
+        raise ValueError(
+            f"{what} does not fit: next to the query and the special tokens the backbone takes {capacity} document "
+            f"tokens; lower {advice}, or use a backbone with longer inputs"
+        )

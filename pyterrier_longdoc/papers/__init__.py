@@ -1,0 +1,1 @@
+"""The papers' models (`presets`) and experiments (`protocols`) by name."""

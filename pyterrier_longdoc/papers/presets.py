@@ -9,41 +9,27 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
 if TYPE_CHECKING:
     from ..training import TrainingArgs
-from collections.abc import Iterator
-from typing import ClassVar, TypeVar
 
-Thing = TypeVar("Thing")
+Value = TypeVar("Value")
 
 
-class Named(Mapping[str, Thing]):
-    """Things by name; an unknown name is answered by all that are known.
-
-    Args:
-        entries: the things.
-    """
+class Named(dict[str, Value]):
+    """Values by name; an unknown name is answered by all that are known."""
 
     kind: ClassVar[str]
     """What they are called in messages."""
 
-    def __init__(self, entries: Mapping[str, Thing]) -> None:
-        self._entries = dict(entries)
+    def __missing__(self, name: str) -> Value:
+        raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self)}")
 
-    def __getitem__(self, name: str) -> Thing:
-        if name not in self._entries:
-            raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self._entries)}")
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self)})"
 
 
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
@@ -108,7 +94,7 @@ class Preset:
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
     """A recipe of Boytsov et al. with the model's own learning rates: they differ where a head is pre-trained."""
-    return replace(recipe, learning_rates=model._default_training().learning_rates)
+    return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
 class Presets(Named[Preset]):
@@ -134,7 +120,7 @@ class Presets(Named[Preset]):
                 "note": preset.note,
                 **{measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)},
             }
-            for name, preset in self._entries.items()
+            for name, preset in self.items()
         ]
         return pd.DataFrame(rows)
 
@@ -162,7 +148,7 @@ _RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
 _PRETRAINED = {**_PARADE, "aggregation": "transformer", "aggregator": MINILM}
 _E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
        "max_query_len": 30}  # fmt: skip
-_GPT = {"llm": "gpt-4o-mini", "window_size": 20, "stride": 10}
+_GPT = {"llm": "gpt-4o-mini", "list_size": 20, "step": 10}
 
 _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (
     # name, row, transformer, its FirstP, arguments, figures
@@ -184,7 +170,7 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.395, 0.615, 0.431, 0.473, 0.020, 0.079)),
     ("firstp-e5-4k", "FirstP (E5-4K) zero-shot", "BiEncoder", None, {**_E5, "window_size": FIRST - 2},
      (0.380, 0.641, 0.438, 0.429, 0.015, None)),
-    ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_tokens": 512},
+    ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_len": 512},
      (None, 0.708, None, 0.562, None, None)),
     ("avgp", "AvgP", "AvgP", "firstp", _splitp(BERT, **_CHUNKS), (0.389, 0.642, 0.478, 0.531, 0.154, 0.365)),
     ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_MAXP), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
@@ -193,11 +179,11 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
     ("maxp-deberta", "MaxP (DEBERTA)", "MaxP", "firstp-deberta", _splitp(DEBERTA, **_MAXP),
      (0.402, 0.671, 0.535, 0.609, 0.298, 0.332)),
     ("sump", "SumP", "SumP", "firstp", _splitp(BERT, **_MAXP), (0.390, 0.639, 0.486, 0.538, 0.211, 0.327)),
-    ("cedr-drmm", "CEDR-DRMM", "CEDR", "firstp", _splitp(BERT, head="drmm", **_CHUNKS),
+    ("cedr-drmm", "CEDR-DRMM", "CEDR", "firstp", _splitp(BERT, aggregation="drmm", **_CHUNKS),
      (0.385, 0.629, 0.466, 0.533, 0.157, 0.372)),
-    ("cedr-knrm", "CEDR-KNRM", "CEDR", "firstp", _splitp(BERT, head="knrm", **_CHUNKS),
+    ("cedr-knrm", "CEDR-KNRM", "CEDR", "firstp", _splitp(BERT, aggregation="knrm", **_CHUNKS),
      (0.379, 0.630, 0.483, 0.535, 0.055, 0.382)),
-    ("cedr-pacrr", "CEDR-PACRR", "CEDR", "firstp", _splitp(BERT, head="pacrr", **_CHUNKS),
+    ("cedr-pacrr", "CEDR-PACRR", "CEDR", "firstp", _splitp(BERT, aggregation="pacrr", **_CHUNKS),
      (0.395, 0.643, 0.496, 0.549, 0.209, 0.393)),
     ("model1", "Neural Model1", "NeuralModel1", "firstp", _splitp(BERT, **_CHUNKS),
      (0.398, 0.650, 0.484, 0.537, 0.085, 0.396)),
@@ -229,7 +215,7 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.402, 0.608, 0.452, 0.505, 0.078, 0.397)),
     ("longp-e5-4k", "LongP (E5-4K) zero-shot", "BiEncoder", "firstp-e5-4k", {**_E5, "window_size": WHOLE - 2},
      (0.353, 0.649, 0.439, 0.434, 0.057, None)),
-    ("longp-rankgpt", "LongP RankGPT (GPT-4o-mini)", "RankGPT", "firstp-rankgpt", {**_GPT, "max_doc_tokens": None},
+    ("longp-rankgpt", "LongP RankGPT (GPT-4o-mini)", "RankGPT", "firstp-rankgpt", {**_GPT, "max_doc_len": None},
      (None, 0.706, None, 0.562, 0.043, None)),
 )  # fmt: skip
 

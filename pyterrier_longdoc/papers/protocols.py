@@ -1,12 +1,14 @@
-"""An experiment of a paper as one call: what is trained, tested and measured, and how."""
+"""An experiment of a paper as one call: what is trained, tested and measured, and how.
+
+From top to bottom: the data of a protocol, `Protocol` itself, its models, and the protocols of the papers by name.
+"""
 
 from __future__ import annotations
 
 import random
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,9 @@ import pyterrier as pt
 from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
 from ..rerankers.base import LongDocReranker
-from ..training.args import TrainingArgs
-from ..training.folds import k_fold_fit
-from ..training.groups import make_groups
-from ..training.kept import MODEL, TrainingData, check_new, fit_kept, keep_settings, recipe_of, settings_and_recipe
-from ..training.presets import recipes
-from ..training.seeds import check_seeds
+from ..training import TrainingArgs, k_fold_fit, make_groups
+from ..training.repeat import check_seeds
+from ..training.resume import MODEL, TrainingData, check_new, fit_or_load, note_settings, settings_of
 from .presets import Named, presets, with_own_rates
 
 FIRST_STAGE = "first stage"
@@ -33,6 +32,176 @@ Factory = Callable[[int], Any]
 """Makes a new model for a seed."""
 Source = LongDocReranker | str | Path | Callable[[str, int], Any]
 """Where trained models are: see `Protocol.run`."""
+
+
+# Data.
+
+
+@dataclass(frozen=True)
+class TopicSet:
+    """Topics and their judgements.
+
+    Attributes:
+        dataset: PyTerrier's name of the dataset, e.g. `"irds:msmarco-document/train"`.
+        topics: the variant of its topics, e.g. `"title"`; None where there is only one.
+        qrels: the variant of its qrels.
+    """
+
+    dataset: str
+    topics: str | None = None
+    qrels: str | None = None
+
+    @property
+    def corpus(self) -> str:
+        """The collection that it is about, e.g. `"msmarco-document"`."""
+        return self.dataset.removeprefix("irds:").partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """In short, e.g. `"trec-dl-2019"`."""
+        return next((part for part in self.dataset.split("/")[1:] if part != "judged"), self.dataset)
+
+
+@dataclass(eq=False)
+class ProtocolData:
+    """What a protocol trains and tests on. Of several test sets the qids get the set's name in front.
+
+    Args:
+        protocol: names the sets.
+        first_stage: a retriever, or one for each corpus.
+        datasets: the user's own datasets by the names of PyTerrier's that they stand for.
+        trains: whether training candidates will be asked for.
+    """
+
+    protocol: Protocol
+    first_stage: pt.Transformer | Mapping[str, pt.Transformer] | None
+    datasets: Mapping[str, Any]
+    trains: bool
+
+    def __post_init__(self) -> None:
+        known = [part.dataset for part in self.protocol.parts] + list(self.protocol.folds)
+        unknown = [name for name in self.datasets if name not in known]
+        if unknown:
+            raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
+
+    @cached_property
+    def topics(self) -> pd.DataFrame:
+        """`qid, query` of all test topics with a relevant document; others count for nothing, as in trec_eval."""
+        return pd.concat([self._prefixed(part, topics) for part, topics, _ in self._tests], ignore_index=True)
+
+    @cached_property
+    def qrels(self) -> pd.DataFrame:
+        """`qid, docno, label` of these."""
+        return pd.concat([self._prefixed(part, qrels) for part, _, qrels in self._tests], ignore_index=True)
+
+    @cached_property
+    def first_run(self) -> pd.DataFrame:
+        """`qid, query, docno, score` of the first stage for the test topics."""
+        return pd.concat([run for _, run in self._first_runs], ignore_index=True)
+
+    @cached_property
+    def candidates(self) -> pd.DataFrame:
+        """The same with the texts, to be reranked."""
+        return pd.concat([self._with_text(part, run) for part, run in self._first_runs], ignore_index=True)
+
+    @cached_property
+    def fold_qids(self) -> list[list[str]]:
+        """The qids of each fold."""
+        variant = self.protocol.test[0].topics
+        return [self._topics(TopicSet(name, variant))["qid"].tolist() for name in self.protocol.folds]
+
+    def training(self, args: TrainingArgs) -> TrainingData:
+        """The training candidates, with the texts of those that the recipe may draw, and the qrels."""
+        part, run, qrels = self._train
+        return TrainingData(self._with_text(part, drawable(run, qrels, args)), qrels)
+
+    @cached_property
+    def _tests(self) -> list[tuple[TopicSet, pd.DataFrame, pd.DataFrame]]:
+        return [(part, *self._judged(part)) for part in self.protocol.test]
+
+    @cached_property
+    def _first_runs(self) -> list[tuple[TopicSet, pd.DataFrame]]:
+        return [(part, self._prefixed(part, self._retrieved(part, topics))) for part, topics, _ in self._tests]
+
+    @cached_property
+    def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame]:
+        """The training set, its candidates and its qrels."""
+        part, most = self.protocol.train, self.protocol.max_train_queries
+        if part is None:
+            raise ValueError("there are no topics to train on")
+        topics, qrels = self._judged(part)
+        tested = {qid for _, test_topics, _ in self._tests for qid in test_topics["qid"]}
+        leaked = [qid for qid in topics["qid"] if qid in tested]
+        if leaked:
+            raise ValueError(
+                f"{len(leaked)} queries are both in training ({part.dataset}) and in test, e.g. {leaked[0]!r}"
+            )
+        if most is not None and len(topics) > most:
+            topics = topics[topics["qid"].isin(random.Random(0).sample(topics["qid"].tolist(), most))]
+        return part, self._retrieved(part, topics), qrels[qrels["qid"].isin(topics["qid"])]
+
+    def _dataset(self, name: str) -> Any:
+        if name in self.datasets:
+            return self.datasets[name]
+        try:
+            return pt.get_dataset(name)
+        except KeyError:
+            raise ValueError(
+                f"PyTerrier knows no dataset {name!r}: say where the data is with datasets={{{name!r}: dataset}}"
+            ) from None
+
+    def _topics(self, part: TopicSet) -> pd.DataFrame:
+        topics = self._dataset(part.dataset).get_topics(part.topics)
+        check_columns(topics, ("qid", "query"), f"the topics of {part.dataset}")
+        return topics[["qid", "query"]].assign(qid=as_strings(topics["qid"])).reset_index(drop=True)
+
+    def _judged(self, part: TopicSet) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Topics with a relevant document, and their qrels."""
+        topics, qrels = self._topics(part), self._dataset(part.dataset).get_qrels(part.qrels)
+        check_columns(qrels, ("qid", "docno", "label"), f"the qrels of {part.dataset}")
+        qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
+        topics = topics[topics["qid"].isin(qrels["qid"][qrels["label"] > 0])]
+        if not len(topics):
+            raise ValueError(f"no topic of {part.dataset} has a relevant document: check the qids of topics and qrels")
+        return topics, qrels[qrels["qid"].isin(topics["qid"])]
+
+    def _retrieved(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
+        run = (self._stage(part.corpus) % self.protocol.depth).transform(topics)
+        check_columns(run, ("qid", "docno", "score"), f"the candidates for {part.dataset}")
+        # The topics' own words: retrievers rewrite them to what their query language takes.
+        queries = dict(zip(topics["qid"], topics["query"], strict=True))
+        qids = as_strings(run["qid"]).tolist()
+        out = pd.DataFrame({"qid": qids, "query": [queries[qid] for qid in qids]})
+        return out.assign(docno=as_strings(run["docno"]).tolist(), score=run["score"].tolist())
+
+    def _stage(self, corpus: str) -> Any:
+        if not isinstance(self.first_stage, Mapping):
+            corpora = {part.corpus for part in (self.protocol.parts if self.trains else self.protocol.test)}
+            if len(corpora) > 1:
+                raise ValueError(
+                    f"this protocol retrieves from {' and '.join(sorted(corpora))}: give first_stage= as a dict with a "
+                    f"retriever for each"
+                )
+            return self.first_stage
+        if corpus not in self.first_stage:
+            raise ValueError(f"first_stage= has no retriever for {corpus!r}, only for {', '.join(self.first_stage)}")
+        return self.first_stage[corpus]
+
+    def _with_text(self, part: TopicSet, run: pd.DataFrame) -> pd.DataFrame:
+        fields = list(self.protocol.fields)
+        return run.assign(text=texts_of(run, fields, self._dataset(part.dataset).text_loader(fields)))
+
+    def _prefixed(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame if len(self.protocol.test) == 1 else frame.assign(qid=f"{part.name}:" + frame["qid"])
+
+
+def drawable(run: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
+    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
+    rows = make_groups(run, [str(row) for row in range(len(run))], qrels, args)
+    return run.iloc[sorted(int(row) for group in rows for row in group.texts)]
+
+
+# A protocol.
 
 
 @dataclass(frozen=True)
@@ -71,6 +240,11 @@ class Protocol:
     alpha: float = 0.05
     published: str | None = None
     note: str = ""
+
+    @property
+    def parts(self) -> tuple[TopicSet, ...]:
+        """The topics to test and to train on."""
+        return self.test if self.train is None else (*self.test, self.train)
 
     def run(
         self,
@@ -126,17 +300,15 @@ class Protocol:
                 f"start_from=, or start_from=False to train from the backbones, or trained models as trained="
             )
         factories = self._factories(models, dict(arguments or {}), trained)
-        data = self._data(first_stage, datasets or {}, self.train if trained is None else None)
+        data = ProtocolData(self, first_stage, datasets or {}, trains=trained is None)
         start = None if start_from is False else start_from
-        systems = {
-            name: _System(self, name, factory, data, start, trained is not None, Path(folder), verbose)
-            for name, factory in factories.items()
-        }
+        systems = {name: _System(name, make, data, start, Path(folder), verbose) for name, make in factories.items()}
         # Finished runs are read without asking the factories, so that only this tells whether they are the same.
-        if trained is None:
-            for system in systems.values():
-                for seed in seeds:
-                    system.keep_settings(seed)
+        for system in systems.values() if data.trains else ():
+            system.note_settings(seeds)
+        if partner is None:
+            of_presets = {name: presets[name].partner for name in factories if name in presets}
+            partner = {name: first for name, first in of_presets.items() if first is not None and first in factories}
         return Experiment(
             {FIRST_STAGE: data.first_run, **systems},
             data.topics,
@@ -144,7 +316,7 @@ class Protocol:
             self.metrics,
             seeds=seeds,
             baselines=[FIRST_STAGE],
-            partner=_partners(factories) if partner is None else partner,
+            partner=partner,
             correction=correction,
             alpha=self.alpha,
             save_dir=folder,
@@ -158,12 +330,9 @@ class Protocol:
             results: of `run`.
             published: another of the paper's figures, e.g. `"far RR, zero-shot"`.
         """
-        figure, measure = published or self.published, self.metrics[0]
-        rows = [
-            (name, measure, results.means.at[name, measure], presets[name].published.get(figure or ""))
-            for name in results.names
-            if name in presets
-        ]
+        figure, measure = published or self.published or "", self.metrics[0]
+        names = [name for name in results.names if name in presets]
+        rows = [(name, measure, results.means.at[name, measure], presets[name].published.get(figure)) for name in names]
         return pd.DataFrame(rows, columns=["name", "measure", "own", "published"])
 
     def fold_qids(self, datasets: Mapping[str, Any] | None = None) -> list[list[str]]:
@@ -172,7 +341,7 @@ class Protocol:
         Args:
             datasets: see `run`.
         """
-        return self._data(None, datasets or {}, None).fold_qids
+        return ProtocolData(self, None, datasets or {}, trains=False).fold_qids
 
     def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
         """The recipe with a seed.
@@ -181,17 +350,7 @@ class Protocol:
             seed: of the order and choice of examples and of dropout.
             epochs: other than the recipe's.
         """
-        (args,) = recipes(self.recipe, seed=int(seed))
-        return args if epochs is None else replace(args, epochs=epochs)
-
-    def _data(self, first_stage: Any, datasets: Mapping[str, Any], train: TopicSet | None) -> ProtocolData:
-        known = [part.dataset for part in (*self.test, *([self.train] if self.train else []))] + list(self.folds)
-        unknown = [name for name in datasets if name not in known]
-        if unknown:
-            raise ValueError(f"datasets= has {unknown[0]!r}, which this protocol does not use; it uses {known}")
-        return ProtocolData(
-            train, self.test, self.folds, self.fields, self.depth, self.max_train_queries, first_stage, datasets
-        )
+        return TrainingArgs.preset(self.recipe, seed=int(seed), **({} if epochs is None else {"epochs": epochs}))
 
     def _factories(self, models: Any, arguments: dict[str, Any], trained: Source | None) -> dict[str, Factory]:
         """By name, what makes a model for a seed: new ones, or the trained ones."""
@@ -202,86 +361,89 @@ class Protocol:
         if trained is not None:
             return {name: partial(find_model, trained, name, **arguments) for name in models}
         if not isinstance(models, Mapping):
-            return {name: self._preset_factory(name, arguments) for name in models}
+            return {name: preset_factory(self, name, arguments) for name in models}
         if arguments:
             raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
-        wrong = [
-            name for name, factory in models.items() if isinstance(factory, pt.Transformer) or not callable(factory)
-        ]
-        if wrong:
-            raise ValueError(f"models= needs a function of the seed for each name, but {wrong[0]!r} has none")
+        for name, factory in models.items():
+            if isinstance(factory, pt.Transformer) or not callable(factory):
+                raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
         return dict(models)
 
-    def _preset_factory(self, name: str, arguments: dict[str, Any]) -> Factory:
-        if name not in presets:
-            raise ValueError(f"there is no preset {name!r}; known are {', '.join(presets)}")
-        preset = presets[name]
-        if preset.epochs is None:
-            return lambda seed: preset(**arguments)
-        # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
-        epochs = preset.epochs if self.start is None and preset.epochs > 1 else None
 
-        def make(seed: int) -> Any:
-            model = preset(**{"seed": seed, **arguments})
-            if "training" not in arguments:
-                model.training = with_own_rates(self.training(seed, epochs=epochs), model)
-            return model
+# Its models.
 
-        return make
+
+def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) -> Factory:
+    """What makes a preset's model for a seed, with the recipe of the protocol."""
+    if name not in presets:
+        raise ValueError(f"there is no preset {name!r}; known are {', '.join(presets)}")
+    preset = presets[name]
+    if preset.epochs is None:
+        return lambda seed: preset(**arguments)
+    # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
+    epochs = preset.epochs if protocol.start is None and preset.epochs > 1 else None
+
+    def make(seed: int) -> Any:
+        model = preset(**{"seed": seed, **arguments})
+        if "training" not in arguments:
+            model.training = with_own_rates(protocol.training(seed, epochs=epochs), model)
+        return model
+
+    return make
 
 
 @dataclass(eq=False)
 class _System:
-    """A model of a protocol, as a factory `seed -> run` of `ld.Experiment`."""
+    """A model of a protocol, trained if need be, as a factory `seed -> run` of `ld.Experiment`."""
 
-    protocol: Protocol
     name: str
     factory: Factory
     data: ProtocolData
     start_from: Any
-    is_trained: bool
     folder: Path
     verbose: bool
-    _last: weakref.ref | None = field(default=None, init=False)
 
-    def keep_settings(self, seed: int) -> None:
-        """Notes what a model is trained with; raises ValueError if the folder has one that was trained otherwise."""
-        model = self.factory(seed)
-        if hasattr(model, "fit"):
-            start = self.start_from
-            shown = str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__
+    def note_settings(self, seeds: Sequence[int]) -> None:
+        """Notes what models are trained with; raises ValueError if the folder has some that were trained otherwise."""
+        start, made = self.start_from, list[Any]()
+        for seed in seeds:
+            model = self.factory(seed)
+            if not hasattr(model, "fit"):
+                continue
+            check_new(model, made)
+            made.append(model)
             settings = {
-                **settings_and_recipe(self._prepared(model, seed)),
-                "protocol": repr(self.protocol),
-                "start": shown,
+                **settings_of(self._prepared(model, seed)),
+                "protocol": repr(self.data.protocol),
+                "start": str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__,
             }
-            keep_settings(settings, models_folder(self.folder, self.name, seed))
+            note_settings(settings, models_folder(self.folder, self.name, seed))
 
     def __call__(self, seed: int) -> pd.DataFrame:
-        model, data = self.factory(seed), self.data
-        if self.is_trained or not hasattr(model, "fit"):
+        model, data, folder = self.factory(seed), self.data, models_folder(self.folder, self.name, seed)
+        if not (data.trains and hasattr(model, "fit")):
             return model.transform(data.candidates)
-        check_new(model, [self._last and self._last()])
-        self._last = weakref.ref(model)  # keeps no trained model in memory
-        model, own = self._prepared(model, seed), models_folder(self.folder, self.name, seed)
+        model = self._prepared(model, seed)
         if self.start_from is not None:
             model.start_from(find_model(self.start_from, self.name, seed))
-        if self.protocol.folds:
-            folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=own, verbose=self.verbose)
+        if data.protocol.folds:
+            folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=folder, verbose=self.verbose)
             return folds.run
-        return fit_kept(model, data.training(recipe_of(model)), own).transform(data.candidates)
+        return fit_or_load(model, data.training(model.recipe), folder).transform(data.candidates)
 
     def _prepared(self, model: Any, seed: int) -> LongDocReranker:
         """The model with the protocol's settings."""
-        protocol, name = self.protocol, self.name
+        protocol, name = self.data.protocol, self.name
         if not isinstance(model, LongDocReranker):
             raise ValueError(f"{name!r} is a {type(model).__name__}; protocols train this package's models")
         if model.text_field != "text":
             raise ValueError(f"{name!r} reads {model.text_field!r}; here {protocol.fields} are in the column 'text'")
-        length = protocol.max_query_len
-        if model.max_query_len != length:
-            message = f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {length}"
-            warnings.warn(message, UserWarning, stacklevel=2)
+        if model.max_query_len != protocol.max_query_len:
+            warnings.warn(
+                f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {protocol.max_query_len}",
+                UserWarning,
+                stacklevel=2,
+            )
         model.max_doc_len = model.max_doc_len or protocol.max_doc_len
         model.training = replace(model.training or with_own_rates(protocol.training(seed), model), seed=int(seed))
         return model
@@ -308,204 +470,18 @@ def find_model(source: Source, name: str, seed: int, **arguments: Any) -> Any:
         found: Any = models_folder(source, name, seed) / MODEL
         if not found.is_dir():
             raise FileNotFoundError(f"{str(source)!r} has no finished model {name!r} with seed {seed}: no {found}")
-        return LongDocReranker.load(found, **arguments)
-    if not callable(source):
+    elif isinstance(source, pt.Transformer):
+        found = source
+    elif callable(source):
+        found = source(name, seed)
+    else:
         raise ValueError(f"{source!r} must be a folder, a model, or a function (name, seed) -> model or its folder")
-    found = source if isinstance(source, pt.Transformer) else source(name, seed)
     if isinstance(found, str | Path):
         return LongDocReranker.load(found, **arguments)
     return found.apply_attributes(**arguments) if arguments else found
 
 
-def _partners(names: Mapping[str, Any]) -> dict[str, str]:
-    """The FirstP of each preset, where it is among the models."""
-    partners = {name: presets[name].partner for name in names if name in presets}
-    return {name: partner for name, partner in partners.items() if partner is not None and partner in names}
-
-
-@dataclass(frozen=True)
-class TopicSet:
-    """Topics and their judgements.
-
-    Attributes:
-        dataset: PyTerrier's name of the dataset, e.g. `"irds:msmarco-document/train"`.
-        topics: the variant of its topics, e.g. `"title"`; None where there is only one.
-        qrels: the variant of its qrels.
-    """
-
-    dataset: str
-    topics: str | None = None
-    qrels: str | None = None
-
-    @property
-    def corpus(self) -> str:
-        """The collection that it is about, e.g. `"msmarco-document"`."""
-        return self.dataset.removeprefix("irds:").partition("/")[0]
-
-    @property
-    def name(self) -> str:
-        """In short, e.g. `"trec-dl-2019"`."""
-        return next((part for part in self.dataset.split("/")[1:] if part != "judged"), self.dataset)
-
-
-@dataclass(eq=False)
-class ProtocolData:
-    """What a protocol trains and tests on.
-
-    Args:
-        train: topics to train on; None if these are other folds, or nothing is trained.
-        test: topics to test on; of several the qids get the set's name in front.
-        folds: names of datasets whose topics are the folds.
-        fields: of the documents, joined by a space into the column `text`.
-        depth: candidates for each query.
-        max_train_queries: take so many of the training queries, chosen at random with the seed 0; None for all.
-        first_stage: a retriever, or one for each corpus.
-        datasets: the user's own datasets by the names of PyTerrier's that they stand for.
-    """
-
-    train: TopicSet | None
-    test: Sequence[TopicSet]
-    folds: Sequence[str]
-    fields: Sequence[str]
-    depth: int
-    max_train_queries: int | None
-    first_stage: pt.Transformer | Mapping[str, pt.Transformer]
-    datasets: Mapping[str, Any]
-    _known: dict[TopicSet, tuple[pd.DataFrame, pd.DataFrame]] = field(default_factory=dict, init=False)
-
-    # Test.
-
-    @cached_property
-    def topics(self) -> pd.DataFrame:
-        """`qid, query` of all test topics with a relevant document; others count for nothing, as in trec_eval."""
-        return pd.concat([self._prefixed(part, self._judged(part)[0]) for part in self.test], ignore_index=True)
-
-    @cached_property
-    def qrels(self) -> pd.DataFrame:
-        """`qid, docno, label` of these."""
-        return pd.concat([self._prefixed(part, self._judged(part)[1]) for part in self.test], ignore_index=True)
-
-    @cached_property
-    def first_run(self) -> pd.DataFrame:
-        """`qid, query, docno, score` of the first stage for the test topics."""
-        runs = [self._prefixed(part, self._retrieved(part, self._judged(part)[0])) for part in self.test]
-        return pd.concat(runs, ignore_index=True)
-
-    @cached_property
-    def candidates(self) -> pd.DataFrame:
-        """The same with the texts, to be reranked."""
-        texts = []
-        for part in self.test:
-            run = self.first_run
-            if len(self.test) > 1:
-                run = run[run["qid"].str.startswith(f"{part.name}:")]
-            texts.append(self._with_text(part, run))
-        return pd.concat(texts, ignore_index=True)
-
-    @cached_property
-    def fold_qids(self) -> list[list[str]]:
-        """The qids of each fold."""
-        return [self._topics(TopicSet(name, self.test[0].topics))["qid"].tolist() for name in self.folds]
-
-    # Training.
-
-    def training(self, args: TrainingArgs) -> TrainingData:
-        """The training candidates, with the texts of those that the recipe may draw, and the qrels."""
-        part, run, qrels = self._train_run
-        return TrainingData(self._with_text(part, drawable(run, qrels, args)), qrels)
-
-    @cached_property
-    def _train_run(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame]:
-        if self.train is None:
-            raise ValueError("there are no topics to train on")
-        topics, qrels = self._judged(self.train)
-        tested = {qid for part in self.test for qid in self._judged(part)[0]["qid"]}
-        leaked = [qid for qid in topics["qid"] if qid in tested]
-        if leaked:
-            raise ValueError(
-                f"{len(leaked)} queries are both in training ({self.train.dataset}) and in test, e.g. {leaked[0]!r}"
-            )
-        if self.max_train_queries is not None and len(topics) > self.max_train_queries:
-            chosen = set(random.Random(0).sample(topics["qid"].tolist(), self.max_train_queries))
-            topics = topics[topics["qid"].isin(chosen)]
-        return self.train, self._retrieved(self.train, topics), qrels[qrels["qid"].isin(set(topics["qid"]))]
-
-    # Parts.
-
-    def _dataset(self, name: str) -> Any:
-        if name in self.datasets:
-            return self.datasets[name]
-        try:
-            return pt.get_dataset(name)
-        except KeyError:
-            raise ValueError(
-                f"PyTerrier knows no dataset {name!r}: say where the data is with datasets={{{name!r}: dataset}}"
-            ) from None
-
-    def _topics(self, part: TopicSet) -> pd.DataFrame:
-        topics = self._dataset(part.dataset).get_topics(part.topics)
-        check_columns(topics, ("qid", "query"), f"the topics of {part.dataset}")
-        return topics[["qid", "query"]].assign(qid=as_strings(topics["qid"])).reset_index(drop=True)
-
-    def _judged(self, part: TopicSet) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Topics with a relevant document, and their qrels."""
-        if part in self._known:
-            return self._known[part]
-        qrels = self._dataset(part.dataset).get_qrels(part.qrels)
-        check_columns(qrels, ("qid", "docno", "label"), f"the qrels of {part.dataset}")
-        qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
-        useful = set(qrels["qid"][qrels["label"] > 0])
-        topics = self._topics(part)
-        topics = topics[topics["qid"].isin(useful)]
-        if not len(topics):
-            raise ValueError(f"no topic of {part.dataset} has a relevant document: check the qids of topics and qrels")
-        self._known[part] = topics, qrels[qrels["qid"].isin(set(topics["qid"]))]
-        return self._known[part]
-
-    def _retrieved(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
-        run = (self._stage(part.corpus) % self.depth).transform(topics)
-        check_columns(run, ("qid", "docno", "score"), f"the candidates for {part.dataset}")
-        # The topics' own words: retrievers rewrite them to what their query language takes.
-        queries = dict(zip(topics["qid"], topics["query"], strict=True))
-        qids = as_strings(run["qid"]).tolist()
-        out = pd.DataFrame({"qid": qids, "query": [queries[qid] for qid in qids]})
-        return out.assign(docno=as_strings(run["docno"]).tolist(), score=run["score"].tolist())
-
-    def _stage(self, corpus: str) -> pt.Transformer:
-        if not isinstance(self.first_stage, Mapping):
-            corpora = {part.corpus for part in [*self.test, *([self.train] if self.train else [])]}
-            if len(corpora) > 1:
-                raise ValueError(
-                    f"this protocol retrieves from {' and '.join(sorted(corpora))}: give first_stage= as a dict with a "
-                    f"retriever for each"
-                )
-            return self.first_stage
-        if corpus not in self.first_stage:
-            raise ValueError(f"first_stage= has no retriever for {corpus!r}, only for {', '.join(self.first_stage)}")
-        return self.first_stage[corpus]
-
-    def _with_text(self, part: TopicSet, run: pd.DataFrame) -> pd.DataFrame:
-        fields = list(self.fields)
-        loader = self._dataset(part.dataset).text_loader(fields)
-        return run.assign(text=texts_of(run, fields, loader))
-
-    def _prefixed(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
-        return frame if len(self.test) == 1 else frame.assign(qid=f"{part.name}:" + frame["qid"])
-
-
-def drawable(run: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
-    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all.
-
-    Args:
-        run: `qid, query, docno` and `score` or `rank`.
-        qrels: `qid, docno, label`.
-        args: the recipe.
-
-    Returns:
-        Some rows of `run`.
-    """
-    rows = make_groups(run, [str(row) for row in range(len(run))], qrels, args)
-    return run.iloc[sorted(int(row) for group in rows for row in group.texts)]
+# The papers' protocols.
 
 
 class Protocols(Named[Protocol]):
@@ -532,7 +508,7 @@ class Protocols(Named[Protocol]):
                 "alpha": protocol.alpha,
                 "note": protocol.note,
             }
-            for name, protocol in self._entries.items()
+            for name, protocol in self.items()
         ]
         return pd.DataFrame(rows)
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_choice, check_positive
+from ..common.arguments import argument, arguments_of, changed_names, check_choice, check_positive
 from ..common.caches import CACHED_BYTES
 from ..common.frames import validated, with_scores
 from ..modelling.apart import (
     DEFAULT_BART,
     DEFAULT_INTERACTION,
     ExperimentalWarning,
-    LateInteractionScorer,
-    MoresScorer,
+    LateInteractionEncoder,
+    MoresEncoder,
     load_encoder_decoder,
     load_late_backbone,
 )
-from ..modelling.backbones.architectures import GLOBAL_ATTENTION, use_attention
-from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, BackboneOptions, load_backbone, resolve_template
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
+from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, Weights, seeded_head
-from ..modelling.scorer import LongDocScorer
+from ..modelling.encoder import WindowEncoder
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
 from .base import LongDocReranker
@@ -46,47 +46,52 @@ class FirstP(LongDocReranker):
     All other arguments: see `LongDocReranker`.
     """
 
-    _: KW_ONLY
-    window_size: int | None = None
+    head_name: ClassVar[str] = "firstp"
 
-    def _head_spec(self) -> HeadSpec:
-        return "firstp", {}
+    _: KW_ONLY
+    window_size: int | None = argument(None, role="windows")
 
     def _default_windows(self) -> Windows:
         return Truncate(self.window_size)
 
-    def _make_windows(self) -> Windows:
-        return replace(super()._make_windows(), max_windows=1, selection="first")
+    def make_windows(self) -> Windows:
+        return replace(super().make_windows(), max_windows=1, selection="first")
 
 
 @dataclass(eq=False, repr=False)
-class MaxP(LongDocReranker):
-    """The best window's score (Dai & Callan 2019).
+class SlidingReranker(LongDocReranker):
+    """Base of the models over sliding windows.
 
     Args:
         window_size: tokens in a window.
-        stride: tokens from one window's start to the next one's. 150 and 100 in Boytsov et al. 2025.
+        stride: tokens from one window's start to the next one's.
 
     All other arguments: see `LongDocReranker`.
     """
 
     _: KW_ONLY
-    window_size: int = 150
-    stride: int = 100
-
-    def _head_spec(self) -> HeadSpec:
-        return "maxp", {}
+    window_size: int = argument(150, role="windows")
+    stride: int = argument(100, role="windows")
 
     def _default_windows(self) -> Windows:
         return SlidingWindows(self.window_size, self.stride)
 
 
 @dataclass(eq=False, repr=False)
+class MaxP(SlidingReranker):
+    """The best window's score (Dai & Callan 2019).
+
+    Windows of 150 tokens that begin every 100, as in Boytsov et al. 2025. All arguments: see `SlidingReranker`.
+    """
+
+    head_name: ClassVar[str] = "maxp"
+
+
+@dataclass(eq=False, repr=False)
 class SumP(MaxP):
     """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
 
-    def _head_spec(self) -> HeadSpec:
-        return "sump", {}
+    head_name: ClassVar[str] = "sump"
 
 
 @dataclass(eq=False, repr=False)
@@ -99,18 +104,18 @@ class KMaxP(MaxP):
     """
 
     _: KW_ONLY
-    k: int = 3
-    weights: Sequence[float] | None = None
+    k: int = argument(3, role="head")
+    weights: Sequence[float] | None = argument(None, role="head")
 
-    def _head_spec(self) -> HeadSpec:
+    def head_spec(self) -> HeadSpec:
         weights = self.weights
         if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
             weights = [float(w) for w in weights]
         return "kmaxp", {"k": self.k, "weights": weights}
 
-    def _check(self) -> None:
-        super()._check()
-        seeded_head(self._head_spec(), 1, self.seed)
+    def check(self) -> None:
+        super().check()
+        seeded_head(self.head_spec(), 1, self.seed)
 
 
 @dataclass(eq=False, repr=False)
@@ -128,13 +133,13 @@ class Birch(KMaxP):
     """
 
     _: KW_ONLY
-    first_stage_weight: float = 0.5
+    first_stage_weight: float = argument(0.5, role="head")
 
     def _default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        super().check()
         if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
             raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
         weight = self.first_stage_weight
@@ -162,18 +167,17 @@ class AvgP(LongDocReranker):
     All other arguments: see `LongDocReranker`.
     """
 
-    _: KW_ONLY
-    window_size: int | None = None
+    head_name: ClassVar[str] = "avgp"
 
-    def _head_spec(self) -> HeadSpec:
-        return "avgp", {}
+    _: KW_ONLY
+    window_size: int | None = argument(None, role="windows")
 
     def _default_windows(self) -> Windows:
         return GreedyChunks(self.window_size)
 
 
 @dataclass(eq=False, repr=False)
-class PARADE(LongDocReranker):
+class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, and scores that (Li et al.; Boytsov et al. 2025).
 
     Args:
@@ -191,31 +195,29 @@ class PARADE(LongDocReranker):
             None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
         query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
         separate_query_projection: with `query_states`: whether they have a linear layer of their own.
-        window_size: tokens in a window.
-        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+        stride: tokens from one window's start to the next one's; 75, with windows of 150, in Boytsov et al. 2025.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see `SlidingReranker`.
     """
 
     _: KW_ONLY
-    aggregation: str = "attn"
-    attention: str = "vector"
-    aggregator: str | Path | None = None
-    layers: int = 2
-    attention_heads: int | None = None
-    separators: bool = True
-    positions: bool = True
-    special_vectors: str | None = None
-    query_states: bool = False
-    separate_query_projection: bool = False
-    window_size: int = 150
-    stride: int = 75
+    aggregation: str = argument("attn", role="head")
+    attention: str = argument("vector", role="head")
+    aggregator: str | Path | None = argument(None, role="checkpoint")
+    layers: int = argument(2, role="head")
+    attention_heads: int | None = argument(None, role="head")
+    separators: bool = argument(True, role="head")
+    positions: bool = argument(True, role="head")
+    special_vectors: str | None = argument(None, role="head")
+    query_states: bool = argument(False, role="head")
+    separate_query_projection: bool = argument(False, role="head")
+    stride: int = argument(75, role="windows")
 
     _of_transformer: ClassVar[tuple[str, ...]] = (
         "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
     )  # fmt: skip
 
-    def _head_spec(self) -> HeadSpec:
+    def head_spec(self) -> HeadSpec:
         if self.aggregation == "transformer":
             options = {name: getattr(self, name) for name in self._of_transformer}
             options["aggregator"] = None if self.aggregator is None else str(self.aggregator)
@@ -226,11 +228,8 @@ class PARADE(LongDocReranker):
             return "parade-attn-elementwise", {}
         return f"parade-{self.aggregation}", {}
 
-    def _default_windows(self) -> Windows:
-        return SlidingWindows(self.window_size, self.stride)
-
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        super().check()
         check_choice("aggregation", self.aggregation, ("avg", "max", "attn", "transformer"))
         check_choice("attention", self.attention, ("vector", "elementwise"))
         check_positive(layers=self.layers, attention_heads=self.attention_heads)
@@ -242,9 +241,11 @@ class PARADE(LongDocReranker):
         self._refuse_unless(self.aggregator is None, "an aggregator that starts at random", "layers", "attention_heads")
         self._refuse_unless(self.query_states, "query_states=True", "separate_query_projection")
 
+    def made_for(self) -> dict[str, Any]:
+        return {name: value for name, value in super().made_for().items() if name != "aggregator"}  # the head's
+
     def _refuse_unless(self, given: bool, condition: str, *names: str) -> None:
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        changed = [name for name in names if getattr(self, name) != defaults[name]]
+        changed = [name for name in names if name in changed_names(self)]
         if changed and not given:
             raise ValueError(
                 f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "
@@ -253,7 +254,7 @@ class PARADE(LongDocReranker):
 
 
 @dataclass(eq=False, repr=False)
-class LateIR(LongDocReranker):
+class LateIR(SlidingReranker):
     """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
 
     What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
@@ -265,42 +266,37 @@ class LateIR(LongDocReranker):
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
         cached_bytes: most memory for remembered windows: with the default models and windows each token of a document
             takes about 3 KB.
-        window_size: tokens in a window.
-        stride: tokens from one window's start to the next one's. 150 and 75 in Boytsov et al. 2025.
+        stride: tokens from one window's start to the next one's; 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
             a learning rate of 1e-5 for the aggregator, too.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see `SlidingReranker`.
     """
 
     _: KW_ONLY
-    interaction: str | Path = DEFAULT_INTERACTION
-    aggregator: str | Path | None = DEFAULT_BACKBONE
-    cached_bytes: int = CACHED_BYTES
-    window_size: int = 150
-    stride: int = 75
+    interaction: str | Path = argument(DEFAULT_INTERACTION, role="checkpoint")
+    aggregator: str | Path | None = argument(DEFAULT_BACKBONE, role="checkpoint")
+    cached_bytes: int = argument(CACHED_BYTES, role="computing")
+    stride: int = argument(75, role="windows")
 
-    _scorer_class: ClassVar[type[LongDocScorer]] = LateInteractionScorer
-    _of_weights: ClassVar[tuple[str, ...]] = ("backbone", "interaction", "trust_remote_code", "seed")
+    encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
 
-    def _head_spec(self) -> HeadSpec:
+    def head_spec(self) -> HeadSpec:
         return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
-
-    def _default_windows(self) -> Windows:
-        return SlidingWindows(self.window_size, self.stride)
 
     def _load_backbone(self) -> Backbone:
         return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
-    def _load_weights(self) -> Weights:
-        return _remembering(super()._load_weights(), self.cached_bytes)
+    def load_weights(self) -> Weights:
+        return _remembering(super().load_weights(), self.cached_bytes)
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        super().check()
         check_positive(cached_bytes=self.cached_bytes)
 
     def _default_training(self) -> TrainingArgs:
-        return TrainingArgs(epochs=3, learning_rates={"encoder.": 1e-5, "head.aggregator.": 1e-5, "": 1e-4})
+        rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
+        return TrainingArgs(epochs=3, learning_rates=rates)
 
 
 @dataclass(eq=False, repr=False)
@@ -318,14 +314,13 @@ class MORESPlus(MaxP):
     All other arguments: see `LongDocReranker`.
     """
 
-    backbone: str | Path = DEFAULT_BART
+    head_name: ClassVar[str] = "firstp"
+
+    backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
     _: KW_ONLY
-    cached_bytes: int = CACHED_BYTES
+    cached_bytes: int = argument(CACHED_BYTES, role="computing")
 
-    _scorer_class: ClassVar[type[LongDocScorer]] = MoresScorer
-
-    def _head_spec(self) -> HeadSpec:
-        return "firstp", {}
+    encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
 
     def _load_backbone(self) -> Backbone:
         if self.trust_remote_code:
@@ -337,15 +332,15 @@ class MORESPlus(MaxP):
         )
         return load_encoder_decoder(str(self.backbone))
 
-    def _load_weights(self) -> Weights:
-        return _remembering(super()._load_weights(), self.cached_bytes)
+    def load_weights(self) -> Weights:
+        return _remembering(super().load_weights(), self.cached_bytes)
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        super().check()
         check_positive(cached_bytes=self.cached_bytes)
 
     def _default_training(self) -> TrainingArgs:
-        return TrainingArgs(learning_rates={"encoder.": 1e-5, "decoder.": 1e-5, "": 1e-4})
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
 
 
 @dataclass(eq=False, repr=False)
@@ -356,20 +351,21 @@ class CEDR(AvgP):
     must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
     Args:
-        head: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of matches).
+        aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
+            matches).
     """
 
     _: KW_ONLY
-    head: str = "knrm"
+    aggregation: str = argument("knrm", role="head")
 
-    def _head_spec(self) -> HeadSpec:
-        if self.head == "pacrr":
+    def head_spec(self) -> HeadSpec:
+        if self.aggregation == "pacrr":
             return "cedr-pacrr", {"query_size": self.max_query_len}
-        return f"cedr-{self.head}", {}
+        return f"cedr-{self.aggregation}", {}
 
-    def _check(self) -> None:
-        super()._check()
-        check_choice("head", self.head, ("knrm", "pacrr", "drmm"))
+    def check(self) -> None:
+        super().check()
+        check_choice("aggregation", self.aggregation, ("knrm", "pacrr", "drmm"))
 
 
 @dataclass(eq=False, repr=False)
@@ -388,25 +384,23 @@ class NeuralModel1(AvgP):
     """
 
     _: KW_ONLY
-    smoothing: float = 0.1
-    background: float = 1e-5
-    self_translation: float | None = None
-    projection: int = 64
-    units: int = 64
+    smoothing: float = argument(0.1, role="head")
+    background: float = argument(1e-5, role="head")
+    self_translation: float | None = argument(None, role="head")
+    projection: int = argument(64, role="head")
+    units: int = argument(64, role="head")
 
-    _of_head: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation", "projection", "units")
+    def head_spec(self) -> HeadSpec:
+        return "model1", arguments_of(self, "head")
 
-    def _head_spec(self) -> HeadSpec:
-        return "model1", {name: getattr(self, name) for name in self._of_head}
-
-    def _check(self) -> None:
-        super()._check()
-        seeded_head(self._head_spec(), 1, self.seed)
+    def check(self) -> None:
+        super().check()
+        seeded_head(self.head_spec(), 1, self.seed)
 
 
 def _remembering(weights: Weights, cached_bytes: int) -> Weights:
-    if isinstance(weights.scorer, LateInteractionScorer | MoresScorer):
-        weights.scorer.states.cache.max_bytes = cached_bytes
+    encoder: Any = weights.scorer.encoder
+    encoder.states.cache.max_bytes = cached_bytes
     return weights
 
 
@@ -444,21 +438,16 @@ class LongP(LongDocReranker):
     All other arguments: see `LongDocReranker`.
     """
 
-    backbone: str | Path = LONG_BACKBONE
+    head_name: ClassVar[str] = "firstp"
+
+    backbone: str | Path = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
-    pooling: str | None = None
-    template: str | None = None
-    answers: tuple[str, str] | None = None
-    global_attention: str = "query"
-    attention_type: str | None = None
-    attn_implementation: str | None = None
-
-    _of_weights: ClassVar[tuple[str, ...]] = (
-        "backbone", "pooling", "template", "answers", "global_attention", "attention_type", "trust_remote_code", "seed",
-    )  # fmt: skip
-
-    def _head_spec(self) -> HeadSpec:
-        return "firstp", {}
+    pooling: str | None = argument(None, role="weights")
+    template: str | None = argument(None, role="weights")
+    answers: tuple[str, str] | None = argument(None, role="weights")
+    global_attention: str = argument("query", role="weights")
+    attention_type: str | None = argument(None, role="weights")
+    attn_implementation: str | None = argument(None, role="computing")
 
     def _default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
@@ -474,13 +463,13 @@ class LongP(LongDocReranker):
         )
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
-    def _load_weights(self) -> Weights:
-        weights = super()._load_weights()
+    def load_weights(self) -> Weights:
+        weights = super().load_weights()
         use_attention(weights.scorer.encoder.backbone, self.attn_implementation)
         return weights
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        super().check()
         if self.pooling is not None:
             check_choice("pooling", self.pooling, POOLINGS)
         check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)

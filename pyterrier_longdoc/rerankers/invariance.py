@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +169,7 @@ def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray:
 
 def _check_settings(model: LongDocReranker) -> None:
     try:
-        model._check()
+        model.check()
     except ValueError as error:
         raise _NotApplicableError(str(error)) from error
 
@@ -176,8 +177,8 @@ def _check_settings(model: LongDocReranker) -> None:
 def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray:
     if not hasattr(model, "load_scorer"):
         raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
-    if getattr(model, "backend", "torch") not in ("torch", "compile"):
-        raise _NotApplicableError(f"backend={model.backend!r} has its own")
+    if getattr(model, "runtime", "torch") not in ("torch", "compile"):
+        raise _NotApplicableError(f"runtime={model.runtime!r} has its own")
     backbone = model.load_scorer().encoder.backbone
     usual = getattr(backbone.config, "_attn_implementation", None)
     if usual == implementation:
@@ -201,9 +202,9 @@ def _undisturbed(model: Any) -> Iterator[None]:
     Where the machine chooses the precision, float32 is what all else is compared with. The same holds for the model
     that selects its windows, if there is one.
     """
-    names = ("coverage", "_warned_cut", "_warned_untrained", "score_cache", "dtype")
+    names = ("coverage", "warned", "score_cache", "dtype")
     models = [model, *_selecting(model)]
-    before = [{name: getattr(each, name) for name in names if hasattr(each, name)} for each in models]
+    before = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in models]
     for each, own in zip(models, before, strict=True):
         if hasattr(each, "load_scorer") and own.get("dtype", "") in (None, "fastest"):
             each.dtype = "float32"

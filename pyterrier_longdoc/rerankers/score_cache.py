@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from ..common.coverage import Coverage, Reading, check_finite
-from ..modelling.checkpoint import Weights
-from ..modelling.devices import resolve_dtype
-from ..modelling.embed import BiEncoderScorer
+from ..common.coverage import Coverage, Reading, Scored
 from ..modelling.scorer import LongDocScorer
-from ..modelling.texts import as_json
-from ..modelling.windows import windows_to_config
-from .biencoder import BiEncoder
+from ..modelling.texts import Block
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -99,107 +93,66 @@ class ScoreCache:
             ) from error
 
 
-def fingerprint(weights: Weights, dtype: torch.dtype) -> bytes:
-    """A hash of all that a score depends on besides query and text: weights, tokenizer, settings, precision."""
-    scorer = weights.scorer
-    settings = {
-        "format": FORMAT,
-        "head": weights.head,
-        "windows": windows_to_config(scorer.windows),
-        "reading": scorer.reading(),
-        "encoder": weights.backbone.describe(),
-        "dtype": str(dtype),
-        "device": scorer.device.type,
-        "backend": scorer.encoder.runtime.backend,
-    }
-    if scorer.preselect is not None:
-        settings["preselect"] = scorer.preselect.identity()
-    return _digest(settings, scorer)
-
-
-def model_fingerprint(model: Any) -> bytes:
-    """The same for a transformer: a reranker, or a bi-encoder."""
-    if isinstance(model, BiEncoder):
-        scorer = model.load_scorer()
-        dtype = resolve_dtype(model.dtype, scorer.device)
-        return _digest({**scorer.describe(), "dtype": str(dtype), "device": scorer.device.type}, scorer)
-    weights = model._load_weights()
-    return fingerprint(weights, model._precision(weights.scorer))
-
-
-def _digest(settings: dict[str, Any], scorer: LongDocScorer | BiEncoderScorer) -> bytes:
-    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=32)
-    tokenizer = as_json(scorer.tokenizer)
-    if tokenizer is None:
-        raise ValueError(
-            "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which it "
-            "cannot be told whether it stays the same: leave score_cache out"
-        )
-    digest.update(tokenizer.encode())
-    for name, value in sorted(scorer.state_dict().items()):
-        digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.digest()
-
-
 def score_with_cache(
     cache: ScoreCache,
-    weights: Weights,
+    scorer: LongDocScorer,
+    identity: dict[str, Any],
     queries: Sequence[str],
     texts: Sequence[str],
     *,
-    dtype: torch.dtype,
     on_rows: Callable[[int], None] | None = None,
-) -> tuple[np.ndarray, Coverage]:
+) -> Scored:
     """As `scorer.score`; pairs that are in the cache are not encoded, and new ones are stored block by block.
 
     Args:
         cache: read and written.
-        weights: the model.
+        scorer: the model.
+        identity: all that its scores depend on besides query and text, JSON-able.
         queries: R queries.
         texts: R texts.
-        dtype: precision of the encoder.
         on_rows: called with the number of rows that are done, for a progress bar.
 
     Returns:
-        `(R,)` float64 scores, and what was read of the texts, cached ones included.
+        Scores, and what was read of the texts, cached ones included.
 
     Raises:
         FloatingPointError: if a score is not finite; it is not stored.
         ValueError: if the file is no cache or cannot be written.
     """
-    prefix = fingerprint(weights, dtype)
+    prefix = blake2b(json.dumps([FORMAT, identity], sort_keys=True).encode(), digest_size=32).digest()
     keys = [pair_key(prefix, query, text) for query, text in zip(queries, texts, strict=True)]
     known = cache.get(list(dict.fromkeys(keys)))
     new = [row for row, key in enumerate(keys) if key not in known]
     if on_rows is not None and len(new) < len(keys):
         on_rows(len(keys) - len(new))
-    scorer = weights.scorer
-    for rows, scores, readings in scorer.stream(
-        [queries[row] for row in new], [texts[row] for row in new], dtype=dtype, on_rows=on_rows
-    ):
-        block = {
-            keys[new[same[0]]]: CachedScore(float(score), reading)
-            for same, score, reading in zip(rows, scores, readings, strict=True)
-        }
-        checked = np.zeros(len(keys))
-        checked[[new[same[0]] for same in rows]] = scores
-        check_finite(checked)
-        cache.put(block)
-        known.update(block)
-    coverage = Coverage(dtype=scorer.coverage.dtype)
-    coverage.add_encoded(scorer.coverage.tokens_encoded, scorer.coverage.tokens_computed)
-    coverage.add_queries(scorer.query_lengths(list(dict.fromkeys(queries))), scorer.max_query_len)
-    per_text = dict(zip(texts, keys, strict=True)).values() if scorer.preselect is None else dict.fromkeys(keys)
-    for key in per_text:
-        coverage.add(known[key].reading)
-    return np.array([known[key].score for key in keys]), coverage
+
+    def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
+        if np.isfinite(scores).all():  # else the run ends with an error
+            found = zip(rows, scores, readings, strict=True)
+            block = {keys[new[own[0]]]: CachedScore(float(score), reading) for own, score, reading in found}
+            cache.put(block)
+            known.update(block)
+
+    fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], on_rows=on_rows, on_block=store)
+    coverage = Coverage(dtype=fresh.coverage.dtype)
+    coverage.tokens_encoded = fresh.coverage.tokens_encoded
+    coverage.tokens_computed = fresh.coverage.tokens_computed
+    scorer.read_queries(list(dict.fromkeys(queries)), coverage)
+    scored = Scored(len(keys), coverage, per_pair=fresh.per_pair)
+    rows: dict[bytes, list[int]] = {}
+    for row, key in enumerate(keys):
+        rows.setdefault(key, []).append(row)
+    found = [known[key] for key in rows]
+    pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
+    values = np.array([entry.score for entry in found])
+    scored.add(pairs, values, [entry.reading for entry in found], [None] * len(found))
+    return scored.checked()
 
 
 def pair_key(prefix: bytes, query: str, text: str) -> bytes:
     """The key of a pair: its query and text hashed behind the model's fingerprint."""
     first, second = query.encode("utf-8", "surrogatepass"), text.encode("utf-8", "surrogatepass")
-    content: Any = hashlib.blake2b(prefix + len(first).to_bytes(8, "little"), digest_size=20)
+    content: Any = blake2b(prefix + len(first).to_bytes(8, "little"), digest_size=20)
     content.update(first)
     content.update(second)
     return bytes(content.digest())

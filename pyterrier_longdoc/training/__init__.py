@@ -1,36 +1,19 @@
-"""Training: what to train on, the losses, the loop. Sees only `scorer(queries, texts) -> scores`."""
+"""Training: what to train on, the losses, the loop, and the same again by folds, seeds and segments.
 
-from .args import Lora, TrainingArgs
-from .best import BestResult, Segments, first_segments, fit_best, gold_segments, segment_precision
-from .distill import TeacherScores
-from .groups import Group, check_qrels, make_groups, pseudo_qrels
-from .history import history_frame, plot_history
-from .loop import train
+The loop sees only `scorer(queries, texts) -> scores`.
+"""
+
+from .best import BestResult, Segments, first_segments, fit_on_best_segments, gold_segments, segment_precision
+from .examples import Group, TeacherScores, check_qrels, make_groups, pseudo_qrels
+from .loop import evaluate, history_frame, plot_history, train
 from .losses import LOSSES
-from .presets import PRESETS, recipes
-from .rounds import fit_in_turn
-from .validation import evaluate
+from .recipe import PRESETS, Lora, TrainingArgs, recipes
+from .repeat import FoldModels, SeedModels, fit_in_turn, fit_seeds, k_fold_fit
+from .resume import training_settings
 
 __all__ = [
-    "LOSSES",
-    "PRESETS",
-    "BestResult",
-    "Group",
-    "Lora",
-    "Segments",
-    "TeacherScores",
-    "TrainingArgs",
-    "check_qrels",
-    "evaluate",
-    "first_segments",
-    "fit_best",
-    "fit_in_turn",
-    "gold_segments",
-    "history_frame",
-    "make_groups",
-    "plot_history",
-    "pseudo_qrels",
-    "recipes",
-    "segment_precision",
-    "train",
-]
+    "LOSSES", "PRESETS", "BestResult", "FoldModels", "Group", "Lora", "SeedModels", "Segments", "TeacherScores",
+    "TrainingArgs", "check_qrels", "evaluate", "first_segments", "fit_in_turn", "fit_on_best_segments", "fit_seeds",
+    "gold_segments", "history_frame", "k_fold_fit", "make_groups", "plot_history", "pseudo_qrels", "recipes",
+    "segment_precision", "train", "training_settings",
+]  # fmt: skip

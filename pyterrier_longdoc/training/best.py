@@ -17,15 +17,11 @@ from torch import nn
 
 from ..common.files import replacing
 from ..common.language import sentence_starts
-from .args import TrainingArgs
-from .groups import make_groups
-from .identity import training_settings
-from .kept import TrainingData, check_new, fit_kept, is_kept, writes
-from .loop import train
+from .examples import Group, make_groups
+from .loop import evaluate, train
 from .losses import LOSSES
-from .objective import Objective
-from .sampling import Example
-from .validation import evaluate
+from .recipe import TrainingArgs
+from .resume import TrainingData, check_new, fit_or_load, is_finished, is_first_process, training_settings
 
 Span = tuple[int, int]
 
@@ -79,7 +75,7 @@ class Segments:
 
 @dataclass(frozen=True, eq=False)
 class BestResult:
-    """What `fit_best` gives.
+    """What `fit_on_best_segments` gives.
 
     Attributes:
         model: the model of the best iteration.
@@ -93,7 +89,7 @@ class BestResult:
     selections: list[pd.DataFrame]
 
 
-def fit_best(
+def fit_on_best_segments(
     make: Callable[[], Any],
     topics_or_res_tr: pd.DataFrame,
     qrels_tr: pd.DataFrame,
@@ -132,34 +128,36 @@ def fit_best(
     """
     ranker, selector = make(), make()
     check_new(selector, [ranker])
-    args = _checked(ranker)
-    frame = topics_or_res_tr.reset_index(drop=True)
+    args: TrainingArgs = ranker.training or TrainingArgs.preset("best")
+    if LOSSES[args.loss].teacher or args.checkpoint is not None or args.augment is not None:
+        raise ValueError("fit_on_best_segments takes recipes without a teacher, checkpoint (see folder=) and augment")
+    if not isinstance(ranker.text_field, str):
+        raise ValueError(f"fit_on_best_segments needs one text column, not text_field={ranker.text_field!r}")
     cut = segments or Segments()
-    spans = _spans(frame, cut, ranker.text_field)
+    data = TrainingData(_with_strings(topics_or_res_tr, ranker.text_field), qrels_tr, topics_or_res_va, qrels_va)
+    spans = _spans(data.run, cut, ranker.text_field)
+    fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, spans=spans)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
+    own_data, since_best = data, 0
     best: tuple[float, Any] | None = None
     for iteration in range(1, iterations + 1):
-        own = None if folder is None else Path(folder) / f"iteration-{iteration}"
-        if iteration == 1:
-            data = TrainingData(frame, qrels_tr, topics_or_res_va, qrels_va)
-            fit = partial(_fit_jointly, selector, data=data, spans=spans)
-        else:
-            new, fit = make(), None
+        if iteration > 1:
+            new = make()
             check_new(new, [ranker, selector])
-            ranker, data = new, data._replace(run=_cut_to(frame, selections[-1], new.text_field))
-        ranker.training = args
-        is_new = own is None or not is_kept(own)
-        ranker = fit_kept(ranker, data, own, fit=fit, about={"segments": repr(cut)})
-        selections.append(_kept_selection(ranker, frame, spans, own, is_new=is_new))
+            ranker, own_data = new, data._replace(run=_cut_to(data.run, selections[-1], new.text_field))
+        ranker.training, fit = args, fit_first if iteration == 1 else None
+        own = None if folder is None else Path(folder) / f"iteration-{iteration}"
+        is_new = own is None or not is_finished(own)
+        ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(cut)})
+        selections.append(_select_or_read(ranker, data.run, spans, own, is_new=is_new))
         value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
+        since_best += 1
         if best is None or value > best[0]:
-            best, since = (value, ranker), 0
-        else:
-            since += 1
-        if since == patience:
+            best, since_best = (value, ranker), 0
+        if since_best == patience:
             break
     return BestResult(best[1] if best else ranker, pd.DataFrame(rows), selections)
 
@@ -168,7 +166,7 @@ def first_segments(
     results: pd.DataFrame, *, segments: Segments | None = None, text_field: str = "text"
 ) -> pd.DataFrame:
     """Training candidates cut to their first segment: what BERT (First P) and BERT (Max P) of the paper learn from."""
-    frame = results.reset_index(drop=True)
+    frame = _with_strings(results, text_field)
     spans = [own[0] for own in _spans(frame, segments or Segments(), text_field)]
     return _cut_to(frame, _selection(frame, spans), text_field)
 
@@ -190,11 +188,9 @@ def gold_segments(
         segments: how all other documents are cut; which segment is drawn by its seed.
         text_field: the column with the text.
     """
-    cut = segments or Segments()
-    known = _known(gold)
+    cut, known = segments or Segments(), _known(gold)
     relevant = set(_keys(qrels[qrels["label"] > 0]))
-    keys = _keys(results)
-    frame = results[[key in known or key not in relevant for key in keys]].reset_index(drop=True)
+    frame = _with_strings(results[[key in known or key not in relevant for key in _keys(results)]], text_field)
     spans = []
     for key, own in zip(_keys(frame), _spans(frame, cut, text_field), strict=True):
         spans.append(known[key] if key in known else Random(f"{cut.seed}:{key}").choice(own))
@@ -222,67 +218,51 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     return float(np.mean(hits))
 
 
-class _Joint(nn.Module):
-    """Two scorers that are trained at the same time."""
-
-    def __init__(self, selector: nn.Module, ranker: nn.Module) -> None:
-        super().__init__()
-        self.selector = selector
-        self.ranker = ranker
-
-
 def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, spans: list[list[Span]]) -> None:
     """The first iteration: the ranker learns from what the selector selects while that learns from all segments."""
     args: TrainingArgs = ranker.training
-    frame = data.run
-    texts = frame[ranker.text_field].fillna("").astype(str).tolist()
-    # Groups hold row numbers in place of texts; the objective looks up the segments.
-    groups = make_groups(frame, [str(row) for row in range(len(frame))], data.qrels, args)
-    rates = {
-        f"{part}.{prefix}": rate for part in ("selector", "ranker") for prefix, rate in args.learning_rates.items()
-    }
-    weights = ranker._load_weights()
+    texts = data.run[ranker.text_field].tolist()
+    rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in args.learning_rates.items()}
+    weights, judged = ranker.load_weights(), cast(pd.DataFrame, data.validation_qrels)
     train(
-        _Joint(selector.load_scorer(), weights.scorer),
-        groups,
+        nn.ModuleDict({"selector": selector.load_scorer(), "ranker": weights.scorer}),
+        # Groups hold row numbers in place of texts; the objective looks up the segments.
+        make_groups(data.run, [str(row) for row in range(len(texts))], data.qrels, args),
         replace(args, learning_rates={**rates, "": 0.0}),
-        validate=lambda: evaluate(
-            ranker.transform(data.validation_run), cast(pd.DataFrame, data.validation_qrels), args.metric
-        ),
+        validate=lambda: evaluate(ranker.transform(data.validation_run), judged, args.metric),
         on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
-        objective=_joint_objective(texts, spans, args),
+        objective=partial(_joint_loss, texts=texts, spans=spans),
         settings=lambda: {
-            **training_settings(ranker, data.validation_run, data.validation_qrels),
+            **training_settings(ranker, data.validation_run, judged),
             "segments": crc32(repr((texts, spans)).encode()),
         },
         verbose=ranker.verbose,
     )
 
 
-def _joint_objective(texts: list[str], spans: list[list[Span]], args: TrainingArgs) -> Objective:
+def _joint_loss(
+    joint: Any, examples: Sequence[Group], args: TrainingArgs, *, texts: list[str], spans: list[list[Span]]
+) -> torch.Tensor:
+    """The selector's loss over all segments (Eq. 2) and the ranker's over those that it selects (Eq. 3)."""
     loss = LOSSES[args.loss]
-
-    def objective(joint: Any, examples: Sequence[Example]) -> torch.Tensor:
-        losses = []
-        chosen_queries, chosen_texts = [], []
-        for example in examples:
-            own = [[texts[int(row)][a:b] for a, b in spans[int(row)]] for row in example.texts]
-            flat = [segment for document in own for segment in document]
-            scores = joint.selector([example.query] * len(flat), flat).float().split([len(d) for d in own])
-            losses += [loss.compute(*row, None, args) for row in _rows(scores, example, pairs=loss.pairs)]
-            chosen_queries += [example.query] * len(own)
-            chosen_texts += [document[int(s.argmax())] for document, s in zip(own, scores, strict=True)]
-        ranked = joint.ranker(chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
-        for example, scores in zip(examples, ranked, strict=True):
-            losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, args))
-        return torch.stack(losses).sum()
-
-    return objective
+    losses = []
+    chosen_queries, chosen_texts = [], []
+    for example in examples:
+        own = [[texts[int(row)][a:b] for a, b in spans[int(row)]] for row in example.texts]
+        flat = [segment for document in own for segment in document]
+        scores = joint["selector"]([example.query] * len(flat), flat).float().split([len(d) for d in own])
+        losses += [loss.compute(*row, None, args) for row in _rows(scores, example, pairs=loss.pairs)]
+        chosen_queries += [example.query] * len(own)
+        chosen_texts += [document[int(s.argmax())] for document, s in zip(own, scores, strict=True)]
+    ranked = joint["ranker"](chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
+    for example, scores in zip(examples, ranked, strict=True):
+        losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, args))
+    return torch.stack(losses).sum()
 
 
 def _rows(
-    scores: Sequence[torch.Tensor], example: Example, *, pairs: bool
+    scores: Sequence[torch.Tensor], example: Group, *, pairs: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scores and labels `(1, C)` of the documents' j-th segments, for each j that makes a comparison."""
     for j in range(max(map(len, scores))):
@@ -292,44 +272,43 @@ def _rows(
             yield row[None], row.new_tensor([example.labels[i] for i in having])[None]
 
 
-def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.DataFrame:
-    """Each candidate's best segment by the model."""
-    texts = frame[model.text_field].fillna("").astype(str).tolist()
-    queries = [str(query) for query, own in zip(frame["query"], spans, strict=True) for _ in own]
-    segments = [text[a:b] for text, own in zip(texts, spans, strict=True) for a, b in own]
-    scores = np.split(model.load_scorer().score(queries, segments), np.cumsum([len(own) for own in spans])[:-1])
-    return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
-
-
-def _kept_selection(
+def _select_or_read(
     model: Any, frame: pd.DataFrame, spans: list[list[Span]], folder: Path | None, *, is_new: bool
 ) -> pd.DataFrame:
-    """As `_select`; read from the folder if it is there and the model is not new."""
+    """Each candidate's best segment by the model; read from the folder if it is there and the model is not new."""
     path = None if folder is None else folder / "selection.csv"
     if path is not None and path.is_file() and not is_new:
-        kept = pd.read_csv(path)
-        return _selection(frame, list(zip(kept["start"], kept["end"], strict=True)))
+        return frame[["qid", "docno"]].join(pd.read_csv(path))
     selected = _select(model, frame, spans)
-    if path is not None and writes():
+    if path is not None and is_first_process():
         with replacing(path) as temporary:
             selected[["start", "end"]].to_csv(temporary, index=False)
     return selected
 
 
+def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.DataFrame:
+    queries = [str(query) for query, own in zip(frame["query"], spans, strict=True) for _ in own]
+    segments = [text[a:b] for text, own in zip(frame[model.text_field], spans, strict=True) for a, b in own]
+    scores = np.split(model.load_scorer().score(queries, segments), np.cumsum([len(own) for own in spans])[:-1])
+    return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
+
+
 def _selection(frame: pd.DataFrame, spans: list[Span]) -> pd.DataFrame:
-    starts, ends = [a for a, _ in spans], [b for _, b in spans]
-    return frame[["qid", "docno"]].assign(start=starts, end=ends)
+    return frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
 
 
 def _cut_to(frame: pd.DataFrame, selected: pd.DataFrame, text_field: str) -> pd.DataFrame:
-    texts = frame[text_field].fillna("").astype(str)
-    cut = [text[a:b] for text, a, b in zip(texts, selected["start"], selected["end"], strict=True)]
+    cut = [text[a:b] for text, a, b in zip(frame[text_field], selected["start"], selected["end"], strict=True)]
     return frame.assign(**{text_field: cut})
 
 
 def _spans(frame: pd.DataFrame, cut: Segments, text_field: str) -> list[list[Span]]:
-    texts = frame[text_field].fillna("").astype(str)
-    return [cut(text, str(docno)) for text, docno in zip(texts, frame["docno"], strict=True)]
+    return [cut(text, str(docno)) for text, docno in zip(frame[text_field], frame["docno"], strict=True)]
+
+
+def _with_strings(frame: pd.DataFrame, text_field: str) -> pd.DataFrame:
+    """With rows from 0 on, and texts that are strings."""
+    return frame.reset_index(drop=True).assign(**{text_field: frame[text_field].fillna("").astype(str).tolist()})
 
 
 def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
@@ -339,12 +318,3 @@ def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
 
 def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
-
-
-def _checked(model: Any) -> TrainingArgs:
-    args = model.training or TrainingArgs.preset("best")
-    if LOSSES[args.loss].teacher or args.checkpoint is not None or args.augment is not None:
-        raise ValueError("fit_best takes recipes without a teacher, checkpoint (see folder=) and augment")
-    if not isinstance(model.text_field, str):
-        raise ValueError(f"fit_best needs one text column, not text_field={model.text_field!r}")
-    return args

@@ -1,24 +1,34 @@
-"""The training loop: draw, score, loss, step."""
+"""The training loop: draw examples, score them, compute the loss, step; then validate, note and save."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import ir_measures
+import numpy as np
+import pandas as pd
 import pyterrier as pt
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from .adapters import adapted
-from .args import TrainingArgs
-from .groups import Group
+from ..common.files import import_extra
+from ..modelling.heads.base import Head
+from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
-from .objective import Objective, ranking_objective
-from .run import Run
-from .sampling import draw_epoch, examples_per_epoch, make_example
+from .recipe import Lora, TrainingArgs, measure_named
+from .resume import Checkpoint
+
+Objective = Callable[[Any, Sequence[Group], TrainingArgs], torch.Tensor]
+"""`(scorer, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
 
 
 def train(
@@ -62,35 +72,41 @@ def train(
     """
     _check(groups, args, validate)
     history = [] if history is None else history
-    steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
     with ExitStack() as within:
-        within.enter_context(_own_randomness(args.seed))
-        within.enter_context(_dropping(scorer, args.dropout))
-        within.enter_context(adapted(scorer, args.lora))
-        within.enter_context(_recomputed(scorer, args.gradient_checkpointing))
-        run = Run(scorer, args, objective or ranking_objective(args), steps, history)
+        # torch's global random state will be as it was.
+        within.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        torch.manual_seed(args.seed)
+        if args.dropout is not None:
+            within.enter_context(dropping(scorer, args.dropout))
+        if args.lora is not None:
+            within.enter_context(adapted(scorer, args.lora))
+        if args.gradient_checkpointing:
+            within.enter_context(recomputing(scorer))
+        steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
+        run = Run(scorer, args, objective or ranking_loss, steps, history)
+        within.callback(run.end)
+        if args.checkpoint is not None and run.restore(groups, settings()) and on_step is not None:
+            on_step()
         progress = run.progress
-        try:
-            if run.restore(groups, settings) and on_step is not None:
-                on_step()
-            progress = run.progress
-            scorer.train()
-            while not progress.finished:
-                picks = draw_epoch(groups, args, progress.epoch)
-                with _bar(len(picks), run, verbose) as bar:
-                    while progress.position < len(picks) and not progress.finished:
-                        chosen = picks[progress.position : progress.position + args.queries_per_step]
-                        own = run.processes.share(chosen)
-                        run.step([make_example(pick, groups, args, progress.epoch) for pick in own], len(chosen))
-                        if on_step is not None:
-                            on_step()
-                        bar.update(len(chosen))
-                        speed = f"{run.documents_per_second:.1f}/s"
-                        bar.set_postfix(loss=f"{run.loss:.3f}", lr=f"{run.rate:.1e}", documents=speed)
-                        run.report(validate, epoch_ends=progress.position == len(picks))
-                run.next_epoch()
-        finally:
-            run.close()
+        scorer.train()
+        while not progress.finished:
+            picks = draw_epoch(groups, args, progress.epoch)
+            hidden, label = not (verbose and run.rank == 0), f"epoch {progress.epoch + 1}"
+            with pt.tqdm(total=len(picks), initial=progress.position, desc=label, unit="query", disable=hidden) as bar:
+                while progress.position < len(picks) and not progress.finished:
+                    chosen = picks[progress.position : progress.position + args.queries_per_step]
+                    # Each process takes a part of the step's queries.
+                    own = [make_example(pick, args, progress.epoch) for pick in chosen[run.rank :: run.processes]]
+                    run.step(own, len(chosen))
+                    if on_step is not None:
+                        on_step()
+                    bar.update(len(chosen))
+                    loss, rate, speed = run.figures().values()
+                    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s")
+                    run.report(validate, epoch_ends=progress.position == len(picks))
+            progress.epoch, progress.position = progress.epoch + 1, 0
+            if args.restart_each_epoch:
+                run.optimizer.state.clear()
     return history
 
 
@@ -104,24 +120,332 @@ def _check(groups: Sequence[Group], args: TrainingArgs, validate: Callable[[], f
         raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
 
 
-@contextmanager
-def _own_randomness(seed: int) -> Iterator[None]:
-    """Leaves torch's global random state as it was."""
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield
+def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:
+    """The recipe's loss of the scores of each example's candidates, summed."""
+    queries = [example.query for example in examples for _ in example.texts]
+    texts = [text for example in examples for text in example.texts]
+    scores = scorer(queries, texts).float().split([len(example.texts) for example in examples])
+    losses = []
+    for example, own in zip(examples, scores, strict=True):
+        labels = own.new_tensor(example.labels)
+        targets = None if example.targets is None else own.new_tensor(example.targets)[None]
+        losses.append(LOSSES[args.loss].compute(own[None], labels[None], targets, args))
+    return torch.stack(losses).sum()
+
+
+@dataclass
+class Progress:
+    """Where a training is; all of it is in the saved state."""
+
+    step: int = 0  # optimiser steps done
+    epoch: int = 0  # the present one, from 0
+    position: int = 0  # examples of the present epoch that are done
+    loss: float = 0.0  # sum of losses since the last entry of the history
+    examples: int = 0  # their number
+    documents: float = 0.0  # that were scored for them
+    seconds: float = 0.0  # that this took, without validation
+    best: float | None = None  # figure of merit so far
+    worse: int = 0  # validations since then
+    finished: bool = False
+
+
+class Run:
+    """A training under way: weights, optimiser, where it is, and how it is saved and continued.
+
+    Of several processes each computes the gradients of a part of a step's queries, and these are summed: any number of
+    processes computes what one does, up to rounding and dropout. A program that calls `fit` becomes several by
+    `accelerate launch` on GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
+
+    Entries of `history` that are already there belong to earlier trainings.
+    """
+
+    def __init__(
+        self, scorer: nn.Module, args: TrainingArgs, objective: Objective, steps_per_epoch: int, history: list
+    ) -> None:
+        self.scorer, self.args, self.objective, self.history = scorer, args, objective, history
+        self.accelerator: Any = None
+        self.rank, self.processes = 0, 1  # the first process writes and reports
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if several or args.trackers:
+            self.accelerator = accelerator = start_accelerate(scorer, args, several)
+            self.rank, self.processes = accelerator.process_index, accelerator.num_processes
+        self.optimizer = make_optimizer(scorer, args)
+        self.device = next(scorer.parameters()).device
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.dtype == "float16")
+        self.steps_per_epoch, steps = steps_per_epoch, args.epochs * steps_per_epoch
+        self.total_steps = steps if args.max_steps is None else min(steps, args.max_steps)
+        self.progress = Progress()
+        self.best: dict[str, torch.Tensor] | None = None  # the weights that validated best
+        self.checkpoint: Checkpoint | None = None
+        self.earlier_entries = len(history)
+
+    # A step.
+
+    def step(self, examples: Sequence[Group], examples_of_all: int) -> None:
+        """Learns from this process's part of a step's examples; from none if the loss is not finite."""
+        start, progress, args = time.perf_counter(), self.progress, self.args
+        factor = rate_factor(args, progress.step, self.steps_per_epoch, self.total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak"] * factor
+        # Dropout depends on the step alone: it is the same whether or not the run was killed before.
+        torch.manual_seed((args.seed * 1_000_003 + progress.step * 4099 + self.rank) % 2**63)
+        loss = self._backward(examples, examples_of_all if args.reduction == "mean" else 1)
+        documents = float(sum([len(example.texts) for example in examples]))
+        if self.processes > 1:
+            loss, documents = self._sum_over_processes(loss, documents)
+        if not math.isfinite(loss):
+            queries = ", ".join([repr(example.qid) for example in examples])
+            raise FloatingPointError(f"the loss is {loss} in the step of the queries {queries}; lower learning_rates")
+        if self.processes > 1:
+            self._sum_gradients()
+        if args.max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.scorer.parameters(), args.max_grad_norm)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        progress.step += 1
+        progress.position += examples_of_all
+        progress.loss += loss
+        progress.examples += examples_of_all
+        progress.documents += documents
+        progress.seconds += time.perf_counter() - start
+
+    def _backward(self, examples: Sequence[Group], divisor: int) -> float:
+        """Adds the gradients of some examples; returns the sum of their losses, as far as that is finite."""
+        dtype, together = getattr(torch, self.args.dtype), self.args.queries_per_forward
+        total = 0.0
+        # Texts of like length next to each other, so that little is padded.
+        ordered = sorted(examples, key=lambda example: sum(map(len, example.texts)))
+        for start in range(0, len(ordered), together):
+            with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
+                loss = self.objective(self.scorer, ordered[start : start + together], self.args)
+            total += loss.item()
+            if not math.isfinite(total):
+                break
+            self.scaler.scale(loss / divisor).backward()
+        return total
+
+    def _sum_over_processes(self, *values: float) -> list[float]:
+        total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(total, "sum").tolist()
+
+    def _sum_gradients(self) -> None:
+        """Makes each gradient the sum over all processes."""
+        parameters = [p for p in self.scorer.parameters() if p.requires_grad]
+        # As in one process, a parameter that no query needed stays as it is, weight decay included.
+        counts = self._sum_over_processes(*[float(p.grad is not None) for p in parameters])
+        needed = [p for p, count in zip(parameters, counts, strict=True) if count]
+        for parameter in needed:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients: list[Any] = [parameter.grad for parameter in needed]
+        # One message, not hundreds.
+        summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
+        nn.utils.vector_to_parameters(summed, gradients)
+
+    # After a step.
+
+    def figures(self) -> dict[str, float]:
+        """Of the steps since the last entry of the history."""
+        progress = self.progress
+        return {
+            "loss": progress.loss / max(progress.examples, 1),
+            "learning_rate": max([group["lr"] for group in self.optimizer.param_groups]),
+            "documents_per_second": progress.documents / progress.seconds if progress.seconds else 0.0,
+        }
+
+    def report(self, validate: Callable[[], float] | None, *, epoch_ends: bool) -> None:
+        """Validates, writes an entry of the history and saves, if it is time for that; tells whether training ends."""
+        progress, args = self.progress, self.args
+        last = progress.step == self.total_steps
+        due = last or (epoch_ends if args.validate_steps is None else progress.step % args.validate_steps == 0)
+        if not (due or epoch_ends or progress.step % args.save_steps == 0):
+            return
+        # In all processes; a state that has diverged must not replace a good one.
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained_tensors(self.scorer).values()):
+            raise FloatingPointError(
+                f"the training diverged: after step {progress.step} there are weights that are not finite; make a "
+                f"new model and lower learning_rates, or set max_grad_norm"
+            )
+        if due or epoch_ends:
+            earlier = self.history[self.earlier_entries - 1] if self.earlier_entries else {"epoch": 0, "step": 0}
+            entry = {
+                "epoch": earlier["epoch"] + progress.epoch + 1,
+                "step": earlier["step"] + progress.step,
+                **self.figures(),
+            }
+            if due and validate is not None:
+                entry["validation"] = self._validate(validate)
+            self.history.append(entry)
+            if self.accelerator is not None:
+                self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
+            progress.loss, progress.examples, progress.documents, progress.seconds = 0.0, 0, 0.0, 0.0
+        progress.finished = last or (args.patience is not None and progress.worse >= args.patience)
+        if self.checkpoint is not None and self.rank == 0:
+            self._save(self.checkpoint)
+
+    def _validate(self, validate: Callable[[], float]) -> float:
+        self.scorer.eval()
+        value = validate()
+        if self.processes > 1:  # the first one's counts
+            (value,) = self._sum_over_processes(value if self.rank == 0 else 0.0)
+        self.scorer.train()
+        progress = self.progress
+        if progress.best is None or value > progress.best:
+            progress.best, progress.worse = value, 0
+            self.best = {name: tensor.clone() for name, tensor in trained_tensors(self.scorer).items()}
+        else:
+            progress.worse += 1
+        return value
+
+    def end(self) -> None:
+        """Leaves the model with its best weights, out of training."""
+        # An aborted query must not leave its gradients to the next training.
+        self.scorer.zero_grad(set_to_none=True)
+        self.scorer.eval()
+        if self.best is not None:
+            restore_tensors(self.scorer, self.best)
+        if self.accelerator is not None:
+            self.accelerator.end_training()
+        if self.checkpoint is not None:
+            self.checkpoint.end(self.scorer)
+
+    # On disk.
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        names = {id(parameter): name for name, parameter in self.scorer.named_parameters()}
+        optimizer = {
+            f"{names[id(parameter)]}/{quantity}": value
+            for parameter, state in self.optimizer.state.items()
+            for quantity, value in state.items()
+        }
+        checkpoint.save(
+            {"model": trained_tensors(self.scorer), "best": self.best or {}, "optimizer": optimizer},
+            {
+                "progress": dataclasses.asdict(self.progress),
+                "history": self.history[self.earlier_entries :],
+                "scaler": self.scaler.state_dict(),
+            },
+        )
+
+    def restore(self, groups: Sequence[Group], settings: Mapping[str, Any]) -> bool:
+        """Continues from the state in the checkpoint folder, which must be of this training, if there is one."""
+        checkpoint = Checkpoint(self.scorer, groups, self.args, settings, len(self.history))
+        found = checkpoint.load()
+        self.checkpoint = checkpoint  # not before it is known to be of this training
+        if found is None:
+            return False
+        sections, values = found
+        restore_tensors(self.scorer, sections["model"])
+        parameters = dict(self.scorer.named_parameters())
+        for key, value in sections.get("optimizer", {}).items():
+            name, _, quantity = key.rpartition("/")
+            self.optimizer.state[parameters[name]][quantity] = value.to(parameters[name].device)
+        if values["scaler"]:
+            self.scaler.load_state_dict(values["scaler"])
+        # What an interrupted run of this process has written is in the state, or done again.
+        self.earlier_entries = checkpoint.entries
+        self.history[checkpoint.entries :] = values["history"]
+        self.progress = Progress(**values["progress"])
+        if "best" in sections:
+            self.best = {name: tensor.to(self.device) for name, tensor in sections["best"].items()}
+        return True
+
+
+def trained_tensors(scorer: nn.Module) -> dict[str, torch.Tensor]:
+    """What training changes: the trainable parameters, and the buffers that belong to a saved model."""
+    parameters = {name: p.detach() for name, p in scorer.named_parameters() if p.requires_grad}
+    saved = scorer.state_dict().keys()
+    return {**parameters, **{name: buffer for name, buffer in scorer.named_buffers() if name in saved}}
+
+
+def restore_tensors(scorer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Writes tensors of `trained_tensors` back."""
+    with torch.no_grad():
+        for name, tensor in trained_tensors(scorer).items():
+            tensor.copy_(tensors[name])
+
+
+def start_accelerate(scorer: nn.Module, args: TrainingArgs, several: bool) -> Any:
+    """Accelerate's Accelerator, for trackers or several processes, which all get the first one's weights."""
+    purpose = "training in several processes" if several else "trackers="
+    accelerate = import_extra("accelerate", "train", f"{purpose} needs accelerate")
+    device = next(scorer.parameters()).device
+    accelerator = accelerate.Accelerator(
+        cpu=device.type == "cpu", log_with=list(args.trackers) or None, project_dir=args.checkpoint or "."
+    )
+    if args.trackers:
+        accelerator.init_trackers("pyterrier_longdoc", {k: str(v) for k, v in args.as_dict().items()})
+    if several:
+        scorer.to(accelerator.device)
+        with torch.no_grad():
+            accelerate.utils.broadcast([tensor.detach() for tensor in (*scorer.parameters(), *scorer.buffers())])
+    return accelerator
+
+
+# Optimiser and learning rates.
+
+
+def make_optimizer(scorer: nn.Module, args: TrainingArgs) -> torch.optim.AdamW:
+    """AdamW over the trainable parameters: the longest matching prefix of a name gives the learning rate, `peak`."""
+    parameters = dict(scorer.named_parameters())
+    for prefix in args.learning_rates:
+        if not any(name.startswith(prefix) for name in parameters):
+            parts = ", ".join(dict.fromkeys(f"{name.split('.')[0]}." for name in parameters))
+            raise ValueError(f"no parameter's name begins with learning_rates' {prefix!r}; they begin with {parts}")
+    groups: dict[tuple[str, bool], dict[str, Any]] = {}
+    for name, parameter in parameters.items():
+        if parameter.requires_grad:
+            prefix = max([p for p in args.learning_rates if name.startswith(p)], key=len)
+            rate, decays = args.learning_rates[prefix], args.decay == "all" or parameter.ndim > 1
+            new = {"params": [], "lr": rate, "peak": rate, "weight_decay": args.weight_decay if decays else 0.0}
+            groups.setdefault((prefix, decays), new)["params"].append(parameter)
+    # The fused kernel reads and writes the weights once per step instead of several times.
+    fused = next(scorer.parameters()).device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(list(groups.values()), fused=fused)
+
+
+ONE_CYCLE_START = 25.0
+ONE_CYCLE_END = 1e4
+"""`div_factor` and `final_div_factor` of torch's OneCycleLR, which FlexNeuART uses."""
+
+
+def rate_factor(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> float:
+    """By what the learning rates are multiplied at a step.
+
+    A function of the step (from 0), not one of torch's schedulers: a training that continues needs no state of it.
+    """
+    epoch, within = divmod(step, steps_per_epoch)
+    decay, total = args.epoch_decay**epoch, total_steps
+    if args.restart_each_epoch:
+        step, total = within, min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
+    if args.schedule == "one_cycle":
+        # Its steps are counted as OneCycleLR does: the peak is reached at this one.
+        peak, last = args.warmup * total - 1, total - 1
+        if step <= peak:
+            low = 1 / ONE_CYCLE_START
+            return decay * (low + (1.0 - low) * (step / peak if peak > 0 else 1.0))
+        low = 1 / (ONE_CYCLE_START * ONE_CYCLE_END)
+        return decay * (1.0 + (low - 1.0) * ((step - peak) / (last - peak)))
+    warmup = max(1, round(args.warmup * total))
+    if step < warmup:
+        return decay * ((step + 1) / warmup)
+    return decay * (1.0 if args.schedule == "constant" else (total - step) / (total - warmup + 1))
+
+
+# What a model is for the time of its training.
 
 
 @contextmanager
-def _dropping(scorer: nn.Module, share: float | None) -> Iterator[None]:
-    """Within, every layer drops this share; None changes nothing."""
+def dropping(scorer: nn.Module, rate: float) -> Iterator[None]:
+    """Within, every layer drops this part of its inputs."""
     before: list[tuple[nn.Module, str, float]] = []
-    for module in scorer.modules() if share is not None else ():
-        # Attention keeps its share in a number of its own where it is not a dropout layer that applies it.
+    for module in scorer.modules():
+        # Attention has its rate in a number of its own where it is not a dropout layer that applies it.
         names = ["p"] if isinstance(module, _DropoutNd) else [name for name in vars(module) if "dropout" in name]
         before += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
     for module, name, _ in before:
-        setattr(module, name, share)
+        setattr(module, name, rate)
     try:
         yield
     finally:
@@ -130,11 +454,10 @@ def _dropping(scorer: nn.Module, share: float | None) -> Iterator[None]:
 
 
 @contextmanager
-def _recomputed(scorer: nn.Module, wanted: bool) -> Iterator[None]:
+def recomputing(scorer: nn.Module) -> Iterator[None]:
     """Gradient checkpointing of every Hugging Face model inside."""
-    supporting = [m for m in scorer.modules() if getattr(m, "supports_gradient_checkpointing", False)]
-    models: list[Any] = supporting if wanted else []
-    if wanted and not models:
+    models: list[Any] = [m for m in scorer.modules() if getattr(m, "supports_gradient_checkpointing", False)]
+    if not models:
         raise ValueError("gradient_checkpointing=True, but the backbone does not support it")
     # transformers 5 has renamed both.
     for model in models:
@@ -148,7 +471,105 @@ def _recomputed(scorer: nn.Module, wanted: bool) -> Iterator[None]:
             disable()
 
 
-def _bar(total: int, run: Run, verbose: bool) -> Any:
-    label = f"epoch {run.progress.epoch + 1}"
-    shown = verbose and run.processes.main
-    return pt.tqdm(total=total, initial=run.progress.position, desc=label, unit="query", disable=not shown)
+@contextmanager
+def adapted(scorer: nn.Module, lora: Lora) -> Iterator[None]:
+    """Low-rank adapters on the backbones and on pre-trained aggregators, by peft; these are frozen meanwhile.
+
+    Adapters begin as no change; their weights are parameters named `...lora_A...` and `...lora_B...`. Afterwards they
+    are part of the weights that they adapt, and all modules and names are the same as before: a model trained so is
+    saved and loaded like any other. Undone here rather than by peft's `merge_and_unload`, which cannot remove adapters
+    from a module that takes only some of them.
+    """
+    peft = import_extra("peft", "train", "LoRA needs peft")
+    layers = import_extra("peft.tuners.tuners_utils", "train", "LoRA needs peft")
+    targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
+    modules = [module for name, module in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
+    if not modules:
+        raise ValueError("lora= needs a model with a Hugging Face backbone at encoder.backbone")
+    heads = [module for module in scorer.modules() if isinstance(module, Head)]
+    modules += [part for head in heads for part in head.pretrained().values()]
+    trainable = {name: parameter.requires_grad for name, parameter in scorer.named_parameters()}
+    try:
+        try:
+            for module in modules:
+                peft.inject_adapter_in_model(config, module)
+        except ValueError as error:
+            raise ValueError(f"{lora!r} does not fit the backbone: {error}") from error
+        yield
+    finally:
+        for module in modules:
+            for name, layer in list(module.named_modules()):
+                if isinstance(layer, layers.BaseTunerLayer):
+                    layer.merge()
+                    parent, _, child = name.rpartition(".")
+                    setattr(module.get_submodule(parent), child, layer.get_base_layer())
+            for attribute in ("peft_config", "active_adapter", "active_adapters"):
+                vars(module).pop(attribute, None)
+        for name, parameter in scorer.named_parameters():
+            parameter.requires_grad_(trainable[name])
+
+
+# The figure of merit, and the history.
+
+
+def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
+    """Mean of a measure over the judged queries among the results.
+
+    Args:
+        results: `qid, docno, score`.
+        qrels: `qid, docno, label`.
+        metric: the name of any ir_measures measure, e.g. `"nDCG@10"`.
+    """
+    measure = measure_named(metric)
+    names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
+    run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
+    qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
+    judged = qrels[["qid", "docno", "label"]].astype({"qid": str, "docno": str, "label": int}).rename(columns=names)
+    return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
+
+
+_COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
+
+
+def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """The entries that `train` makes as a table, without columns that none of them has."""
+    columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
+    return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
+
+
+def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
+    """Draws loss and validation figure over optimiser steps.
+
+    Args:
+        history: a reranker's `history`; of several trainings one after the other.
+        ax: matplotlib axes to draw on; None makes a figure.
+
+    Returns:
+        The axes; `ax.figure.savefig(...)` writes the picture.
+
+    Raises:
+        ValueError: if there is no history.
+        ImportError: without matplotlib.
+    """
+    from ..experiment.plots import new_axes
+
+    if history.empty:
+        raise ValueError("there is no history: this model has not been trained")
+    # Each training began to count its steps at 1.
+    own = history["step"].to_numpy()
+    begins = np.concatenate([[False], np.diff(own) < 0])
+    steps = own + np.cumsum(np.where(begins, np.concatenate([[0], own[:-1]]), 0))
+    ax = ax or new_axes()
+    lines = ax.plot(steps, history["loss"], marker=".", color="C0", label="loss")
+    ax.set_xlabel("optimiser steps")
+    ax.set_ylabel("loss")
+    if "validation" in history.columns and history["validation"].notna().any():
+        seen = history["validation"].notna().to_numpy()
+        right = ax.twinx()
+        lines += right.plot(steps[seen], history["validation"][seen], marker=".", color="C1", label="validation")
+        right.set_ylabel("validation")
+        right.spines["top"].set_visible(False)
+    ax.legend(handles=lines)
+    ax.spines["top"].set_visible(False)
+    return ax

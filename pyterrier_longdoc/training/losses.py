@@ -1,6 +1,7 @@
-"""Losses as pure functions of scores. Shapes: G queries, n negatives, C candidates of a query.
+"""Losses as pure functions of scores, each a scalar: the sum over queries.
 
-All are sums over queries. Where column 0 is said to hold the positive, scores are `(G, 1 + n)`.
+Shapes, with G queries, C candidates of each and n negatives: scores `(G, C)`, labels and a teacher's targets the same.
+The losses of pairs want the positive's score first, `(G, 1 + n)`.
 """
 
 from __future__ import annotations
@@ -15,110 +16,51 @@ from torch.nn import functional
 
 
 def pairwise_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tensor:
-    """`sum max(0, margin - s+ + s-)` over queries and negatives (Boytsov et al. 2025, with one negative each).
-
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-        margin: the gap at which a pair costs nothing.
-
-    Returns:
-        A scalar.
-    """
+    """`sum max(0, margin - s+ + s-)` over queries and negatives (Boytsov et al. 2025, with one negative each)."""
     return (margin - _gaps(scores)).clamp(min=0).sum()
 
 
 def multi_margin(scores: torch.Tensor, *, margin: float = 1.0) -> torch.Tensor:
     """`sum 1 / (1 + n) sum_- max(0, margin - s+ + s-)`: torch's multi-class margin, with many negatives.
 
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-        margin: the gap at which a pair costs nothing.
-
-    Returns:
-        A scalar; with one negative half of `pairwise_margin`.
+    With one negative half of `pairwise_margin`.
     """
     return pairwise_margin(scores, margin=margin) / scores.shape[1]
 
 
 def pairwise_softmax(scores: torch.Tensor) -> torch.Tensor:
-    """`sum mean_- (1 - sigmoid(s+ - s-))`: the softmax over each pair (MacAvaney et al. 2019, CEDR).
-
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-
-    Returns:
-        A scalar.
-    """
+    """`sum mean_- (1 - sigmoid(s+ - s-))`: the softmax over each pair (MacAvaney et al. 2019, CEDR)."""
     return torch.sigmoid(-_gaps(scores)).mean(1).sum()
 
 
 def ranknet(scores: torch.Tensor) -> torch.Tensor:
-    """`sum mean_- -log sigmoid(s+ - s-)` (Burges et al. 2005).
-
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-
-    Returns:
-        A scalar; with one negative the same as `cross_entropy`.
-    """
+    """`sum mean_- -log sigmoid(s+ - s-)` (Burges et al. 2005); with one negative the same as `cross_entropy`."""
     return functional.softplus(-_gaps(scores)).mean(1).sum()
 
 
 def cross_entropy(scores: torch.Tensor) -> torch.Tensor:
-    """`sum -log softmax(s)_0` over the positive and its negatives.
-
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-
-    Returns:
-        A scalar.
-    """
+    """`sum -log softmax(s)_0` over the positive and its negatives."""
     return -functional.log_softmax(scores, dim=1)[:, 0].sum()
 
 
 def listwise_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """`sum_q -sum_d (y_d / sum y) log softmax(s)_d` (Bruch et al. 2019): graded labels as a distribution.
 
-    Args:
-        scores: `(G, C)`.
-        labels: `(G, C)`; those below 0 count as 0. A query without any label above 0 costs nothing.
-
-    Returns:
-        A scalar; with a single positive the same as `cross_entropy`.
+    Labels below 0 count as 0; a query without any label above 0 costs nothing. With a single positive the same as
+    `cross_entropy`.
     """
     gains = labels.clamp(min=0).to(scores.dtype)
-    shares = gains / gains.sum(1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
-    return -(shares * functional.log_softmax(scores, dim=1)).sum()
+    targets = gains / gains.sum(1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+    return -(targets * functional.log_softmax(scores, dim=1)).sum()
 
 
 def pointwise_bce(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """`sum -log sigmoid(s)` of the relevant and `sum -log sigmoid(-s)` of the other documents.
+    """`sum -log sigmoid(s)` of the relevant documents, whose labels are above 0, and `sum -log sigmoid(-s)` of others.
 
-    With the difference of two logits as score that is the cross entropy of two classes, `two_class`.
-
-    Args:
-        scores: `(G, C)`.
-        labels: `(G, C)`; relevant if above 0.
-
-    Returns:
-        A scalar.
+    With the difference of two logits as score that is the cross entropy of the classes "not relevant" and "relevant"
+    (Li et al., PARADE); the models here have that one logit.
     """
     return functional.binary_cross_entropy_with_logits(scores, (labels > 0).to(scores.dtype), reduction="sum")
-
-
-def two_class(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the classes "not relevant" and "relevant", summed over documents (Li et al., PARADE).
-
-    The models here have one logit, the difference of the two, and train with `pointwise_bce`, which is the same.
-
-    Args:
-        logits: `(G, C, 2)`.
-        labels: `(G, C)`; relevant if above 0.
-
-    Returns:
-        A scalar.
-    """
-    return functional.cross_entropy(logits.flatten(0, 1), (labels > 0).long().flatten(), reduction="sum")
 
 
 def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0) -> torch.Tensor:
@@ -126,15 +68,8 @@ def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0)
 
     `sum_{y_i > y_j} (rho_ij + mu delta_ij) |G_i - G_j| log2(1 + exp(s_j - s_i))` with gains
     `G = (2^y - 1) / maxDCG`, discounts `D_r = log2(1 + r)` at the present ranks, `rho_ij = |1 / D_i - 1 / D_j|` and
-    `delta_ij = |1 / D_|i-j| - 1 / D_|i-j|+1|`.
-
-    Args:
-        scores: `(G, C)`.
-        labels: `(G, C)`; those below 0 count as 0.
-        mu: 10 in the paper; 0 gives LambdaRank's weights.
-
-    Returns:
-        A scalar.
+    `delta_ij = |1 / D_|i-j| - 1 / D_|i-j|+1|`. Labels below 0 count as 0; `mu` is 10 in the paper, and 0 gives
+    LambdaRank's weights.
     """
     order = scores.detach().argsort(dim=1, descending=True, stable=True)
     s, y = scores.gather(1, order), labels.clamp(min=0).to(scores.dtype).gather(1, order)  # (G, C) by rank
@@ -152,15 +87,7 @@ def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0)
 
 
 def margin_mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """`sum mean_- ((s+ - s-) - (t+ - t-))^2` (Hofstätter et al. 2020).
-
-    Args:
-        scores: `(G, 1 + n)`, the positive's score first.
-        targets: `(G, 1 + n)`, the teacher's scores.
-
-    Returns:
-        A scalar.
-    """
+    """`sum mean_- ((s+ - s-) - (t+ - t-))^2` (Hofstätter et al. 2020)."""
     return (_gaps(scores) - _gaps(targets.to(scores.dtype))).square().mean(1).sum()
 
 
@@ -170,16 +97,7 @@ def distillation(
     """`alpha CE(student, label) + (1 - alpha) (z_teacher - z_student)^2`, summed over documents (PARADE, Eq. 8).
 
     The paper has two logits a document and takes the mean over them; models here have one, so that the cross entropy
-    is that of `pointwise_bce`.
-
-    Args:
-        scores: `(G, C)`, the student's.
-        labels: `(G, C)`; relevant if above 0.
-        targets: `(G, C)`, the teacher's scores.
-        alpha: weight of the labels; 0.75 in the paper.
-
-    Returns:
-        A scalar.
+    is that of `pointwise_bce`. `alpha`, the weight of the labels, is 0.75 in the paper.
     """
     return alpha * pointwise_bce(scores, labels) + (1 - alpha) * (targets.to(scores.dtype) - scores).square().sum()
 

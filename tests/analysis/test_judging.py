@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyterrier_longdoc.analysis.judging import RelevanceJudge, agreement, parse_grade
+from pyterrier_longdoc.analysis.judging import COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
 
 from ..support import tiny
@@ -75,7 +77,7 @@ def test_what_is_no_grade(reply):
     assert parse_grade(reply) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text())
 def test_any_reply_is_a_grade_or_a_failure(reply):
     assert parse_grade(reply) in (None, 0, 1, 2, 3)
@@ -154,7 +156,8 @@ def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
     ("arguments", "message"),
     [
         ({"chunk_tokens": 0}, "chunk_tokens=0 must be at least 1"),
-        ({"max_chunks": 0}, "max_chunks=0 must be at least 1, or None"),
+        ({"max_chunks": 0}, "max_chunks=0 must be at least 1"),
+        ({"retries": -1}, "retries=-1 must be at least 0"),
         ({"on_failure": "keep"}, "choose one of raise, unjudged"),
         ({"request": "{query}"}, "must use"),
         ({"llm": 3}, "llm=3 must be"),
@@ -163,6 +166,22 @@ def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
 def test_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         RelevanceJudge(**{"llm": marked, **arguments})
+
+
+def test_a_judge_is_a_transformer(results, capsys):
+    judge = RelevanceJudge(marked, verbose=True)
+    inp = results.assign(label="replaced").set_index(pd.Index([7, 7, 0, 3, 3]))
+    out = judge(inp)
+    assert "100%" in capsys.readouterr().err
+    pd.testing.assert_frame_equal(out[results.columns], inp[results.columns])
+    pd.testing.assert_frame_equal(judge(inp.iloc[::-1]).iloc[::-1], out)
+    pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(judge))(inp), out)
+    empty = judge(results.iloc[:0])
+    assert set(empty.columns) == {*results.columns, *COLUMNS}
+    assert empty.dtypes[list(COLUMNS)].equals(out.dtypes[list(COLUMNS)])
+    columns = pt.inspect.transformer_outputs(judge, ["qid", "query", "docno", "text"])
+    assert columns == ["qid", "query", "docno", "text", *COLUMNS]
+    assert repr(judge) == "RelevanceJudge(CallableBackend(tests.analysis.test_judging.marked))"
 
 
 # Agreement.
@@ -187,11 +206,6 @@ def test_agreement_is_cohens_kappa():
     assert np.trace(found.confusion.to_numpy()) == 5
     strict = agreement(labels(judge), labels(human), relevant_from=3)
     assert strict.binary_kappa == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))
-
-
-def test_agreement_of_a_judge_with_itself():
-    pytest.importorskip("sklearn")
-    assert agreement(labels([0, 1, 2]), labels([0, 1, 2])).kappa == 1.0
 
 
 def test_agreement_needs_common_pairs():

@@ -57,16 +57,8 @@ def test_changes_that_leave_the_words_alone_change_nothing(change):
     assert (match.similarity, match.method) == (1.0, "substring")
 
 
-def test_of_two_copies_the_first_counts():
-    document, (first, _) = placed(Writer(), PASSAGE, PASSAGE)
-    assert LOCATOR(PASSAGE, document).start == first
-
-
-@pytest.mark.parametrize("place", ["start", "end", "alone"])
-def test_ends_of_the_document(place):
-    filler = Writer().prose(200)
-    before = "" if place != "end" else filler + " "
-    after = "" if place != "start" else " " + filler
+@pytest.mark.parametrize(("before", "after"), [("", " and so on"), ("And so on: ", ""), ("", "")])
+def test_ends_of_the_document(before, after):
     match = LOCATOR(PASSAGE, before + PASSAGE + after)
     assert (match.start, match.end) == (len(before), len(before) + len(PASSAGE))
 
@@ -74,11 +66,10 @@ def test_ends_of_the_document(place):
 def test_scripts_without_spaces():
     passage = "春はあけぼの。やうやう白くなりゆく山ぎは、すこしあかりて"
     document = "夏は夜。月のころはさらなり。" * 20 + passage + "秋は夕暮れ。" * 20
-    match = LOCATOR(passage, document)
-    assert document[match.start : match.end] == passage
-    decomposed = unicodedata.normalize("NFD", document)
-    match = LOCATOR(passage, decomposed)
-    assert unicodedata.normalize("NFC", decomposed[match.start : match.end]) == passage
+    for form in ("NFC", "NFD"):
+        text = unicodedata.normalize(form, document)
+        match = LOCATOR(passage, text)
+        assert unicodedata.normalize("NFC", text[match.start : match.end]) == passage
 
 
 def test_more_words_than_there_are_codes_below_the_surrogates():
@@ -90,61 +81,47 @@ def test_more_words_than_there_are_codes_below_the_surrogates():
 # Edited.
 
 
-def distances(share: float, count: int = 120) -> np.ndarray:
-    """How many tokens the found position is off; a large number where nothing is found."""
-    writer, off = Writer(1), []
-    for _ in range(count):
+@pytest.mark.parametrize(("share", "tokens", "least"), [(0.0, 0, 0.99), (0.1, 5, 0.95)])
+def test_verbatim_passages_are_found_exactly_and_edited_ones_nearly_so(share, tokens, least):
+    writer, near = Writer(1), []
+    for _ in range(60):
         passage = writer.prose(writer.rng.randint(30, 100))
-        document, (start,) = placed(writer, writer.edited(passage, share) if share else passage, filler=400)
+        document, (start,) = placed(writer, writer.edited(passage, share) if share else passage)
         match = LOCATOR(passage, document)
         low, high = sorted((start, match.start)) if match else (0, len(document))
-        off.append(count_tokens(document[low:high]))
-    return np.array(off)
-
-
-def test_verbatim_passages_are_found_exactly():
-    assert (distances(0.0) == 0).mean() >= 0.99
-
-
-def test_passages_with_a_tenth_of_their_words_changed_are_found_nearly_exactly():
-    assert (distances(0.1) <= 5).mean() >= 0.95
+        near.append(count_tokens(document[low:high]) <= tokens)
+    assert np.mean(near) >= least
 
 
 def test_an_edited_copy_does_not_hide_the_passage():
     writer = Writer(2)
-    for _ in range(20):
+    for _ in range(10):
         passage = writer.prose(50)
         copy = writer.edited(passage, 0.3, ("substituted",))
         document, starts = placed(writer, copy, writer.edited(passage, 0.06), copy)
         assert abs(LOCATOR(passage, document).start - starts[1]) < 40
 
 
-@pytest.mark.parametrize("share", [0.06, 0.15])
-def test_of_two_edited_copies_the_first_counts(share):
+def test_of_two_copies_the_first_counts():
     writer = Writer(9)
     passage = writer.prose(60)
-    lost = round(60 * share)
-    in_a_row, scattered = passage.split(" "), passage.split(" ")
-    in_a_row[-lost:] = ["unheard"] * lost
-    scattered[5 : 5 + 6 * lost : 6] = ["unheard"] * lost
-    for copy in (" ".join(in_a_row), " ".join(scattered)):
+    copies = [passage]
+    for lost in (4, 9):
+        in_a_row, scattered = passage.split(" "), passage.split(" ")
+        in_a_row[-lost:] = ["unheard"] * lost
+        scattered[5 : 5 + 6 * lost : 6] = ["unheard"] * lost
+        copies += [" ".join(in_a_row), " ".join(scattered)]
+    for copy in copies:
         document, (first, _) = placed(writer, copy, copy)
         assert LOCATOR(passage, document).start == first
 
 
-def test_an_inserted_second_word_does_not_cost_the_first():
+@pytest.mark.parametrize("at", [1, 20])
+def test_an_inserted_word_moves_neither_end(at):
     writer = Writer(10)
     passage = writer.prose(40)
-    first, rest = passage.split(" ", 1)
-    document, (start,) = placed(writer, f"{first} unheard {rest}")
-    assert LOCATOR(passage, document).start == start
-
-
-def test_words_inserted_at_the_ends_do_not_belong_to_the_passage():
-    writer = Writer(3)
-    passage = writer.prose(40)
-    middle = passage.split(" ")
-    document, (start,) = placed(writer, " ".join([*middle[:20], "unheard", *middle[20:]]))
+    own = passage.split(" ")
+    document, (start,) = placed(writer, " ".join([*own[:at], "unheard", *own[at:]]))
     match = LOCATOR(passage, document)
     assert (match.start, match.end) == (start, start + len(passage) + len(" unheard"))
 
@@ -159,15 +136,6 @@ def test_passages_of_other_documents_are_not_found():
     assert [m for m in LOCATOR.locate(passages, document) if m is not None] == []
 
 
-def test_a_passage_that_shares_half_of_its_words_is_another_one():
-    writer = Writer(5)
-    for count in (12, 25, 60):
-        passage = writer.prose(count)
-        template = [word if i % 2 else "unheard" for i, word in enumerate(passage.split(" "))]
-        document, _ = placed(writer, " ".join(template))
-        assert LOCATOR(passage, document) is None
-
-
 def test_passages_of_several_topics_keep_apart():
     writer = Writer(6)
     passages = [writer.prose(30) for _ in range(5)]
@@ -176,18 +144,15 @@ def test_passages_of_several_topics_keep_apart():
     assert [match and match.start for match in found] == [*starts, None, starts[0]]
 
 
-@pytest.mark.parametrize("document", ["", " \n", "...", "\u00ad", "too short"])
-def test_texts_without_the_passage(document):
-    assert LOCATOR(PASSAGE, document) is None
+def test_texts_without_the_passage():
+    for document in ("", " \n", "...", "\u00ad", "too short"):
+        assert LOCATOR(PASSAGE, document) is None
 
 
-@pytest.mark.parametrize("passage", ["", " ", "?!", "one two three four five six seven"])
-def test_short_passages_are_never_found(passage):
-    assert LOCATOR.too_short(passage)
-    assert LOCATOR(passage, f"{passage} and {passage}") is None
-
-
-def test_passages_of_medium_length_are_found_verbatim_only():
+def test_short_passages_are_never_found_and_those_of_medium_length_verbatim_only():
+    for passage in ("", " ", "?!", "one two three four five six seven"):
+        assert LOCATOR.too_short(passage)
+        assert LOCATOR(passage, f"{passage} and {passage}") is None
     passage = "one two three four five six seven eight nine"
     assert LOCATOR(passage, f"zero {passage} ten").start == 5
     assert LOCATOR(passage, "zero " + passage.replace("nine", "ten")) is None
@@ -219,9 +184,8 @@ def test_thresholds(document, found):
 
 
 def test_thresholds_so_low_that_nothing_is_close():
-    match = ld.PassageLocator(subsequence=0.2, slack=5)(
-        letters("abcdefghijklmn"), letters("axxxxxxxxxxxxxbxxxxxxxxxxc")
-    )
+    locator = ld.PassageLocator(subsequence=0.2, slack=5)
+    match = locator(letters("abcdefghijklmn"), letters("axxxxxxxxxxxxxbxxxxxxxxxxc"))
     assert match.method == "subsequence"
     assert match.similarity == pytest.approx(3 / 14)
     assert match.start < match.end
@@ -247,7 +211,7 @@ def reference(passage: str, document: str) -> tuple[float, str] | None:
     return (best / len(passage), "subsequence") if best >= 0.7 * len(passage) else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_as_by_the_definition(data):
     passage = data.draw(st.text("abc", min_size=12, max_size=22))
@@ -263,43 +227,32 @@ def test_as_by_the_definition(data):
         assert {found[0], found[-1]} <= set(passage)
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.text("abcd", min_size=1, max_size=12), st.text("abcd", min_size=1, max_size=24))
+@settings(max_examples=100, deadline=None)
+@given(st.text("abcd", min_size=1, max_size=12), st.text("abcd", min_size=1, max_size=16))
 def test_the_span_with_the_fewest_edits(passage, document):
     start, end = _closest_span(passage, document, 0, len(document))
-    spans = [document[i:j] for i in range(len(document)) for j in range(i, len(document) + 1)]
-    fewest = min(Levenshtein.distance(passage, span) for span in spans)
-    assert Levenshtein.distance(passage, document[start:end]) == fewest
+    spans = [document[i:j] for i in range(len(document)) for j in range(i + 1, len(document) + 1)]
+    fewest = min(Levenshtein.distance(passage, span) for span in ["", *spans])
+    if fewest < len(passage):  # else no word at all is as near as any span
+        assert Levenshtein.distance(passage, document[start:end]) == fewest
 
 
 # Words, settings, libraries.
 
 
 def test_words():
-    assert words("Don't re-use É\u0301tude, straße; ﬁne_1") == ["don", "t", "re", "use", "etude", "strasse", "fine_1"]
+    assert words("Don't re-use E\u0301tude, straße; ﬁne_1") == ["don", "t", "re", "use", "etude", "strasse", "fine_1"]
     assert words("ASCII only: A_b 2") == words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "substring=0.5",
-        "substring=1.1",
-        "subsequence=0",
-        "slack=0.9",
-        "step=0",
-        "step=2",
-        "min_words=0",
-        "min_words_edited=0",
-    ],
-)
-def test_impossible_settings(setting):
-    name, value = setting.split("=")
-    with pytest.raises(ValueError, match=setting):
-        ld.PassageLocator(**{name: float(value) if "." in value else int(value)})
+def test_impossible_settings():
+    shares = [("substring", 0.5), ("substring", 1.1), ("subsequence", 0), ("slack", 0.9), ("step", 0), ("step", 2)]
+    for name, value in [*shares, ("min_words", 0), ("min_words_edited", 0)]:
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            ld.PassageLocator(**{name: value})
 
 
 def test_without_rapidfuzz(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rapidfuzz.distance", None)
+    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
     with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[analysis\]'"):
         LOCATOR(PASSAGE, PASSAGE)

@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.load import ENCODER, encoder_folder
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
@@ -36,9 +36,9 @@ DOCUMENTS_PER_QUERY = 3
 MODELS = {
     "FirstP": (ld.FirstP, {}),
     "AvgP": (ld.AvgP, {}),
-    "CEDR-knrm": (ld.CEDR, {"head": "knrm"}),
-    "CEDR-pacrr": (ld.CEDR, {"head": "pacrr"}),
-    "CEDR-drmm": (ld.CEDR, {"head": "drmm"}),
+    "CEDR-knrm": (ld.CEDR, {"aggregation": "knrm"}),
+    "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr"}),
+    "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm"}),
     "NeuralModel1": (ld.NeuralModel1, {"self_translation": 0.5}),
     "NeuralModel1 free": (ld.NeuralModel1, {}),
 }

@@ -105,7 +105,7 @@ def read_of(scorer: LongDocScorer, texts: list[str], max_doc_len: int) -> tuple[
     distinct = list(dict.fromkeys(texts))
     heads = [document.head(max_doc_len) for document in tokenize(scorer.tokenizer, distinct)]
     tokens = {text: len(head) for text, head in zip(distinct, heads, strict=True)}
-    return tokens, {text: len(scorer.windows(head)) for text, head in zip(distinct, heads, strict=True)}
+    return tokens, {text: len(scorer.settings.windows(head)) for text, head in zip(distinct, heads, strict=True)}
 
 
 def run(systems: dict[str, LongDocScorer], frame: pd.DataFrame, args: argparse.Namespace) -> dict[str, list[float]]:

@@ -25,9 +25,8 @@ import pyterrier as pt
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
-from pyterrier_longdoc.data.far_relevant import far_relevant
-from pyterrier_longdoc.data.jsonl import write_far_relevant
-from pyterrier_longdoc.modelling.backbones.load import ENCODER
+from pyterrier_longdoc.data import far_relevant, write_far_relevant
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
 POSITIONS = ("early", "uniform", "far")

@@ -6,7 +6,8 @@ Windows of random tokens go through the encoder of `--backbone`, in three ways:
 
 - padded: neighbors in length, padded to the longest of their pass, with a mask (what is done where nothing is packed);
 - one length: passes of windows of exactly one length, without padding or mask, each as large as there are windows;
-- packed: the passes of "padded", without padding, in one row; see `pyterrier_longdoc/packing.py`.
+- packed: the passes of "padded", without padding, in one row; see `pyterrier_longdoc/modelling/runtimes.py`. On a CPU,
+  which has no kernel for that, one call of attention for each length.
 
 Lengths are uniform from 60 to 180 tokens, or 182 all, where nothing is padded and all three do the same. The ways take
 turns, and the best of all rounds counts. "padding" is the share of padding among the tokens of the padded passes.
@@ -15,19 +16,25 @@ turns, and the best of all rounds counts. "padding" is the share of padding amon
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
 
-from pyterrier_longdoc.modelling import runtimes as packing
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.modelling.backbones.architectures import EqualLengthRules
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.batching import PairLayout, WindowBatch
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from tests.support.packing import attend_in_groups
 
 
 def windows_of(layout: PairLayout, lengths: np.ndarray, device: str) -> WindowBatch:
@@ -41,6 +48,10 @@ def windows_of(layout: PairLayout, lengths: np.ndarray, device: str) -> WindowBa
 def ways(args: argparse.Namespace) -> dict[str, Callable[[WindowBatch], None]]:
     """What encodes windows in each of the ways."""
     backbone = load_backbone(args.backbone)
+    own_kernel = runtimes.kernel_for
+
+    def kernel_for(*args: Any) -> runtimes.Kernel:
+        return own_kernel(*args) or attend_in_groups
 
     def encoder(wants_packing: bool, **changes: object) -> Callable[[WindowBatch], None]:
         made = WindowEncoder(replace(backbone, **changes), batch_size=args.batch_size).eval().to(args.device)
@@ -49,7 +60,7 @@ def ways(args: argparse.Namespace) -> dict[str, Callable[[WindowBatch], None]]:
         @torch.inference_mode()
         def encode(batch: WindowBatch) -> None:
             with (
-                patch.object(packing, "worthwhile", lambda *_: wants_packing),
+                patch.object(runtimes, "kernel_for", kernel_for if wants_packing else lambda *_: None),
                 torch.autocast(args.device, getattr(torch, args.dtype), enabled=not precise),
             ):
                 # Reading a value waits for a GPU to finish.

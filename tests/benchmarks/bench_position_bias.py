@@ -29,7 +29,7 @@ import pyterrier as pt
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
-from pyterrier_longdoc.modelling.backbones.load import ENCODER
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
 PLACES = ("early", "uniform", "far")
 FIRST_WINDOW = ("BiEncoder first", "FirstP")

@@ -29,7 +29,7 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis.locating import words
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data.docstrings import DocstringsDataset
+from pyterrier_longdoc.data import DocstringsDataset
 
 Change = Callable[[str, random.Random], str]
 

@@ -1,4 +1,4 @@
-"""Documents per second of MaxP, back end by back end, beside the CrossEncoder of sentence-transformers.
+"""Documents per second of MaxP, runtime by runtime, beside the CrossEncoder of sentence-transformers.
 
     python tests/benchmarks/bench_speed.py --collection ../shared/data/time [--topics 20] [--depth 100] [--threads 2]
         [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 st st-bf16 st-openvino ...]
@@ -14,7 +14,7 @@ tau (mean over topics) and the difference in nDCG@10.
 `st` is the CrossEncoder's default (torch, fp32, 32 pairs in a batch). `st-openvino` is its own OpenVINO back end and
 needs optimum-intel; `st-export` is for where that cannot be installed: the CrossEncoder as it is, its encoder replaced
 by this package's OpenVINO export, in the precision that OpenVINO would choose. Settings that lack a library are left
-out with a note. Needs the extras `demo`, `openvino` and `onnx`, and sentence-transformers.
+out with a note. Needs the extras `demo` and `openvino`, and sentence-transformers.
 """
 
 from __future__ import annotations
@@ -52,8 +52,6 @@ OURS = {
     "compile-bf16": ("compile", "bfloat16"),
     "openvino": ("openvino", "float32"),
     "openvino-bf16": ("openvino", "bfloat16"),
-    "onnx": ("onnx", "float32"),
-    "onnx-int8": ("onnx-int8", "float32"),
 }
 PEERS = ("st", "st-bf16", "st-openvino", "st-export")
 WINDOWS = ld.SlidingWords(150, 75)
@@ -103,7 +101,7 @@ def passages(scorer: Any, frame: pd.DataFrame) -> tuple[list[list[str]], float]:
     differ = []
     for text in dict.fromkeys(frame["text"]):
         (document,) = tokenize(scorer.tokenizer, [text], offsets=True)
-        spans = scorer.windows(document)
+        spans = scorer.settings.windows(document)
         cut[text] = [text[slice(*document.characters(span))] for span in spans]
         alone = tokenize(scorer.tokenizer, cut[text])
         differ += [list(document.ids[a:b]) != list(again.ids) for (a, b), again in zip(spans, alone, strict=True)]
@@ -111,9 +109,9 @@ def passages(scorer: Any, frame: pd.DataFrame) -> tuple[list[list[str]], float]:
 
 
 def ours(name: str, folder: str, frame: pd.DataFrame, max_query_len: int) -> Setting:
-    """This package's MaxP by one of its back ends."""
-    backend, dtype = OURS[name]
-    model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, backend=backend, dtype=dtype, device="cpu")
+    """This package's MaxP by one of its runtimes."""
+    runtime, dtype = OURS[name]
+    model = ld.MaxP(folder, windows=WINDOWS, max_query_len=max_query_len, runtime=runtime, dtype=dtype, device="cpu")
 
     def score() -> np.ndarray:
         forget_embeddings()

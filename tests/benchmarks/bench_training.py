@@ -29,7 +29,7 @@ def pairs(count: int, folder: str) -> pd.DataFrame:
     """`qid, query, docno, text, label`: for each query its docstring and another one."""
     from transformers import AutoTokenizer
 
-    from pyterrier_longdoc.data.docstrings import DocstringsDataset
+    from pyterrier_longdoc.data import DocstringsDataset
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
@@ -117,7 +117,7 @@ def measure(name: str, args: argparse.Namespace) -> None:
     """Trains in this process; prints documents per second twice and peak memory in MB."""
     import torch
 
-    from pyterrier_longdoc.modelling.backbones.load import ENCODER, encoder_folder
+    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder
 
     folder, clock = encoder_folder(ENCODER), Clock()
     frame = pairs(args.steps * args.documents // 2, folder)

@@ -25,9 +25,9 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
-from pyterrier_longdoc.data.folder import FolderDataset
+from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.experiment import Experiment
-from pyterrier_longdoc.modelling.backbones.load import ENCODER
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 from pyterrier_longdoc.modelling.batching import Encoded, to_dense
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.texts import tokenize
@@ -58,7 +58,7 @@ class FrozenVectors:
             )
             self.queries = dict(zip(topics["qid"], torch.tensor(vectors), strict=True))
             texts = tokenize(scorer.tokenizer, list(documents.values()))
-            own = scorer._window_vectors(texts, [scorer.windows(text) for text in texts], torch.float32, None)
+            own = scorer._window_vectors(texts, [scorer.settings.windows(text) for text in texts], torch.float32, None)
             self.windows[kind] = {docno: torch.tensor(v) for docno, v in zip(documents, own, strict=True)}
 
     def pairs(self, qid: str, docnos: list[str], kind: str) -> Encoded:

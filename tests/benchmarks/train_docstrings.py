@@ -60,7 +60,7 @@ def recipe(state: Path, *, rank: int, rate: float, head_rate: float, **changes: 
 def pair_model(folder: Path) -> Any:
     """The FirstP with which all models begin."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.modelling.backbones.load import ENCODER
+    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
     args = recipe(
         folder / "state-pairs",
@@ -79,7 +79,7 @@ def pair_model(folder: Path) -> Any:
 def model_named(name: str, folder: Path) -> Any:
     """A model that is to be trained; training reads at most 4 windows of a document."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.modelling.backbones.load import ENCODER
+    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
     args = recipe(
         folder / f"state-{name}",
@@ -148,7 +148,7 @@ def main() -> None:
         model = trained(name, args.folder, lambda model: model.fit(found["train"], train), start)
         if args.package:
             target = Path(ld.__file__).parent / "models" / f"docstrings-{name}"
-            ld.save_adapter(model, target, rank=14)
+            model.save_adapter(target, rank=14)
             size = sum(file.stat().st_size for file in target.iterdir())
             print(f"{target.name}: {size / 2**20:.2f} MiB")
 

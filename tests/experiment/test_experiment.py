@@ -10,7 +10,7 @@ import pytest
 from ir_measures import AP, RR, P, R, nDCG
 from scipy import stats
 
-from pyterrier_longdoc.data.folder import FolderDataset
+from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
 
 from ..support import synthetic

@@ -124,7 +124,7 @@ def test_round_trip_of_backbones(family, labels, results, tmp_path):
 
 def test_untrained_models_stay_untrained(plain_encoder, results, tmp_path):
     make("MaxP", plain_encoder).save(tmp_path)
-    with pytest.warns(ld.base.UntrainedWarning):
+    with pytest.warns(ld.UntrainedWarning):
         ld.MaxP.load(tmp_path)(results)
 
 

@@ -96,7 +96,7 @@ def test_formula(scorer, cross_encoder, text):
         vectors.append(first(interaction.model, np.vstack([c, s, q, s, d, s])))
     expected = transformer(scorer.head, np.array(vectors))
     assert len(q) == 2 + 3
-    assert scorer.score(["old dog"], [text])[0] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert scorer.score(["old dog"], [text]).scores[0] == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 def test_wide_interaction_needs_no_projection(cross_encoder, results):
@@ -129,9 +129,11 @@ def test_nothing_of_a_cross_encoder_s_last_steps(cross_encoder):
 def test_fixed_layout(cross_encoder):
     fixed = make("LateIR", cross_encoder, pad_query=True).load_scorer()
     queries, texts = ["old dog", "snow in the city"], [LONG, "a short dog"]
-    alone = [fixed.score([q], [t])[0] for q, t in zip(queries, texts, strict=True)]
-    np.testing.assert_allclose(fixed.score(queries, texts), alone, **CLOSE)
-    assert not np.isclose(make("LateIR", cross_encoder).load_scorer().score(queries, texts), alone, **CLOSE).any()
+    alone = [fixed.score([q], [t]).scores[0] for q, t in zip(queries, texts, strict=True)]
+    np.testing.assert_allclose(fixed.score(queries, texts).scores, alone, **CLOSE)
+    assert not np.isclose(
+        make("LateIR", cross_encoder).load_scorer().score(queries, texts).scores, alone, **CLOSE
+    ).any()
 
 
 # What is encoded, and when.
@@ -140,28 +142,28 @@ def test_fixed_layout(cross_encoder):
 def test_windows_are_encoded_once_for_all_queries(scorer, encoded):
     queries, texts = ["old dog", "snow", "river"], [LONG, "a short dog"]
     pairs = [(query, text) for query in queries for text in texts]
-    expected = scorer.score(*zip(*pairs, strict=True))
+    expected = scorer.score(*zip(*pairs, strict=True)).scores
     assert sum(encoded) == 3 + 4 + 1  # queries, windows
     encoded.clear()
-    np.testing.assert_array_equal(scorer.score(*zip(*pairs, strict=True)), expected)
+    np.testing.assert_array_equal(scorer.score(*zip(*pairs, strict=True)).scores, expected)
     assert not encoded
-    scorer.score(["a new query"], [LONG])
+    scorer.score(["a new query"], [LONG]).scores
     assert encoded == [1]
     forget_embeddings()
     encoded.clear()
-    np.testing.assert_allclose(scorer.score(*zip(*pairs, strict=True)), expected, **CLOSE)
+    np.testing.assert_allclose(scorer.score(*zip(*pairs, strict=True)).scores, expected, **CLOSE)
     assert sum(encoded) == 3 + 4 + 1
 
 
 @pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
 def test_a_small_memory_gives_the_same_scores(name, cross_encoder, encoded):
     queries, texts = ["old dog", "snow"], [LONG, LONG]
-    expected = make(name, cross_encoder).load_scorer().score(queries, texts)
+    expected = make(name, cross_encoder).load_scorer().score(queries, texts).scores
     scorer = make(name, cross_encoder, cached_bytes=2000).load_scorer()
-    np.testing.assert_allclose(scorer.score(queries, texts), expected, **CLOSE)
+    np.testing.assert_allclose(scorer.score(queries, texts).scores, expected, **CLOSE)
     assert scorer.states.cache._bytes <= 2000
     encoded.clear()
-    scorer.score(queries, texts)
+    scorer.score(queries, texts).scores
     assert sum(encoded) > 0
     with pytest.raises(ValueError, match="cached_bytes=0 must be at least 1"):
         make(name, cross_encoder, cached_bytes=0)
@@ -183,7 +185,7 @@ def test_training_forgets(model, encoded):
     scorer = model.load_scorer()
     fresh = copy.deepcopy(scorer)
     assert not len(fresh.states.cache)
-    np.testing.assert_allclose(fresh.score(run["query"].tolist(), run["text"].tolist()), after, **CLOSE)
+    np.testing.assert_allclose(fresh.score(run["query"].tolist(), run["text"].tolist()).scores, after, **CLOSE)
 
 
 def test_loaded_weights_forget(scorer, cross_encoder):
@@ -192,19 +194,19 @@ def test_loaded_weights_forget(scorer, cross_encoder):
         for parameter in other.parameters():
             parameter.mul_(1.1)
     pair = ["old dog"], [LONG]
-    scorer.score(*pair)
+    scorer.score(*pair).scores
     scorer.load_state_dict(other.state_dict())
-    np.testing.assert_allclose(scorer.score(*pair), other.score(*pair), **CLOSE)
+    np.testing.assert_allclose(scorer.score(*pair).scores, other.score(*pair).scores, **CLOSE)
 
 
 def test_weights_whose_changes_leave_no_trace(cross_encoder):
     pair = ["old dog"], [LONG]
     with torch.inference_mode():
         scorer = make("LateIR", cross_encoder).load_scorer()
-        before = scorer.score(*pair)
+        before = scorer.score(*pair).scores
         for parameter in scorer.encoder.parameters():
             parameter.mul_(1.1)
-        after, fresh = scorer.score(*pair), copy.deepcopy(scorer).score(*pair)
+        after, fresh = scorer.score(*pair).scores, copy.deepcopy(scorer).score(*pair).scores
     assert not np.isclose(before, after, **CLOSE).any()
     np.testing.assert_allclose(after, fresh, **CLOSE)
 
@@ -217,7 +219,7 @@ def test_writes_that_torch_does_not_count(name, forward, cross_encoder):
 
     def score(model) -> np.ndarray:
         with torch.no_grad():
-            return np.asarray(model(*pair)) if forward else model.score(*pair)
+            return np.asarray(model(*pair)) if forward else model.score(*pair).scores
 
     before = score(scorer)
     for parameter in scorer.encoder.parameters():
@@ -229,10 +231,10 @@ def test_writes_that_torch_does_not_count(name, forward, cross_encoder):
 
 def test_precisions_are_remembered_apart(scorer):
     pair = ["old dog"], [LONG]
-    exact = scorer.score(*pair)
-    low = scorer.score(*pair, dtype=torch.bfloat16)
+    exact = scorer.score(*pair).scores
+    low = scorer.score(*pair, dtype=torch.bfloat16).scores
     assert low != exact
-    np.testing.assert_array_equal(scorer.score(*pair), exact)
+    np.testing.assert_array_equal(scorer.score(*pair).scores, exact)
 
 
 def test_copies_remember_nothing(model, results):
@@ -250,7 +252,7 @@ def test_copies_remember_nothing(model, results):
 def test_training_agrees_with_scoring(scorer):
     queries, texts = ["old dog", "old dog", "snow"], [LONG, "a short dog", LONG]
     scores = scorer(queries, texts)
-    np.testing.assert_allclose(scores.detach(), scorer.score(queries, texts), **CLOSE)
+    np.testing.assert_allclose(scores.detach(), scorer.score(queries, texts).scores, **CLOSE)
     scores.square().sum().backward()
     without = [name for name, p in scorer.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
     assert without == []

@@ -75,15 +75,15 @@ def test_formula(scorer):
     queries = ["old dog", "", "snow in the city by the river", "old dog"]
     texts = [LONG, LONG, "a short dog", ""]
     expected = [by_hand(scorer, query, windows_of(text)) for query, text in zip(queries, texts, strict=True)]
-    np.testing.assert_allclose(scorer.score(queries, texts), expected, **CLOSE)
+    np.testing.assert_allclose(scorer.score(queries, texts).scores, expected, **CLOSE)
     np.testing.assert_allclose(scorer(queries, texts).detach(), expected, **CLOSE)
 
 
 def test_documents_do_not_mix(scorer):
     # Several windows each, and several documents in a batch: where the papers' code went wrong.
     query, texts = "old dog", [LONG, "a short dog", " ".join(reversed(LONG.split())), "snow " * 33]
-    alone = [scorer.score([query], [text])[0] for text in texts]
-    np.testing.assert_allclose(scorer.score([query] * 4, texts), alone, **CLOSE)
+    alone = [scorer.score([query], [text]).scores[0] for text in texts]
+    np.testing.assert_allclose(scorer.score([query] * 4, texts).scores, alone, **CLOSE)
     for i in range(4):
         others = [text if i == j else "rain" for j, text in enumerate(texts)]
         np.testing.assert_allclose(scorer([query] * 4, others)[i].item(), alone[i], **CLOSE)
@@ -93,24 +93,24 @@ def test_documents_do_not_mix(scorer):
 def test_the_decoder_looks_both_ways(scorer):
     seen = []
     hook = scorer.decoder.layers[0].self_attn.register_forward_hook(lambda _, __, out: seen.append(out[0][0, 0]))
-    scorer.score(["old dog"], ["snow"])
-    scorer.score(["old fish"], ["snow"])
+    scorer.score(["old dog"], ["snow"]).scores
+    scorer.score(["old fish"], ["snow"]).scores
     hook.remove()
     assert (seen[0] - seen[1]).abs().max() > 1e-3  # the first token's state changes with a later token
 
 
 def test_windows_are_encoded_once_for_all_queries(scorer, encoded):  # noqa: F811
     pairs = [(query, text) for query in ("old dog", "snow", "river") for text in (LONG, "a short dog")]
-    expected = scorer.score(*zip(*pairs, strict=True))
+    expected = scorer.score(*zip(*pairs, strict=True)).scores
     assert encoded == [4 + 1]
-    np.testing.assert_array_equal(scorer.score(*zip(*pairs, strict=True)), expected)
+    np.testing.assert_array_equal(scorer.score(*zip(*pairs, strict=True)).scores, expected)
     assert encoded == [5]
 
 
 def test_explanation_scores_each_window_alone(scorer):
-    _, explanations = scorer.explain(["old dog"] * 2, [LONG, "a short dog"])
+    _, explanations = explained(scorer, ["old dog"] * 2, [LONG, "a short dog"])
     for text, explanation in zip((LONG, "a short dog"), explanations, strict=True):
-        expected = [scorer.score(["old dog"], [window])[0] for window in windows_of(text)]
+        expected = [scorer.score(["old dog"], [window]).scores[0] for window in windows_of(text)]
         np.testing.assert_allclose(explanation.scores, expected, **CLOSE)
     with pytest.raises(TypeError, match="only documents that this scorer has encoded"):
         scorer._explain(Encoded(torch.zeros(1, 1, 32), torch.ones(1, 1, dtype=torch.bool)))
@@ -125,8 +125,8 @@ def test_gradients_reach_every_parameter(scorer):
 def test_fixed_layout():
     scorer = make("MORESPlus", "", pad_query=True).load_scorer()
     queries, texts = ["old dog", "snow in the city"], [LONG, "a short dog"]
-    alone = [scorer.score([q], [t])[0] for q, t in zip(queries, texts, strict=True)]
-    np.testing.assert_allclose(scorer.score(queries, texts), alone, **CLOSE)
+    alone = [scorer.score([q], [t]).scores[0] for q, t in zip(queries, texts, strict=True)]
+    np.testing.assert_allclose(scorer.score(queries, texts).scores, alone, **CLOSE)
 
 
 def test_start_from_takes_over_the_decoder(results):

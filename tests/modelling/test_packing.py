@@ -17,11 +17,13 @@ from transformers import BertModel
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import encoder as encoder_module
-from pyterrier_longdoc.modelling import runtimes as packing
-from pyterrier_longdoc.modelling.backbones.load import BackboneOptions, load_backbone
+from pyterrier_longdoc.modelling import runtimes
+from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 
 from ..support import tiny
+from ..support.packing import attend_in_groups
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 CAMEMBERT = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
@@ -54,17 +56,11 @@ def packed(monkeypatch):
     """Within the context that it opens, passes are packed where that is possible; yields what they were packed to."""
 
     @contextmanager
-    def context(kernel=None):
+    def context(kernel=attend_in_groups):
         seen = []
-
-        def noting(*args):
-            seen.append(packing.pack(*args))
-            return seen[-1]
-
         with monkeypatch.context() as patch:
-            patch.setattr(packing, "worthwhile", lambda *_: True)
-            patch.setattr(packing, "kernel_for", lambda *_: kernel)
-            patch.setattr(encoder_module, "pack", noting)
+            patch.setattr(runtimes, "kernel_for", lambda *_: kernel)
+            patch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
             # A CPU makes passes of windows of one length, which leaves nothing to pack.
             patch.setattr(WindowEncoder, "on_cpu", False)
             yield seen
@@ -100,78 +96,31 @@ def assert_same(actual, expected):
         torch.testing.assert_close(one, other, **CLOSE)
 
 
-def reference(query, key, value, starts, ends, longest, longest_key, *, scale, window):
-    """What a kernel for unequal lengths is given and computes, one window after the other."""
-    assert query.shape == key.shape == value.shape
-    assert query.ndim == 3
-    assert {states.stride(-1) for states in (query, key, value)} == {1}
-    assert starts.dtype == ends.dtype == torch.int32
-    assert torch.equal(starts, ends)
-    assert starts.is_contiguous()
-    lengths = starts.diff().tolist()
-    assert (starts[0], starts[-1]) == (0, len(query))
-    assert longest == longest_key == max(lengths)
-    parts, (left, right) = [], window
-    for q, k, v in zip(*(states.split(lengths) for states in (query, key, value)), strict=True):
-        weights = torch.einsum("iad,jad->aij", q, k) * scale
-        apart = torch.arange(len(q)).unsqueeze(0) - torch.arange(len(q)).unsqueeze(1)
-        if left >= 0:
-            weights = weights.masked_fill((apart < -left) | (apart > right), -torch.inf)
-        parts.append(torch.einsum("aij,jad->iad", weights.softmax(-1), v))
-    return torch.cat(parts)
-
-
 # The same states.
 
+CASES = {
+    **{family: (family, lambda layout: layout, "cls") for family in runtimes.PACKED_FAMILIES},
+    **{pooling: ("bert", lambda layout: layout, pooling) for pooling in ("mean", "last", "late")},
+    "padding inside windows": ("bert", lambda layout: layout.fixed(6, 90), "cls"),
+    "padding inside RoBERTa's": ("roberta", lambda layout: layout.fixed(6, 90), "cls"),
+    "given positions": ("bert", lambda layout: replace(layout, spread=(64, 2)), "cls"),
+}
+
 
 @exchangeable
-@pytest.mark.parametrize("kernel", [None, reference], ids=["groups", "kernel"])
-@pytest.mark.parametrize("family", packing.PACKED_FAMILIES)
-def test_states_are_those_of_the_padded_pass(backbones, packed, family, kernel):
+@pytest.mark.parametrize("case", CASES)
+def test_states_are_those_of_the_padded_pass(case, backbones, packed):
+    family, change, pooling = CASES[case]
     backbone = backbones(family)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    assert (batch.token_type_ids is not None) == (family in ("bert", "electra"))
-    expected = encode(encoder, batch)
-    with packed(kernel) as seen:
-        assert_same(encode(encoder, batch), expected)
-    assert sum(pass_ is not None for pass_ in seen) >= 4
-    assert all(sum(pass_.lengths) == pass_.boundaries[-1] for pass_ in seen if pass_)
-
-
-@exchangeable
-@pytest.mark.parametrize("pooling", ["cls", "mean", "last", "late"])
-def test_every_pooling(backbones, packed, pooling):
-    backbone = backbones("bert")
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
+    encoder, batch = encoder_of(backbone), windows_of(change(backbone.pair_layout()))
     encoder.pooling = pooling
     expected = encode(encoder, batch)
     with packed() as seen:
         assert_same(encode(encoder, batch), expected)
-    assert any(seen)
-
-
-@exchangeable
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert"])
-def test_padding_inside_a_window(backbones, packed, family):
-    backbone = backbones(family)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout().fixed(6, 90))
-    expected = encode(encoder, batch)
-    with packed() as seen:
-        assert_same(encode(encoder, batch), expected)
-    # Local attention counts padding.
-    assert any(seen) == (family != "modernbert")
-
-
-@exchangeable
-def test_given_positions(backbones, packed):
-    backbone = backbones("bert")
-    layout = replace(backbone.pair_layout(), spread=(64, 2))
-    encoder, batch = encoder_of(backbone), windows_of(layout)
-    assert batch.position_ids is not None
-    expected = encode(encoder, batch)
-    with packed() as seen:
-        assert_same(encode(encoder, batch), expected)
-    assert any(seen)
+        assert sum(pass_ is not None for pass_ in seen) >= 4
+        with torch.autocast("cpu", torch.bfloat16):
+            vectors = encode(encoder, batch)[0]
+    torch.testing.assert_close(vectors, expected[0], rtol=0.1, atol=0.2)
 
 
 @exchangeable
@@ -182,27 +131,9 @@ def test_windows_do_not_see_each_other(backbones, packed):
     other[4, 8:12] = 60
     with packed() as seen, torch.inference_mode():
         before, after = (encoder.token_states(replace(batch, input_ids=ids)) for ids in (batch.input_ids, other))
-    assert [len(pass_.lengths) for pass_ in seen] == [len(LENGTHS)] * 2
+    assert [len(pass_.boundaries) for pass_ in seen] == [len(LENGTHS) + 1] * 2
     changed = [not torch.equal(one, two) for one, two in zip(before, after, strict=True)]
     assert changed == [row == 4 for row in range(len(LENGTHS))]
-
-
-@exchangeable
-def test_half_precision(backbones, packed):
-    backbone = backbones("bert")
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    dtypes = []
-
-    def noting(*args, **kwargs):
-        dtypes.append(args[0].dtype)
-        return reference(*args, **kwargs)
-
-    expected = encode(encoder, batch)
-    for kernel in (None, noting):
-        with packed(kernel), torch.autocast("cpu", torch.bfloat16):
-            vectors = encode(encoder, batch)[0]
-        torch.testing.assert_close(vectors, expected[0], rtol=0.1, atol=0.1)
-    assert set(dtypes) == {torch.bfloat16}
 
 
 @exchangeable
@@ -219,41 +150,18 @@ def test_check_invariance(cross_encoder, results, packed):
 
 # When passes are packed.
 
-
-def test_never_on_a_cpu(backbones, monkeypatch):
-    seen = []
-    monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(packing.pack(*args)))
-    backbone = backbones("bert")
-    encode(encoder_of(backbone), windows_of(backbone.pair_layout()))
-    assert seen
-    assert set(seen) == {None}
+SITUATIONS = (
+    *("inference", "gradients", "dropout", "eager", "decoder", "compiled", "own code", "another family", "no kernel"),
+    *("nothing padded", "local attention that counts padding"),
+)
 
 
-@pytest.mark.parametrize("family", ["deberta-v2", "albert"])
-def test_other_families_are_padded(backbones, packed, family):
-    backbone = backbones(family)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    with packed() as seen, torch.inference_mode():
-        encoder(batch)
-    assert seen
-    assert set(seen) == {None}
-
-
-def test_passes_without_padding_are_left(backbones, packed):
-    backbone = backbones("bert")
-    encoder, layout = encoder_of(backbone), backbone.pair_layout()
-    query = np.arange(5, 8)
-    batch = layout.collate([query, query], [[np.arange(5, 25)], [np.arange(15, 35)]])
-    with packed() as seen, torch.inference_mode():
-        encoder(batch)
-    assert seen == [None]
-
-
-@pytest.mark.parametrize("situation", ["inference", "gradients", "dropout", "eager", "decoder", "compiled", "own code"])
-def test_situations_in_which_passes_are_padded(cross_encoder, packed, monkeypatch, situation):
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_situations_in_which_passes_are_padded(situation, tmp_path, packed, monkeypatch):
+    families = {"another family": "deberta-v2", "local attention that counts padding": "modernbert"}
     options = BackboneOptions(attn_implementation="eager" if situation == "eager" else None)
-    backbone = load_backbone(cross_encoder, options=options)
-    encoder = encoder_of(backbone)
+    backbone = load_backbone(tiny.checkpoint(tmp_path, families.get(situation, "bert")), options=options)
+    encoder, layout = encoder_of(backbone), backbone.pair_layout()
     if situation == "dropout":
         encoder.train()
     if situation == "decoder":
@@ -263,8 +171,13 @@ def test_situations_in_which_passes_are_padded(cross_encoder, packed, monkeypatc
         backbone.model._compiled_call_impl = backbone.model._call_impl
     if situation == "own code":
         monkeypatch.setattr(type(backbone.model), "__module__", "transformers_modules.bert")
-    with packed() as seen, torch.set_grad_enabled(situation == "gradients"):
-        encoder(windows_of(backbone.pair_layout()))
+    if situation == "local attention that counts padding":
+        layout = layout.fixed(6, 90)
+    kernel = None if situation == "no kernel" else attend_in_groups
+    batch = windows_of(layout, (20, 20)) if situation == "nothing padded" else windows_of(layout)
+    with packed(kernel) as seen, torch.set_grad_enabled(situation == "gradients"):
+        encoder(batch)
+    assert seen
     assert any(seen) == (EXCHANGEABLE and situation == "inference")
 
 
@@ -272,35 +185,26 @@ def test_situations_in_which_passes_are_padded(cross_encoder, packed, monkeypatc
 
 
 @exchangeable
-def test_the_model_is_left_as_it_was(cross_encoder, packed):
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_model_is_left_as_it_was(fails, cross_encoder, packed):
     backbone = load_backbone(cross_encoder)
     encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    config = backbone.model.config
+    config, expected = backbone.model.config, encode(encoder, batch)
     before = copy.deepcopy(config.to_dict()), pickle.dumps(config), backbone.describe()
-    with packed() as seen:
-        encode(encoder, batch)
-    assert any(seen)
-    assert config._attn_implementation == "sdpa"
-    assert (config.to_dict(), pickle.dumps(config), backbone.describe()) == before
-    assert packing._packing.get() is None
-    pickle.loads(pickle.dumps(encoder))
-
-
-@exchangeable
-def test_the_model_is_left_as_it_was_after_an_error(cross_encoder, packed):
-    backbone = load_backbone(cross_encoder)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    expected = encode(encoder, batch)
 
     def failing(*args, **kwargs):
         raise ValueError("no such kernel")
 
-    with packed(failing), pytest.raises(ValueError, match="no such kernel"):
-        encode(encoder, batch)
-    assert backbone.model.config._attn_implementation == "sdpa"
-    assert packing._packing.get() is None
-    with packed():
-        assert_same(encode(encoder, batch), expected)
+    if fails:
+        with packed(failing), pytest.raises(ValueError, match="no such kernel"):
+            encode(encoder, batch)
+    for _ in range(2):
+        with packed() as seen:
+            assert_same(encode(encoder, batch), expected)
+        assert any(seen)
+        assert config._attn_implementation == "sdpa"
+        assert (config.to_dict(), pickle.dumps(config), backbone.describe()) == before
+    assert_same(encode(pickle.loads(pickle.dumps(encoder)), batch), expected)
 
 
 @exchangeable
@@ -323,28 +227,26 @@ def test_other_threads_attend_as_before(backbones, packed, family):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "head_size"),
+    ("device", "dtype", "head_size", "capability", "found"),
     [
-        ("cpu", torch.bfloat16, 64),
-        ("cuda", torch.float32, 64),
-        ("cuda", torch.bfloat16, 20),
-        ("cuda", torch.bfloat16, 264),
+        ("cpu", torch.bfloat16, 64, (8, 0), None),
+        ("cuda", torch.float32, 64, (8, 0), None),
+        ("cuda", torch.bfloat16, 20, (8, 0), None),
+        ("cuda", torch.bfloat16, 264, (8, 0), None),
+        ("cuda", torch.bfloat16, 64, (7, 5), None),
+        ("cuda", torch.bfloat16, 64, (8, 0), "flash-attn"),
+        ("cuda", torch.float16, 64, (9, 0), "flash-attn"),
     ],
 )
-def test_no_kernel(device, dtype, head_size):
-    assert packing.kernel_for.__wrapped__(torch.device(device), dtype, head_size) is None
-
-
-@pytest.mark.parametrize(("capability", "found"), [((7, 5), None), ((8, 0), "flash-attn"), ((9, 0), "flash-attn")])
-def test_kernels_by_gpu(monkeypatch, capability, found):
+def test_kernels_by_gpu(monkeypatch, device, dtype, head_size, capability, found):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(packing, "flash_attn_kernel", lambda: "flash-attn")
-    assert packing.kernel_for.__wrapped__(torch.device("cuda"), torch.bfloat16, 64) == found
-    if found:
-        monkeypatch.setattr(packing, "flash_attn_kernel", lambda: None)
-        monkeypatch.setattr(packing, "torch_kernel", lambda: "torch")
-        assert packing.kernel_for.__wrapped__(torch.device("cuda"), torch.bfloat16, 64) == "torch"
+    monkeypatch.setattr(runtimes, "flash_attn_kernel", lambda: "flash-attn")
+    assert runtimes.kernel_for.__wrapped__(torch.device(device), dtype, head_size) == found
+    monkeypatch.setattr(runtimes, "flash_attn_kernel", lambda: None)
+    monkeypatch.setattr(runtimes, "torch_kernel", lambda: "torch")
+    expected = "torch" if found else None
+    assert runtimes.kernel_for.__wrapped__(torch.device(device), dtype, head_size) == expected
 
 
 def unequal():
@@ -354,15 +256,12 @@ def unequal():
     return *states, boundaries, boundaries, 9, 9
 
 
-@pytest.mark.parametrize(("reach", "window"), [(None, (-1, -1)), (2, (2, 2)), (0, (0, 0)), (20, (20, 20))])
-def test_groups_are_the_reference(reach, window):
-    query, key, value, *rest = unequal()
-    expected = reference(query, key, value, *rest, scale=0.3, window=window)
-    actual = packing.attend_in_groups(query, key, value, (5, 1, 9), scale=0.3, reach=reach)
-    torch.testing.assert_close(actual, expected, **CLOSE)
+def assert_called_as_it_wants(kernel):
+    called = kernel(*unequal(), scale=0.3, window=(2, 2))
+    torch.testing.assert_close(called, attend_in_groups(*unequal(), scale=0.3, window=(2, 2)))
 
 
-def test_flash_attn_is_called_as_it_wants(monkeypatch):
+def test_flash_attn(monkeypatch):
     """The signature is that of flash-attn 2.3.3 and later."""
 
     def flash_attn_varlen_func(
@@ -380,25 +279,20 @@ def test_flash_attn_is_called_as_it_wants(monkeypatch):
     ):
         assert (dropout_p, causal) == (0.0, False)
         bounds = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        return reference(q, k, v, *bounds, scale=softmax_scale, window=window_size)
+        return attend_in_groups(q, k, v, *bounds, scale=softmax_scale, window=window_size)
 
     package = types.ModuleType("flash_attn")
     package.flash_attn_varlen_func = flash_attn_varlen_func
     monkeypatch.setitem(sys.modules, "flash_attn", package)
-    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: True)
-    called = packing.flash_attn_kernel()(*unequal(), scale=0.3, window=(2, 2))
-    torch.testing.assert_close(called, reference(*unequal(), scale=0.3, window=(2, 2)))
+    monkeypatch.setattr(runtimes, "is_flash_attn_2_available", lambda: True)
+    assert_called_as_it_wants(runtimes.flash_attn_kernel())
+    monkeypatch.setitem(sys.modules, "flash_attn", None)  # made for another torch
+    assert runtimes.flash_attn_kernel() is None
+    monkeypatch.setattr(runtimes, "is_flash_attn_2_available", lambda: False)
+    assert runtimes.flash_attn_kernel() is None
 
 
-def test_flash_attn_that_is_missing_or_broken(monkeypatch):
-    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: False)
-    assert packing.flash_attn_kernel() is None
-    monkeypatch.setattr(packing, "is_flash_attn_2_available", lambda: True)
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    assert packing.flash_attn_kernel() is None
-
-
-def test_kernel_of_torch_is_called_as_it_wants(monkeypatch):
+def test_kernel_of_torch(monkeypatch):
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="before torch 2.10")
     signature = inspect.signature(varlen.varlen_attn)
     if "num_splits" not in signature.parameters:
@@ -409,41 +303,33 @@ def test_kernel_of_torch_is_called_as_it_wants(monkeypatch):
         assert bound.pop("num_splits") == 1
         names = ("query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k")
         arguments = [bound.pop(name) for name in names]
-        return reference(*arguments, scale=bound.pop("scale"), window=bound.pop("window_size"))
+        return attend_in_groups(*arguments, scale=bound.pop("scale"), window=bound.pop("window_size"))
 
     varlen_attn.__signature__ = signature
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    called = packing.torch_kernel()(*unequal(), scale=0.3, window=(2, 2))
-    torch.testing.assert_close(called, reference(*unequal(), scale=0.3, window=(2, 2)))
+    assert_called_as_it_wants(runtimes.torch_kernel())
 
 
 def test_kernel_of_an_older_torch(monkeypatch):
     older = types.ModuleType("torch.nn.attention.varlen")
     older.varlen_attn = lambda query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False: query
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", older)
-    assert packing.torch_kernel() is None
-    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
-    assert packing.torch_kernel() is None
+    for module in (older, None):
+        monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
+        assert runtimes.torch_kernel() is None
 
 
 @pytest.mark.gpu
 @exchangeable
-@pytest.mark.parametrize("family", packing.PACKED_FAMILIES)
-def test_states_on_a_gpu(tmp_path, monkeypatch, family):
-    changes = CAMEMBERT if family == "camembert" else {}
-    backbone = load_backbone(tiny.checkpoint(tmp_path, family, **changes))
+@pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
+def test_states_on_a_gpu(backbones, monkeypatch, family):
+    backbone = backbones(family)
     batch = windows_of(backbone.pair_layout())
     with torch.inference_mode():
         expected = encoder_of(backbone)(batch).cls
-    encoder = encoder_of(backbone).cuda()
+    encoder = encoder_of(copy.deepcopy(backbone)).cuda()
     moved = replace(batch, **{k: v.cuda() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)})
     seen = []
-
-    def noting(*args):
-        seen.append(packing.pack(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(encoder_module, "pack", noting)
+    monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
         vectors = encoder(moved).cls
     assert any(seen)

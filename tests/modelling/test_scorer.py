@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head, registered_heads
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.texts import blocks, share_out, tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, SlidingWords, Truncate
 
 from ..modelling.test_windows import STRANGE
 from ..support import tiny
+from ..support.scorers import explained, scorer_of
 
 SLIDING = SlidingWindows(20, 10)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -51,7 +51,7 @@ def make(backbone, head="maxp", windows=SLIDING, **arguments):
     """A scorer in evaluation mode; attention, which starts at zero, is given some weight."""
     torch.manual_seed(0)
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
-    scorer = LongDocScorer(backbone, windows, module, **{"max_query_len": 8, **arguments})
+    scorer = scorer_of(backbone, windows, module, **{"max_query_len": 8, **arguments})
     scorer.warm_start(backbone)
     with torch.no_grad():
         for name, parameter in scorer.head.named_parameters():
@@ -81,13 +81,13 @@ class Passes:
 @pytest.mark.parametrize("pad_query", [False, True], ids=["plain", "fixed"])
 def test_a_score_does_not_depend_on_the_batch(backbone, head, pad_query):
     scorer = make(backbone, head, pad_query=pad_query)
-    alone = [scorer.score([query], [text])[0] for query, text in zip(QUERIES, TEXTS, strict=True)]
+    alone = [scorer.score([query], [text]).scores[0] for query, text in zip(QUERIES, TEXTS, strict=True)]
     assert len(set(np.round(alone, 4))) == len(alone)
     for batch_size, tokens in [(1, 10**6), (2, 10**6), (3, 10**6), (7, 10**6), (64, 1), (64, 40), (64, 100), (5, 70)]:
-        scorer.encoder.batch_size, scorer.encoder.max_batch_tokens = batch_size, tokens
-        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), alone, **CLOSE)
+        scorer.use(replace(scorer.settings, batch_size=batch_size, max_batch_tokens=tokens))
+        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, alone, **CLOSE)
     for order in itertools.islice(itertools.permutations(range(len(alone))), 0, 720, 97):
-        scores = scorer.score([QUERIES[i] for i in order], [TEXTS[i] for i in order])
+        scores = scorer.score([QUERIES[i] for i in order], [TEXTS[i] for i in order]).scores
         np.testing.assert_allclose(scores, [alone[i] for i in order], **CLOSE)
 
 
@@ -96,15 +96,15 @@ def test_a_score_does_not_depend_on_the_batch_whatever_the_family(family, tmp_pa
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     for pad_query in (False, True):
         scorer = make(backbone, pad_query=pad_query)
-        alone = [scorer.score([query], [text])[0] for query, text in zip(QUERIES, TEXTS, strict=True)]
-        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), alone, **CLOSE)
+        alone = [scorer.score([query], [text]).scores[0] for query, text in zip(QUERIES, TEXTS, strict=True)]
+        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, alone, **CLOSE)
 
 
 @pytest.mark.parametrize(("batch_size", "tokens"), [(1, 10**6), (4, 10**6), (64, 64), (64, 5), (3, 80)])
 def test_passes_stay_within_their_limits(backbone, batch_size, tokens):
     scorer = make(backbone, batch_size=batch_size, max_batch_tokens=tokens)
     passes = Passes(scorer)
-    scorer.score(QUERIES, TEXTS)
+    scorer.score(QUERIES, TEXTS).scores
     assert passes.windows == scorer.coverage.windows == 9 + 1 + 2 + 1 + 1 + 4
     assert all(rows <= batch_size for rows, _ in passes.shapes)
     assert all(rows == 1 or rows * length <= tokens for rows, length in passes.shapes)
@@ -138,12 +138,12 @@ def test_smaller_passes_where_memory_runs_out(backbone, head, error, monkeypatch
     expected = make(backbone, head).score(queries, texts)
     model = make(backbone, head)
     passes = out_of_memory_beyond(200, model, monkeypatch, error)
-    np.testing.assert_allclose(model.score(queries, texts), expected, atol=1e-5)
+    np.testing.assert_allclose(model.score(queries, texts).scores, expected, atol=1e-5)
     assert max(windows * length for windows, length in passes) <= 200
     limit = model.encoder.affordable_tokens
     assert f"from now on a pass has at most {limit} tokens; max_batch_tokens={limit}" in caplog.text
     caplog.clear()
-    model.score(queries, texts)
+    model.score(queries, texts).scores
     assert "memory ran out" not in caplog.text
 
 
@@ -151,14 +151,14 @@ def test_a_window_that_does_not_fit_alone_is_an_error(backbone, monkeypatch):
     model = make(backbone)
     out_of_memory_beyond(5, model, monkeypatch, MEMORY_ERRORS[0])
     with pytest.raises(torch.OutOfMemoryError):
-        model.score(["cat"], [text_of(40)])
+        model.score(["cat"], [text_of(40)]).scores
 
 
 def test_other_errors_and_training_are_not_tried_again(backbone, monkeypatch):
     model = make(backbone)
     out_of_memory_beyond(5, model, monkeypatch, RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
-        model.score(["cat"] * 3, [text_of(40, i) for i in range(3)])
+        model.score(["cat"] * 3, [text_of(40, i) for i in range(3)]).scores
     out_of_memory_beyond(5, model, monkeypatch, MEMORY_ERRORS[0])
     with pytest.raises(torch.OutOfMemoryError):
         model(["cat"] * 3, [text_of(40, i) for i in range(3)])
@@ -174,33 +174,37 @@ def test_a_document_budget_beyond_the_document_changes_nothing(backbone, head):
 
 def test_a_document_budget_is_the_text_cut_after_that_many_tokens(backbone):
     for max_doc_len in (1, 20, 21, 50):
-        expected = make(backbone).score(["old dog"], [text_of(max_doc_len)])
-        np.testing.assert_allclose(make(backbone, max_doc_len=max_doc_len).score(["old dog"], [text_of(95)]), expected)
+        expected = make(backbone).score(["old dog"], [text_of(max_doc_len)]).scores
+        np.testing.assert_allclose(
+            make(backbone, max_doc_len=max_doc_len).score(["old dog"], [text_of(95)]).scores, expected
+        )
 
 
 def test_queries_are_cut(backbone):
     scorer = make(backbone, max_query_len=3)
-    scores = scorer.score(["old dog in the city", "old dog in"], [text_of(30)] * 2)
+    scores = scorer.score(["old dog in the city", "old dog in"], [text_of(30)] * 2).scores
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
-    assert make(backbone, max_query_len=5).score(["old dog in the city"], [text_of(30)])[0] != pytest.approx(scores[0])
+    assert make(backbone, max_query_len=5).score(["old dog in the city"], [text_of(30)]).scores[0] != pytest.approx(
+        scores[0]
+    )
 
 
 # RoBERTa's plain layout is not among them: there the model finds its positions by the id of padding.
 @pytest.mark.parametrize(("model", "pad_query"), [("backbone", False), ("backbone", True), ("roberta", True)])
 def test_the_id_of_padding_does_not_matter(request, model, pad_query):
     scorer = make(request.getfixturevalue(model), pad_query=pad_query)
-    scores = scorer.score(QUERIES, TEXTS)
+    scores = scorer.score(QUERIES, TEXTS).scores
     for pad_id in (1, 7, 50):
         scorer.layout = replace(scorer.layout, pad_id=pad_id)
-        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), scores, **CLOSE)
+        np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, scores, **CLOSE)
 
 
 def test_the_two_layouts_differ_where_there_is_padding_only(backbone):
     plain, fixed = make(backbone), make(backbone, pad_query=True)
     query, text = text_of(8, 9), text_of(20)
-    np.testing.assert_allclose(plain.score([query], [text]), fixed.score([query], [text]), **CLOSE)
-    assert plain.score([query], [text_of(19)]) != pytest.approx(fixed.score([query], [text_of(19)]))
-    assert plain.score(["old"], [text]) != pytest.approx(fixed.score(["old"], [text]))
+    np.testing.assert_allclose(plain.score([query], [text]).scores, fixed.score([query], [text]).scores, **CLOSE)
+    assert plain.score([query], [text_of(19)]).scores != pytest.approx(fixed.score([query], [text_of(19)]).scores)
+    assert plain.score(["old"], [text]).scores != pytest.approx(fixed.score(["old"], [text]).scores)
 
 
 # Heads and modes.
@@ -208,7 +212,7 @@ def test_the_two_layouts_differ_where_there_is_padding_only(backbone):
 
 def test_single_windows_have_one_score_whatever_the_head(backbone):
     texts = [text_of(20), text_of(7, 1), ""]
-    expected = make(backbone, "firstp", Truncate(20)).score(["old dog"] * 3, texts)
+    expected = make(backbone, "firstp", Truncate(20)).score(["old dog"] * 3, texts).scores
     for head in LINEAR:
         np.testing.assert_allclose(make(backbone, head).score(["old dog"] * 3, texts), expected, **CLOSE)
 
@@ -219,7 +223,7 @@ def test_scoring_is_forward_in_evaluation_mode(backbone, head, pad_query):
     scorer = make(backbone, head, pad_query=pad_query)
     scores = scorer(QUERIES, TEXTS)
     assert scores.requires_grad
-    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), scores.detach().numpy(), **CLOSE)
+    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, scores.detach().numpy(), **CLOSE)
 
 
 @pytest.mark.parametrize("windows", [SLIDING, GreedyChunks(20), SlidingWords(15, 10), SentenceWindows(max_tokens=20)])
@@ -227,15 +231,15 @@ def test_forward_and_score_read_the_same_windows(backbone, windows):
     texts = [text.replace("city", "city.") for text in TEXTS]
     scorer = make(backbone, windows=windows)
     scores = scorer(QUERIES, texts).detach().numpy()
-    np.testing.assert_allclose(scorer.score(QUERIES, texts), scores, **CLOSE)
-    np.testing.assert_allclose(scorer.explain(QUERIES, texts)[0], scores, **CLOSE)
+    np.testing.assert_allclose(scorer.score(QUERIES, texts).scores, scores, **CLOSE)
+    np.testing.assert_allclose(explained(scorer, QUERIES, texts)[0], scores, **CLOSE)
 
 
 def test_nothing_in_nothing_out(backbone):
     scorer = make(backbone)
     assert scorer([], []).tolist() == []
-    assert scorer.score([], []).tolist() == []
-    scores, explanations = scorer.explain([], [])
+    assert scorer.score([], []).scores.tolist() == []
+    scores, explanations = explained(scorer, [], [])
     assert (scores.tolist(), explanations) == ([], [])
     assert scorer.coverage == make(backbone).coverage
     assert scorer.coverage.tokens_computed == 0
@@ -252,18 +256,18 @@ def test_empty_queries_and_documents_have_finite_scores(backbone, head, pad_quer
 
 def test_modes_are_restored(backbone):
     scorer = make(backbone)
-    expected = scorer.score(QUERIES, TEXTS)
+    expected = scorer.score(QUERIES, TEXTS).scores
     scorer.train()
     scorer.encoder.backbone.embeddings.eval()  # as one who freezes a part does
     modes = [module.training for module in scorer.modules()]
-    assert np.array_equal(scorer.score(QUERIES, TEXTS), expected)
-    scorer.explain(QUERIES, TEXTS)
+    assert np.array_equal(scorer.score(QUERIES, TEXTS).scores, expected)
+    explained(scorer, QUERIES, TEXTS)
     assert [module.training for module in scorer.modules()] == modes
     assert set(modes) == {True, False}
     with torch.no_grad():
         scorer.head.final.bias.fill_(math.nan)
     with pytest.raises(FloatingPointError, match="6 of 6 scores are not finite, the first in row 0"):
-        scorer.score(QUERIES, TEXTS)
+        scorer.score(QUERIES, TEXTS).scores
     assert [module.training for module in scorer.modules()] == modes
 
 
@@ -284,7 +288,7 @@ def test_bfloat16_is_close_to_float32(cross_encoder):
             parameter.mul_(0.5)
     for head in ("maxp", "parade-attn", "parade-transformer"):
         scorer = make(backbone, head)
-        exact, rough = scorer.score(QUERIES, TEXTS), scorer.score(QUERIES, TEXTS, dtype=torch.bfloat16)
+        exact, rough = scorer.score(QUERIES, TEXTS).scores, scorer.score(QUERIES, TEXTS, dtype=torch.bfloat16).scores
         assert rough.dtype == np.float64
         assert not np.array_equal(exact, rough)
         np.testing.assert_allclose(rough, exact, atol=0.1 * np.ptp(exact))
@@ -306,7 +310,7 @@ def test_equal_pairs_are_encoded_once(backbone):
     passes = Passes(scorer)
     queries = ["old dog", "snow", "old dog", "old dog", "snow"]
     texts = [text_of(40), text_of(40), text_of(40), text_of(12), text_of(40)]
-    scores = scorer.score(queries, texts)
+    scores = scorer.score(queries, texts).scores
     assert passes.windows == 3 + 3 + 1  # two pairs of 40 tokens in windows of 20 by 10, one pair of 12
     assert scores[0] == scores[2]
     assert scores[1] == scores[4]
@@ -323,7 +327,7 @@ def test_texts_are_tokenised_once(backbone, monkeypatch):
         return tokenizer(texts, **kwargs)
 
     monkeypatch.setattr(scorer, "tokenizer", counting)
-    scorer.score(["old dog", "snow", "rain"] * 2, [text_of(40)] * 3 + [text_of(12)] * 3)
+    scorer.score(["old dog", "snow", "rain"] * 2, [text_of(40)] * 3 + [text_of(12)] * 3).scores
     assert seen == {"old dog": 1, "snow": 1, "rain": 1, text_of(40): 1, text_of(12): 1}
 
 
@@ -355,11 +359,11 @@ def test_blocks(rows, characters, pairs):
 
 def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
     scorer = make(backbone)
-    expected, coverage = scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]), scorer.coverage
+    expected, coverage = scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]).scores, scorer.coverage
     for characters, pairs in [(1, 4096), (10**6, 1), (300, 3)]:
         monkeypatch.setattr("pyterrier_longdoc.modelling.scorer.BLOCK_CHARACTERS", characters)
         monkeypatch.setattr("pyterrier_longdoc.modelling.scorer.BLOCK_PAIRS", pairs)
-        np.testing.assert_allclose(scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]), expected, **CLOSE)
+        np.testing.assert_allclose(scorer.score(QUERIES * 2, TEXTS + TEXTS[::-1]).scores, expected, **CLOSE)
         assert scorer.coverage == coverage
 
 
@@ -393,7 +397,7 @@ def test_coverage(backbone):
     scorer = make(backbone, windows=SlidingWindows(20, 10, max_windows=3), max_query_len=3)
     queries = ["old dog", "snow in the city", "old dog", "old dog", "rain in the city", "snow in the"]
     texts = [text_of(95), text_of(40), text_of(41), text_of(15), text_of(95), ""]
-    scorer.score(queries, texts)
+    scorer.score(queries, texts).scores
     coverage = scorer.coverage
     assert coverage.documents == 5  # the text of 95 tokens is there twice
     assert coverage.documents_cut == 2  # 95 and 41
@@ -409,18 +413,18 @@ def test_coverage(backbone):
 
 def test_coverage_with_a_document_budget_and_with_gaps(backbone):
     scorer = make(backbone, max_doc_len=45)
-    scorer.score(["a"] * 3, [text_of(95), text_of(45), text_of(44)])
+    scorer.score(["a"] * 3, [text_of(95), text_of(45), text_of(44)]).scores
     assert (scorer.coverage.tokens, scorer.coverage.tokens_read) == (95 + 45 + 44, 45 + 45 + 44)
     assert (scorer.coverage.documents_cut, scorer.coverage.queries_cut) == (1, 0)
     scorer.read_with(GreedyChunks(20, max_windows=2, selection="first_last_random"), max_query_len=8)
-    scorer.score(["a"], [text_of(95)])
+    scorer.score(["a"], [text_of(95)]).scores
     assert scorer.coverage.tokens_read == 20 + 15  # tokens 0-20 and 80-95
 
 
 def test_coverage_of_the_last_run_only(backbone):
     scorer = make(backbone)
-    scorer.score(QUERIES, TEXTS)
-    scorer.score(["a"], ["the cat"])
+    scorer.score(QUERIES, TEXTS).scores
+    scorer.score(["a"], ["the cat"]).scores
     assert (scorer.coverage.documents, scorer.coverage.queries, scorer.coverage.tokens) == (1, 1, 2)
     assert not scorer.coverage.is_cut
     assert scorer.coverage.share_read == 1.0
@@ -431,12 +435,12 @@ def test_coverage_of_the_last_run_only(backbone):
 def test_explanations(backbone, head, windows):
     scorer = make(backbone, head, windows, max_doc_len=60)
     queries, texts = [*QUERIES, "old dog"], [text.replace("city", "city.") for text in [*TEXTS, TEXTS[0]]]
-    expected = scorer.score(queries, texts)
-    scores, explanations = scorer.explain(queries, texts)
+    expected = scorer.score(queries, texts).scores
+    scores, explanations = explained(scorer, queries, texts)
     np.testing.assert_allclose(scores, expected, **CLOSE)
     for query, text, score, explanation in zip(queries, texts, scores, explanations, strict=True):
         [tokens] = tokenize(scorer.tokenizer, [text], offsets=True)
-        assert explanation.spans == [tokens.characters(span) for span in scorer.windows(tokens.head(60))]
+        assert explanation.spans == [tokens.characters(span) for span in scorer.settings.windows(tokens.head(60))]
         assert len(explanation.scores) == len(explanation.spans)
         # Each window by itself. White space at its ends is no token.
         pieces = [text[a:b] for a, b in explanation.spans]
@@ -463,15 +467,15 @@ def test_explanations(backbone, head, windows):
 
 def test_reading_can_be_changed(backbone):
     scorer = make(backbone)
-    before = scorer.score(QUERIES, TEXTS)
+    before = scorer.score(QUERIES, TEXTS).scores
     scorer.read_with(GreedyChunks(10), max_doc_len=30, max_query_len=4, pad_query=True)
     assert scorer.reading() == {"max_doc_len": 30, "max_query_len": 4, "pad_query": True}
     assert (scorer.layout.query_size, scorer.layout.window_size) == (4, 10)
     changed = make(backbone, windows=GreedyChunks(10), max_doc_len=30, max_query_len=4, pad_query=True)
-    assert np.array_equal(scorer.score(QUERIES, TEXTS), changed.score(QUERIES, TEXTS))
+    assert np.array_equal(scorer.score(QUERIES, TEXTS).scores, changed.score(QUERIES, TEXTS).scores)
     scorer.read_with(SLIDING, max_query_len=8)
     assert (scorer.layout.query_size, scorer.layout.window_size) == (None, None)
-    assert np.array_equal(scorer.score(QUERIES, TEXTS), before)
+    assert np.array_equal(scorer.score(QUERIES, TEXTS).scores, before)
 
 
 def test_windows_adapt_to_the_backbone(backbone):
@@ -503,7 +507,7 @@ def test_a_document_of_200_000_words(tmp_path):
     windows = SlidingWindows(100, 50, max_windows=4)
     scorer = make(backbone, windows=windows)
     passes = Passes(scorer)
-    scores = scorer.score(["old dog"] * 2, [text * 2000, text * 3])
+    scores = scorer.score(["old dog"] * 2, [text * 2000, text * 3]).scores
     # The windows at tokens 0, 50, 100 and 150 are the same ones in both.
     assert scores[0] == pytest.approx(scores[1], rel=1e-5)
     assert passes.windows == 2 * 2  # of the four windows of a document every other one is the same
@@ -518,11 +522,11 @@ def test_strange_pairs(backbone, pairs):
         # Long words are many tokens: a cap keeps the test fast.
         scorer = make(backbone, windows=replace(windows, max_windows=5))
         queries, texts = [query for query, _ in pairs] * 2, [text for _, text in pairs] * 2
-        scores = scorer.score(queries, texts)
+        scores = scorer.score(queries, texts).scores
         assert scores.shape == (2 * len(pairs),)
         assert np.isfinite(scores).all()
         assert np.array_equal(scores[: len(pairs)], scores[len(pairs) :])
-        scores_again, explanations = scorer.explain(queries, texts)
+        scores_again, explanations = explained(scorer, queries, texts)
         np.testing.assert_allclose(scores_again, scores, **CLOSE)
         for text, explanation in zip(texts, explanations, strict=True):
             assert all(0 <= a <= b <= len(text) for a, b in explanation.spans)

@@ -77,6 +77,7 @@ def test_presets_run(cross_encoder, results):
     assert model.coverage.windows_per_document > 1
 
 
+@pytest.mark.slow
 def test_looking_at_presets_loads_neither_torch_nor_transformers():
     code = (
         "import sys, pyterrier_longdoc as ld; ld.presets.table(); print({'torch', 'transformers'} & set(sys.modules))"
@@ -94,5 +95,6 @@ def test_table_and_mapping():
     assert row["dev RR"] == 0.431
     assert np.isnan(table.set_index("name").loc["firstp-rankgpt", "dev RR"])
     assert "nothing" not in ld.presets
+    assert repr(ld.presets).startswith("Presets(firstp, firstp-longformer, ")
     with pytest.raises(KeyError, match="no preset is named 'nothing'; known are firstp"):
         ld.presets["nothing"]

@@ -9,7 +9,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.modelling.embed import shared_encoder
+from pyterrier_longdoc.modelling.embed import EmbeddingEncoder, shared_encoder
 
 from ..support import tiny
 
@@ -190,8 +190,8 @@ def test_long_queries_are_cut(plain_encoder):
 
 
 def test_default_windows():
-    assert ld.BiEncoder("any/model")._make_windows() == ld.SlidingWindows(150, 100)
-    assert ld.BiEncoder("any/model", aggregation="first")._make_windows() == ld.Truncate()
+    assert ld.BiEncoder("any/model").make_windows() == ld.SlidingWindows(150, 100)
+    assert ld.BiEncoder("any/model", aggregation="first").make_windows() == ld.Truncate()
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
@@ -298,7 +298,7 @@ def test_batches_do_not_matter(limits, tmp_path_factory):
 def test_blocks_do_not_matter(own, monkeypatch):
     inp = frame(["old dog", "snow"], ["the cat", LONG, "", "a", LONG[:90]])
     expected = scores(ld.BiEncoder(own, **SMALL), inp)
-    monkeypatch.setattr("pyterrier_longdoc.modelling.embed.BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr(EmbeddingEncoder, "block_characters", 1)
     model = ld.BiEncoder(own, **SMALL)
     np.testing.assert_allclose(scores(model, inp), expected, atol=1e-5)
     assert (model.coverage.documents, model.coverage.queries) == (5, 2)
@@ -313,5 +313,5 @@ def test_embeddings_of_other_weights_are_forgotten(write, own):
     write(encoder.encoder.layer[1].output.dense.weight)
     after = scores(model, inp)
     assert np.abs(after - before).max() > 1e-3
-    model.load_scorer().cache.clear()
+    model.load_scorer().encoder.shared.cache.clear()
     np.testing.assert_array_equal(scores(model, inp), after)

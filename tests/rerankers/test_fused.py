@@ -154,13 +154,6 @@ def test_what_does_not_fit_stays_as_it_is(what, cross_encoder):
     assert not isinstance((other**model).compile(), FusedRerankers)
 
 
-def test_unknown_arguments_of_the_base_class_are_not_ignored(cross_encoder):
-    from pyterrier_longdoc.rerankers import fused
-
-    for name in ("explain", "score_cache"):
-        assert name not in (*fused._EQUAL, *fused._FREE)
-
-
 def test_the_fixed_layout_fuses_with_windows_of_one_size(cross_encoder, results):
     models = [cls(cross_encoder, pad_query=True, **SLIDING) for cls in (ld.MaxP, ld.SumP)]
     unfused = models[0] ** models[1]

@@ -131,7 +131,7 @@ def test_scores_on_disk_hide_nothing(cross_encoder, results, monkeypatch, tmp_pa
 def test_states_of_another_attention_are_not_kept(plain_encoder, results):
     model = ld.BiEncoder(plain_encoder, window_size=20, stride=10, device="cpu")
     check(model, results)
-    assert not len(model.load_scorer().cache)
+    assert not len(model.load_scorer().encoder.shared.cache)
 
 
 def test_the_model_is_left_as_it_was(cross_encoder, results):

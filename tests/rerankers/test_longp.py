@@ -14,10 +14,10 @@ import transformers
 from packaging.version import Version
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.modelling.backbones import architectures
+from pyterrier_longdoc.modelling.backbones import architectures, load
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
-from pyterrier_longdoc.rerankers.base import save_reranker
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 from ..support import tiny, tiny_long
@@ -153,7 +153,7 @@ def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results)
     assert model.coverage.documents_cut == 1
     scorer = model.load_scorer()
     trail = scorer.layout.query_trail_size
-    assert scorer.windows.largest == scorer._max_length - 8 - scorer.layout.specials - trail
+    assert scorer.settings.windows.largest == scorer.encoder.longest_input - 8 - scorer.layout.specials - trail
 
 
 def test_the_firstp_twin_is_one_argument(kind, checkpoint):
@@ -268,9 +268,9 @@ def test_bigbird_whose_positions_are_no_whole_number_of_blocks(positions, tmp_pa
     texts = frame().assign(query="dog " * 8, text="dog " * 400)
     assert np.isfinite(model(texts)["score"]).all()
     scorer = model.load_scorer()
-    assert scorer.windows.largest == positions // 4 * 4 - 8 - scorer.layout.specials
+    assert scorer.settings.windows.largest == positions // 4 * 4 - 8 - scorer.layout.specials
     full = ld.LongP(model.backbone, attention_type="original_full", max_query_len=8, device="cpu").load_scorer()
-    assert full.windows.largest == positions - 8 - scorer.layout.specials
+    assert full.settings.windows.largest == positions - 8 - scorer.layout.specials
 
 
 def test_bigbird_leaves_the_global_generator_alone(bigbird):
@@ -337,7 +337,7 @@ def test_a_model_that_answers_scores_as_its_model_card_says(tmp_path):
     reranker = ld.LongP(folder, answers=("yes", "no"), max_query_len=40, device="cpu")
     texts = frame()[lambda f: f["text"].str.len().between(1, 400)]
     scores = reranker(texts)["score"]
-    template = ld.templates.TEMPLATES["qwen3-reranker"]
+    template = load.TEMPLATES["qwen3-reranker"]
     for score, query, text in zip(scores, texts["query"], texts["text"], strict=True):
         ids = tokenizer(template.replace("{query}", query).replace("{document}", text))["input_ids"]
         with torch.no_grad():
@@ -408,7 +408,7 @@ def test_template_gives_the_tokens_of_its_filled_in_text(template, query, tmp_pa
         lambda _, args, kwargs: seen.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
     )
     scorer.score([query], ["red fish."])
-    text = ld.templates.TEMPLATES.get(template, template)
+    text = load.TEMPLATES.get(template, template)
     filled = text.replace("{query}", query).replace("{document}", "red fish.")
     assert seen == [scorer.tokenizer(filled)["input_ids"]]
 
@@ -417,10 +417,11 @@ def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     model = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu")
     scorer = model.load_scorer()
-    [ids] = scorer._query_ids(["the old dog in the rain"], count=True)
+    coverage = Coverage()
+    [ids] = scorer.read_queries(["the old dog in the rain"], coverage)
     first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
     assert ids.tolist() == [*first, *scorer.tokenizer("\n")["input_ids"]]
-    assert scorer.coverage.queries_cut == 1
+    assert coverage.queries_cut == 1
 
 
 @pytest.mark.parametrize(
@@ -488,8 +489,7 @@ def test_a_model_of_another_machine_s_attention(tmp_path):
     expected = model(frame())["score"]
     model.load_scorer()
     model._loaded.backbone.options = replace(model._loaded.backbone.options, attn_implementation="flash_attention_2")
-    model.attn_implementation = "flash_attention_2"
-    save_reranker(model, model._loaded, tmp_path / "saved")
+    model.save(tmp_path / "saved")
     again = ld.LongP.load(tmp_path / "saved", attn_implementation=None, device="cpu")
     np.testing.assert_allclose(again(frame())["score"], expected, atol=1e-5)
     eager = ld.LongP.load(tmp_path / "saved", attn_implementation="eager", device="cpu")
@@ -498,7 +498,7 @@ def test_a_model_of_another_machine_s_attention(tmp_path):
 
 def test_another_pooling_than_the_head_was_trained_for_starts_untrained(cross_encoder, results):
     model = ld.LongP(cross_encoder, pooling="mean", device="cpu")
-    with pytest.warns(ld.base.UntrainedWarning):
+    with pytest.warns(ld.UntrainedWarning):
         model(results)
     assert model.load_scorer().encoder.pooling == "mean"
 

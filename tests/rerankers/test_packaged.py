@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.load import ENCODER, encoder_folder, model_folder, packaged_models
+from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder, model_folder, packaged_models
 from pyterrier_longdoc.modelling.checkpoint import compress, fingerprint, restore
 from pyterrier_longdoc.training import Lora, TrainingArgs
 
@@ -76,7 +76,7 @@ def test_fingerprint_tells_weights_apart():
 @pytest.mark.parametrize("name", [name for name in CROSS_ENCODERS if name not in ("MORESPlus", "LateIR")])
 def test_saved_as_a_difference(name, cross_encoder, tmp_path):
     model = fitted(cross_encoder, name)
-    ld.save_adapter(model, tmp_path)
+    model.save_adapter(tmp_path)
     assert not (tmp_path / "model.safetensors").exists()
     restored = ld.LongDocReranker.load(tmp_path)
     assert type(restored) is type(model)
@@ -91,8 +91,8 @@ def test_several_trainings_add_their_ranks(cross_encoder, tmp_path):
     first = fitted(cross_encoder)
     second = make("AvgP", cross_encoder, training=RECIPE).start_from(first).fit(RUN, JUDGED)
     with pytest.raises(ValueError, match="is not of rank 2"):
-        ld.save_adapter(second, tmp_path, rank=2)
-    ld.save_adapter(second, tmp_path, rank=4)
+        second.save_adapter(tmp_path, rank=2)
+    second.save_adapter(tmp_path, rank=4)
     np.testing.assert_allclose(ld.AvgP.load(tmp_path)(RUN)["score"], second(RUN)["score"], atol=0.02)
 
 
@@ -111,14 +111,14 @@ def test_a_pretrained_aggregator_is_adapted_too(cross_encoder, tmp_path):
     key = "head.aggregator.encoder.layer.0.output.dense.weight"
     assert torch.linalg.matrix_rank(after[key] - before[key], rtol=1e-4) == 2
     assert torch.equal(after[key.replace("weight", "bias")], before[key.replace("weight", "bias")])
-    ld.save_adapter(model, tmp_path)
+    model.save_adapter(tmp_path)
     with safe_open(tmp_path / "adapter.safetensors", "pt") as stored:
         assert f"{key}::B" in stored.keys()  # noqa: SIM118 - this is no dict
     np.testing.assert_allclose(ld.PARADE.load(tmp_path)(RUN)["score"], model(RUN)["score"], atol=0.02)
 
 
 def test_other_weights_underneath_are_refused(cross_encoder, tmp_path):
-    ld.save_adapter(fitted(cross_encoder), tmp_path / "adapter")
+    fitted(cross_encoder).save_adapter(tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "config.json").read_text())
     config["parameters"]["backbone"] = tiny.checkpoint(tmp_path / "other", seed=5)
     (tmp_path / "adapter" / "config.json").write_text(json.dumps(config))
@@ -127,7 +127,7 @@ def test_other_weights_underneath_are_refused(cross_encoder, tmp_path):
 
 
 def test_a_damaged_difference_is_refused(cross_encoder, tmp_path):
-    ld.save_adapter(fitted(cross_encoder), tmp_path)
+    fitted(cross_encoder).save_adapter(tmp_path)
     file = tmp_path / "adapter.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"the adapter in .* does not fit config\.json"):
@@ -144,7 +144,7 @@ def test_checkpoints_do_not_say_where_weights_lay(cross_encoder, tmp_path):
 
 def test_full_training_is_no_small_difference(cross_encoder, tmp_path):
     with pytest.raises(ValueError, match="raise rank, or save the whole model"):
-        ld.save_adapter(fitted(cross_encoder, lora=None), tmp_path, rank=2)
+        fitted(cross_encoder, lora=None).save_adapter(tmp_path, rank=2)
 
 
 # What comes with the package.

@@ -332,6 +332,7 @@ def test_every_reranker_is_public():
         for node in ast.parse((folder / module).read_text(encoding="utf-8")).body
         if isinstance(node, ast.ClassDef) and any(getattr(d, "func", None) is not None for d in node.decorator_list)
     }
+    classes -= {"SlidingReranker"}  # a base class
     assert classes >= {"FirstP", "MaxP", "PARADE", "BiEncoder"}
     assert classes <= set(ld.__all__)
     assert classes == {cls.__name__ for cls, _ in SYSTEMS.values()}  # the contract tests run over all of them

@@ -12,7 +12,6 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import scorer as scorer_module
-from pyterrier_longdoc.modelling import scorer as steps
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache, pair_key
 
 from ..support import tiny
@@ -41,13 +40,13 @@ def path(tmp_path):
 def encoded(monkeypatch) -> list[int]:
     """The number of pairs of each pass through an encoder."""
     counts = []
-    cut = scorer_module.LongDocScorer.cut
+    read = scorer_module.LongDocScorer.read
 
-    def spy(self, query_ids, documents, queries):
-        counts.append(len(documents))
-        return cut(self, query_ids, documents, queries)
+    def spy(self, queries, query_ids, texts):
+        counts.append(len(texts))
+        return read(self, queries, query_ids, texts)
 
-    monkeypatch.setattr(scorer_module.LongDocScorer, "cut", spy)
+    monkeypatch.setattr(scorer_module.LongDocScorer, "read", spy)
     return counts
 
 
@@ -133,7 +132,7 @@ def test_text_and_query_do_not_run_together():
 
 
 def test_an_interrupted_run_goes_on(cross_encoder, path, results, encoded, monkeypatch):
-    monkeypatch.setattr(steps, "BLOCK_PAIRS", 1)
+    monkeypatch.setattr(scorer_module, "BLOCK_PAIRS", 1)
     model = make("MaxP", cross_encoder, score_cache=path)
     head = model.load_scorer().head
     forward, calls = head.forward, []
@@ -167,7 +166,7 @@ def test_progress_counts_cached_rows(cross_encoder, path, results, monkeypatch):
     model = make("MaxP", cross_encoder, score_cache=path)
     model(results.iloc[:2])
     steps = []
-    model._score(results["query"].tolist(), results["text"].fillna("").tolist(), steps.append)
+    model.score_pairs(results["query"].tolist(), results["text"].fillna("").tolist(), steps.append)
     assert sum(steps) == len(results)
 
 

@@ -60,6 +60,10 @@ def candidates(queries: int = 1, documents: int = 100, *, shuffle: int = 7) -> p
     return pd.DataFrame(rows)
 
 
+def order(frame: pd.DataFrame) -> list[str]:
+    return frame.sort_values("rank", kind="stable")["docno"].tolist()
+
+
 def worth(frame: pd.DataFrame) -> pd.Series:
     return frame["text"].str.extract(GRADE)[0].astype(int)
 

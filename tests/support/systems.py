@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+import pytest
 
 import pyterrier_longdoc as ld
 
@@ -31,8 +33,8 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "LateIR": (ld.LateIR, {"interaction": tiny.aggregator, "aggregator": tiny.aggregator, **SLIDING}),
     "MORESPlus": (ld.MORESPlus, SLIDING),
     "CEDR-knrm": (ld.CEDR, CHUNKS),
-    "CEDR-pacrr": (ld.CEDR, {"head": "pacrr", **CHUNKS}),
-    "CEDR-drmm": (ld.CEDR, {"head": "drmm", **CHUNKS}),
+    "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr", **CHUNKS}),
+    "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm", **CHUNKS}),
     "NeuralModel1": (ld.NeuralModel1, CHUNKS),
 }
 BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -63,3 +65,8 @@ def make(name: str, backbone: str, **changes: Any) -> Any:
     cls, arguments = SYSTEMS[name]
     arguments = {key: value() if callable(value) else value for key, value in arguments.items()}
     return cls(OWN_BACKBONES.get(name, lambda: backbone)(), **{**arguments, **changes})
+
+
+def slow_but(representative: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """All names as parameters of a test, of which only the representative ones are not slow."""
+    return [name if name in representative else pytest.param(name, marks=pytest.mark.slow) for name in names]

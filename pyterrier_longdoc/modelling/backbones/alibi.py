@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import SimpleNamespace
@@ -97,16 +98,7 @@ class AlibiBert(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> SimpleNamespace:
-        """Encodes token ids.
-
-        Args:
-            input_ids: `(V, T)` int64.
-            attention_mask: `(V, T)`, nonzero = real; None if nothing is padding.
-            token_type_ids: `(V, T)` segments; None for all 0.
-
-        Returns:
-            `last_hidden_state (V, T, H)`.
-        """
+        """`last_hidden_state (V, T, H)` of `(V, T)` ids; without a mask none is padding, without types all are 0."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states = self.dropout(self.norm(self.word_embeddings(input_ids) + self.type_embeddings(types)))
         bias = AlibiBias(self.config.num_attention_heads, input_ids, attention_mask)
@@ -169,13 +161,7 @@ class Attention(nn.Module):
 
 
 class AlibiBias:
-    """The attention bias of a batch, made in slices of rows so that long inputs fit into memory.
-
-    Args:
-        heads: A.
-        input_ids: `(V, T)`, for their shape and device.
-        mask: `(V, T)`, nonzero = real; None if nothing is padding.
-    """
+    """The attention bias of a batch of `(V, T)` ids and A heads, made in slices so that long inputs fit into memory."""
 
     def __init__(self, heads: int, input_ids: torch.Tensor, mask: torch.Tensor | None) -> None:
         count, self.length = input_ids.shape
@@ -205,13 +191,7 @@ class AlibiBias:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Slopes of the attention heads: `2^(-8 i / n)` for a power of two n, else those and every other one of 2n.
-
-    Args:
-        heads: how many.
-
-    Returns:
-        As many slopes, for n = the largest power of two up to `heads`: those of n, then of 2n the odd ones.
+    """Slopes of n attention heads: `2^(-8 i / n)` for a power of two n, else those of the one below and odd ones of 2n.
 
     Example:
         >>> alibi_slopes(3)
@@ -235,9 +215,9 @@ _NAMES = {
     "embeddings.token_type_embeddings": "type_embeddings",
     "embeddings.LayerNorm": "norm",
     "attention.self.Wqkv": "attention.query_key_value",
-    "attention.self.query": "attention.query_key_value.0",
-    "attention.self.key": "attention.query_key_value.1",
-    "attention.self.value": "attention.query_key_value.2",
+    "attention.self.query": "attention.query_key_value/0",
+    "attention.self.key": "attention.query_key_value/1",
+    "attention.self.value": "attention.query_key_value/2",
     "attention.self.layer_norm_q": "attention.query_norm",
     "attention.self.layer_norm_k": "attention.key_norm",
     "attention.output.dense": "attention.out",
@@ -250,26 +230,22 @@ _NAMES = {
     "mlp.down_layer": "down",
     "mlp.layernorm": "norm",
 }
-"""Published name of a module, within its layer if it is in one, to its name here."""
+"""Published name of a module, within its layer if it is in one, to its name here, and which part of it that is."""
 
 _PUBLISHED = re.compile(r"(?:bert\.)?(?:encoder\.layer\.(\d+)\.)?(.+)\.(weight|bias)")
 _NOT_OF_THE_ENCODER = ("cls.", "pooler.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state dict of an `AlibiBert` from that of a published checkpoint.
+    """The state dict of an `AlibiBert` from that of a published checkpoint, without heads and poolers.
 
     Known are JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys
     (`mlp.up_gated_layer`) and MosaicBERT (`Wqkv`).
 
-    Args:
-        published: the checkpoint's weights; those of heads and poolers are left out.
-
     Raises:
         ValueError: if a weight has an unknown name.
     """
-    weights: dict[str, torch.Tensor] = {}
-    parts: dict[str, dict[int, torch.Tensor]] = {}
+    parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for name, tensor in published.items():
         if name.removeprefix("bert.").startswith(_NOT_OF_THE_ENCODER):
             continue
@@ -278,13 +254,9 @@ def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
             # This layout has the gate second.
             tensor = tensor.roll(len(tensor) // 2, dims=0)
         prefix = "" if layer is None else f"layers.{layer}."
-        target, _, part = _NAMES[module].partition(".query_key_value.")
-        if part:
-            parts.setdefault(f"{prefix}{target}.query_key_value.{kind}", {})[int(part)] = tensor
-        else:
-            weights[f"{prefix}{target}.{kind}"] = tensor
-    joined = {name: torch.cat([found[i] for i in sorted(found)]) for name, found in parts.items()}
-    return {**weights, **joined}
+        target, _, part = _NAMES[module].partition("/")
+        parts[f"{prefix}{target}.{kind}"][part] = tensor
+    return {name: torch.cat([found[part] for part in sorted(found)]) for name, found in parts.items()}
 
 
 def _parse(name: str) -> tuple[str | None, str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from ..batching import WindowBatch
+from ..batching import InputRules, WindowBatch
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
@@ -26,46 +27,31 @@ _NUMPY_STATE = threading.Lock()
 GLOBAL_ATTENTION = ("query", "query_only", "cls")
 
 
-class InputRules:
-    """How passes through a backbone are made up; here: nothing special."""
+@dataclass(frozen=True)
+class BackboneOptions:
+    """How a backbone is used where it leaves a choice; the arguments of `LongP` of these names.
 
-    def group(self, length: int) -> int:
-        """Inputs of a pass are of one group; a group holds neighbours in length."""
-        return 0
+    Attributes:
+        pooling: `"cls"`, `"mean"` or `"last"`; None for the checkpoint's own.
+        template: name or text of the template around query and document; None for the tokenizer's own pair layout.
+        answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
+        global_attention: Longformer's, see `LongformerRules`.
+        attention_type: BigBird's, `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        attn_implementation: see `use_attention`.
+    """
 
-    def padded(self, length: int) -> int:
-        """To how many tokens an input of `length` tokens is padded if it is alone."""
-        return length
-
-    def cost(self, length: int) -> int:
-        """What an input of `length` tokens counts towards the most tokens in a pass."""
-        return self.padded(length)
-
-    def longest(self, positions: int) -> int:
-        """The longest input for which a table of so many positions suffices, padding included."""
-        return positions
-
-    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """Inputs besides ids, mask, segments and positions.
-
-        Args:
-            batch: the windows.
-            rows: `(V,)` those of this pass.
-            mask: `(V, T)` their padded mask.
-        """
-        return {}
-
-    @contextmanager
-    def around(self, model: Any, length: int) -> Iterator[None]:
-        """Prepares the model for a pass of padded length `length`, and tidies up after it."""
-        yield
+    pooling: str | None = None
+    template: str | None = None
+    answers: tuple[str, str] | None = None
+    global_attention: str = "query"
+    attention_type: str | None = None
+    attn_implementation: str | None = None
 
 
 class DecoderRules(InputRules):
     """Language models: no cache of keys and values, which only generation needs."""
 
     def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """See the base class."""
         return {"use_cache": False}
 
 
@@ -73,7 +59,6 @@ class EqualLengthRules(InputRules):
     """Encoders that let padding into their states, mask or no mask: passes are of one length, without padding."""
 
     def group(self, length: int) -> int:
-        """See the base class."""
         return length
 
 
@@ -91,11 +76,9 @@ class LongformerRules(InputRules):
         self.global_attention = global_attention
 
     def padded(self, length: int) -> int:
-        """See the base class."""
         return -(-length // self.window) * self.window
 
     def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """See the base class."""
         position = torch.arange(mask.shape[1], device=mask.device)
         start = batch.query_start[rows].unsqueeze(1)
         end = start + batch.query_length[rows].unsqueeze(1)
@@ -127,19 +110,16 @@ class BigBirdRules(InputRules):
         self.longest_full = (5 + 2 * random_blocks) * block
 
     def group(self, length: int) -> int:
-        """See the base class."""
         return self.padded(length) if self.is_sparse(length) else 0
 
     def padded(self, length: int) -> int:
-        """See the base class."""
         return -(-length // self.block) * self.block if self.is_sparse(length) else length
 
     def cost(self, length: int) -> int:
-        """See the base class; transformers 5 writes down all T x T attention weights, block-sparse or not."""
+        # transformers 5 writes down all T x T attention weights, block-sparse or not.
         return self.padded(length) * max(1, length // 1024)
 
     def longest(self, positions: int) -> int:
-        """See the base class."""
         return positions // self.block * self.block if self.is_sparse(positions) else positions
 
     def is_sparse(self, length: int) -> bool:
@@ -148,7 +128,6 @@ class BigBirdRules(InputRules):
 
     @contextmanager
     def around(self, model: Any, length: int) -> Iterator[None]:
-        """See the base class."""
         sparse = self.is_sparse(length)
         model.set_attention_type("block_sparse" if sparse else "original_full")
         # The model seeds numpy's global generator, in transformers 4 also when it is not in training.
@@ -164,39 +143,29 @@ class BigBirdRules(InputRules):
                 np.random.set_state(state)  # noqa: NPY002
 
 
-def rules_for(
-    config: Any,
-    *,
-    global_attention: str = "query",
-    attention_type: str | None = None,
-    answers: tuple[str, str] | None = None,
-) -> InputRules:
-    """The rules of an architecture.
-
-    Args:
-        config: the backbone's configuration.
-        global_attention: for Longformer, see `LongformerRules`.
-        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
-        answers: for language models: the words whose logits are compared; None for other backbones.
+def rules_for(config: Any, options: BackboneOptions) -> InputRules:
+    """The rules of the architecture that a configuration describes.
 
     Raises:
         ValueError: for an option that the architecture does not have.
     """
-    family = config.model_type
-    if global_attention != "query" and family != "longformer":
+    family, answers = config.model_type, options.answers
+    if options.global_attention != "query" and family != "longformer":
         raise ValueError(
-            f"global_attention={global_attention!r} would have no effect: it is Longformer's, not {family}'s"
+            f"global_attention={options.global_attention!r} would have no effect: it is Longformer's, not {family}'s"
         )
-    if attention_type is not None and family != "big_bird":
-        raise ValueError(f"attention_type={attention_type!r} would have no effect: it is BigBird's, not {family}'s")
+    if options.attention_type is not None and family != "big_bird":
+        raise ValueError(
+            f"attention_type={options.attention_type!r} would have no effect: it is BigBird's, not {family}'s"
+        )
     # Of remote code it is not known here whether it answers.
     if answers is not None and not is_decoder(config) and not getattr(config, "auto_map", None):
         raise ValueError(f"answers={answers!r} would have no effect: it is for language models, not {family}")
     if family == "longformer":
         window = config.attention_window
-        return LongformerRules(window if isinstance(window, int) else max(window), global_attention)
+        return LongformerRules(window if isinstance(window, int) else max(window), options.global_attention)
     if family == "big_bird":
-        sparse = (attention_type or config.attention_type) == "block_sparse"
+        sparse = (options.attention_type or config.attention_type) == "block_sparse"
         return BigBirdRules(config.block_size, config.num_random_blocks, sparse)
     if family in _LET_PADDING_IN:
         return EqualLengthRules()
@@ -210,11 +179,7 @@ def is_decoder(config: Any) -> bool:
 
 
 def use_attention(model: Any, implementation: str | None) -> None:
-    """Makes a backbone compute attention by an implementation.
-
-    Args:
-        model: the backbone.
-        implementation: `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
+    """Makes a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
 
     Raises:
         ValueError: if the architecture does not have it.

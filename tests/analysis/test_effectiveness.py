@@ -1,0 +1,136 @@
+"""Effectiveness by the position of the relevant text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import pyterrier_longdoc as ld
+
+# The collections are too small for real comparisons, and the runs made by hand.
+pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
+
+
+def experiment(values: dict[str, list[float]], **arguments) -> ld.ExperimentResults:
+    """Results with the given reciprocal ranks, by putting the relevant document there."""
+    queries = len(next(iter(values.values())))
+    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(queries)], "query": "?"})
+    qrels = topics[["qid"]].assign(docno="relevant", label=1)
+    runs = {}
+    for name, ranks in values.items():
+        rows = [
+            (qid, "relevant" if place == round(1 / rank) else f"other {place}", -float(place))
+            for qid, rank in zip(topics["qid"], ranks, strict=True)
+            for place in range(1, 11)
+        ]
+        runs[name] = pd.DataFrame(rows, columns=["qid", "docno", "score"])
+    return ld.Experiment(runs, topics, qrels, ["RR"], **arguments)
+
+
+MIXED, FALLING = [1.0, 0.5] * 10, [1.0, 0.5] * 5 + [0.1, 0.125] * 5
+POSITIONS = pd.DataFrame({"qid": [f"q{i}" for i in range(20)], "first_token": [50] * 10 + [900] * 10})
+
+
+def test_groups_by_position():
+    results = experiment({"full": MIXED, "start": FALLING}, baselines=["start"])
+    found = ld.effectiveness_by_position(results, POSITIONS)
+    assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
+    assert "queries" in found._repr_html_()
+    table = found.table.set_index(["group", "name"])
+    assert table["queries"].tolist() == [10] * 4
+    assert table.loc[("0 to < 512", "start"), "mean"] == pytest.approx(0.75)
+    assert table.loc[("512 to < 1024", "start"), "mean"] == pytest.approx(0.1125)
+    assert ((table["low"] <= table["mean"]) & (table["mean"] <= table["high"])).all()
+    different = found.comparisons.set_index(["group", "name"])["reject"]
+    assert not different["0 to < 512", "full"]
+    assert different["512 to < 1024", "full"]
+    ratios = found.ratios.set_index("name")
+    start = ratios.loc["start"]
+    assert (start["worst group"], start["best group"]) == ("512 to < 1024", "0 to < 512")
+    assert start["ratio"] == pytest.approx(0.15)
+    assert 0.1 < start["low"] < 0.15 < start["high"] < 0.25
+    assert start["p-value"] == pytest.approx(stats.ttest_ind(FALLING[:10], FALLING[10:], equal_var=False).pvalue)
+    assert ratios.loc["full", "ratio"] == 1
+    # The picture.
+    ax = found.plot()
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "0 to < 512\n10 queries",
+        "512 to < 1024\n10 queries",
+    ]
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend == ["full: worst/best 1.00 (p undefined)", "start: worst/best 0.15 (p < 0.001)"]
+    np.testing.assert_allclose(ax.containers[1][0].get_ydata(), [0.75, 0.1125])
+    full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
+    assert full == [1, 0]  # "full" differs from the baseline in one group
+    assert ax.get_ylabel() == "RR"
+
+
+def test_intervals_are_those_of_the_bootstrap():
+    (row,) = ld.PositionEffectiveness({"all": experiment({"m": FALLING})}).table.to_dict("records")
+    interval = stats.bootstrap((np.array(FALLING),), np.mean, method="percentile", rng=np.random.default_rng(0))
+    assert row["low"] == pytest.approx(interval.confidence_interval.low, abs=0.02)
+    assert row["high"] == pytest.approx(interval.confidence_interval.high, abs=0.02)
+
+
+def test_collections_with_the_same_queries_are_compared_query_by_query():
+    early = 1 / np.random.default_rng(0).integers(1, 4, 20)
+    later = [1 / (round(1 / value) + 1) for value in early]  # always one rank lower
+    results = {
+        "early": experiment({"m": early}),
+        "far": experiment({"m": later}),
+        "also early": experiment({"m": early}),
+    }
+    (row,) = ld.PositionEffectiveness(results).ratios.to_dict("records")
+    assert (row["worst group"], row["best group"]) == ("far", "early")
+    assert row["p-value"] == pytest.approx(3 * stats.ttest_rel(later, early).pvalue)  # three pairs of groups
+    assert row["p-value"] < stats.ttest_ind(later, early, equal_var=False).pvalue
+    far, order = results["far"], np.arange(20)[::-1]
+    values = {name: of_system[:, order] for name, of_system in far.values.items()}
+    reordered = ld.ExperimentResults(values, far.seeds, far.qids[::-1], far.measures)
+    assert ld.PositionEffectiveness({**results, "far": reordered}).ratios.to_dict("records") == [row]
+
+
+def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
+    ranks = np.random.default_rng(1).integers(1, 5, 20)
+    results = {"early": experiment({"m": 1 / ranks}), "far": experiment({"m": 1 / (2 * ranks)})}
+    (row,) = ld.PositionEffectiveness(results).ratios.to_dict("records")
+    assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_groups_too_small_or_without_any_success():
+    results = experiment({"m": [0.05, 0.05, 0.05]})  # beyond the tenth rank: not found
+    positions = pd.DataFrame({"qid": ["q0", "q1", "q2"], "first_token": [0, 0, 600]})
+    found = ld.effectiveness_by_position(results, positions)
+    assert found.ratios[["ratio", "low", "high", "p-value"]].isna().all(axis=None)
+    one = ld.effectiveness_by_position(experiment({"m": [1.0, 0.5, 0.25]}), positions).ratios
+    assert np.isnan(one["p-value"][0])
+
+
+def test_estimated_positions_and_those_of_several_documents():
+    results = experiment({"m": FALLING})
+    frame = pd.concat([POSITIONS, POSITIONS.assign(first_token=POSITIONS["first_token"] + 100)])
+    nowhere = pd.DataFrame({"qid": ["q19"], "first_token": [pd.NA]})
+    frame = pd.concat([frame[frame["qid"] != "q19"], nowhere], ignore_index=True)
+    found = ld.effectiveness_by_position(results, frame, edges=[0, 100, 950])
+    assert {label: of_group.qids for label, of_group in found.groups.items()} == {
+        "100 to < 950": results.qids[:10],
+        ">= 950": results.qids[10:19],
+    }
+
+
+def test_bad_input():
+    results = experiment({"m": MIXED})
+    with pytest.raises(ValueError, match=r"positions lack the column.s. first_token"):
+        ld.effectiveness_by_position(results, POSITIONS.rename(columns={"first_token": "position"}))
+    with pytest.raises(ValueError, match="no evaluated query"):
+        ld.effectiveness_by_position(results, POSITIONS.assign(qid="other"))
+    with pytest.raises(ValueError, match="groups is empty"):
+        ld.PositionEffectiveness({})
+    with pytest.raises(ValueError, match="group 'b' has the systems n"):
+        ld.PositionEffectiveness({"a": results, "b": experiment({"n": MIXED})})
+    with pytest.raises(ValueError, match="confidence=2"):
+        ld.PositionEffectiveness({"a": results}, confidence=2)
+    with pytest.raises(ValueError, match="measure='AP' was not evaluated; choose one of RR"):
+        ld.PositionEffectiveness({"a": results}).plot("AP")

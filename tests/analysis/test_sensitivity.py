@@ -1,0 +1,139 @@
+"""Sensitivity of scores to the place of the passage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from scipy import stats
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis.sensitivity import moved
+
+from ..support import tiny
+from ..support.passages import collection
+
+NEEDLE = "Seventeen purple elephants march."
+KNOWN = collection(12, NEEDLE)
+TOPICS, CORPUS, GOLD = KNOWN.topics, KNOWN.corpus, KNOWN.gold
+
+
+def reader(characters: int | None) -> pt.Transformer:
+    """Likes elephants among the first characters; scores differ a little from document to document."""
+
+    def score(frame):
+        found = ["elephants" in text[:characters] for text in frame["text"]]
+        own = [len(text) % 7 / 100 for text in frame["text"]]
+        return pt.model.add_ranks(frame.assign(score=np.add(found, own)))
+
+    return pt.apply.generic(score)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.77, 1.0])
+def test_a_moved_passage_keeps_all_words_and_sentences(place):
+    for text, row in zip(CORPUS["text"], GOLD.itertuples(), strict=True):
+        version, begins = moved(text, row.start, row.end, place)
+        assert version[begins : begins + len(NEEDLE)] == NEEDLE
+        sentences = [sorted(t.replace(".", ".|").replace("| ", "|").split("|")) for t in (text, version)]
+        assert sentences[0] == sentences[1]
+        assert abs(begins - place * (len(version) - len(NEEDLE) - 1)) <= max(map(len, sentences[0]))
+        assert len(version) == len(text)
+
+
+def test_moving_to_the_ends():
+    assert moved("One. Two. Three.", 5, 9, 0) == ("Two. One. Three.", 0)
+    assert moved("One. Two. Three.", 5, 9, 0.4) == ("One. Two. Three.", 5)
+    assert moved("One. Two. Three.", 4, 10, 1) == ("One. Three. Two.", 12)
+    assert moved("no sentence end", 3, 11, 1) == ("no end sentence", 7)
+    assert moved("all of it", 0, 9, 0.5) == ("all of it", 0)
+
+
+def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
+    found = ld.position_sensitivity({"first": reader(300), "all": reader(None)}, TOPICS, CORPUS, GOLD)
+    table = found.table.set_index(["name", "place"])
+    assert table.loc["first", "change"].is_monotonic_decreasing
+    last = table.loc[("first", 1.0)]
+    assert last["reject"]
+    assert last["lower"] == 1
+    assert last["high"] < 0
+    assert (table.loc["all", ["change", "lower"]] == 0).all(axis=None)
+    assert not table.loc["all", "reject"].any()
+    assert found.scores["place"].nunique() == 5
+    assert repr(found) == "PositionSensitivity(first, all; 120 scores)"
+    assert "p-value" in found._repr_html_()
+    ax = found.plot()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["first", "all"]
+    lines = [container[0].get_ydata() for container in ax.containers]
+    assert lines[0][-1] < -1
+    assert lines[1].tolist() == [0] * 5
+    full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
+    assert full[0] >= 1
+    assert full[1] == 0
+
+
+def test_the_table_by_hand():
+    scores = pd.DataFrame(
+        {"name": "m", "qid": np.repeat(["a", "b", "c"], 4), "docno": np.tile(["x", "x", "y", "y"], 3)}
+    )
+    scores = scores.assign(place=[0.0, 1.0] * 6, first_token=[0, 9] * 6, length=10)
+    scores["score"] = [5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0]
+    table = ld.PositionSensitivity(scores).table
+    first, last = np.array([4.0, 3.0, 2.0]), np.array([3.0, 3.0, 1.0])
+    row = table.iloc[1]
+    assert table.iloc[0][["change", "low", "high", "lower"]].tolist() == [0, 0, 0, 0]
+    assert row["score"] == pytest.approx(last.mean())
+    assert row["change"] == pytest.approx((last - first).mean() / first.std(ddof=1))
+    assert row["lower"] == pytest.approx(2 / 3)
+    assert row["p-value"] == pytest.approx(stats.ttest_rel(last, first).pvalue)
+    assert row["low"] <= row["change"] <= row["high"]
+    assert row["first_token"] == 9
+
+
+def test_scores_are_those_of_the_moved_documents(cross_encoder):
+    topics, corpus, gold = TOPICS.head(3), CORPUS.head(3), GOLD.head(3)
+    model = ld.MaxP(cross_encoder, window_size=40, stride=30)
+    before = [frame.copy() for frame in (topics, corpus, gold)]
+    found = ld.position_sensitivity(model, topics, corpus, gold, places=[0, 1], tokenizer=tiny.tokenizer()).scores
+    for frame, old in zip((topics, corpus, gold), before, strict=True):
+        pd.testing.assert_frame_equal(frame, old)
+    spans = zip(corpus["text"], gold["start"], gold["end"], strict=True)
+    texts = [moved(*span, place)[0] for span in spans for place in (0, 1)]
+    frame = pd.DataFrame({"qid": found["qid"], "query": "elephants", "docno": found.index.astype(str), "text": texts})
+    np.testing.assert_allclose(found["score"], model(frame)["score"], rtol=1e-5)
+    assert found["name"].unique().tolist() == ["MaxP"]
+    lengths = [len(tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    assert found["length"].tolist() == lengths
+    assert (found["first_token"] == 0).tolist() == [True, False] * 3
+
+
+def test_estimated_positions_serve_as_gold():
+    found = ld.relevant_positions(
+        TOPICS, KNOWN.qrels, CORPUS, passages=KNOWN.passages, locator=ld.PassageLocator(min_words=4)
+    ).matched
+    assert found["first_token"].tolist() == GOLD["first_token"].tolist()
+    by_estimate, by_gold = (ld.position_sensitivity(reader(300), TOPICS, CORPUS, at).scores for at in (found, GOLD))
+    pd.testing.assert_frame_equal(by_estimate, by_gold)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"systems": {}}, "systems is empty"),
+        ({"places": [0.5]}, "places="),
+        ({"places": [0, 1.5]}, "places="),
+        ({"gold": GOLD.drop(columns="end")}, "gold lack the column.s. end"),
+        ({"topics": TOPICS.drop(columns="query")}, "topics lack the column.s. query"),
+        ({"topics": pd.DataFrame({"qid": ["other"], "query": "?"})}, "no qid in common"),
+        ({"gold": pd.concat([GOLD, GOLD])}, "several passages of document 'd0' for query 'q0'"),
+        ({"gold": GOLD.assign(end=10**6)}, "gold has no passage of document 'd0' from character"),
+        ({"gold": GOLD.assign(end=pd.NA)}, "gold has no passage of document 'd0' from character"),
+        ({"gold": GOLD.assign(start=-1)}, "gold has no passage of document 'd0' from character -1"),
+        ({"corpus": CORPUS.head(1)}, "document 'd1' of gold is not in the corpus"),
+        ({"systems": {"cut": reader(None) % 1}}, "'cut' returned no finite score for 48 of 60 documents"),
+    ],
+)
+def test_clear_errors(changes, message):
+    given = {"systems": reader(None), "topics": TOPICS, "corpus": CORPUS, "gold": GOLD, **changes}
+    with pytest.raises(ValueError, match=message):
+        ld.position_sensitivity(**given)

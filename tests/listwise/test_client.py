@@ -1,0 +1,185 @@
+"""Long runs: replay cache, pickling, interruption, `kill -9`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pyterrier_longdoc.listwise import (
+    CallableBackend,
+    LLMClient,
+    NotInCacheError,
+    Prices,
+    RankGPT,
+    UnreadableReplyError,
+)
+
+from ..support.llm import Scripted, candidates, oracle
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"list_size": 4, "step": 2}
+
+
+def cached(model, path, **options) -> LLMClient:
+    return LLMClient(CallableBackend(model, name="tests.model"), cache=path, **options)
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    return tmp_path / "new folder" / "replies.sqlite"
+
+
+def test_a_second_run_asks_nothing_and_ranks_the_same(path):
+    run, model = candidates(queries=3, documents=6), Scripted(oracle)
+    assert len(cached(model, path).cache) == 0
+    first = RankGPT(cached(model, path), **SMALL)(run)
+    assert len(model.asked) == 6
+    client = cached(Scripted(AssertionError("asked")), path, prices=Prices(1, 1), replay_only=True)
+    ranker = RankGPT(client, **SMALL)
+    pd.testing.assert_frame_equal(ranker(run), first)
+    assert len(client.cache) == 6
+    assert client.ledger.cost == 0
+    assert client.ledger.table()[["calls", "replayed"]].values.tolist() == [[2, 2]] * 3
+    assert (client.ledger.table()["saved"] > 0).all()
+    with pytest.raises(NotInCacheError, match=r"query 'q0': .* has no reply to this prompt"):
+        ranker(run.assign(query="something else"))
+
+
+def test_the_key_has_all_that_a_reply_depends_on(path):
+    run, model = candidates(documents=3), Scripted(oracle)
+    client = cached(model, path)
+    other_model, other_settings = cached(model, path), cached(model, path)
+    other_model.backend.model = "other"
+    other_settings.backend.settings = {"temperature": 1}
+    for asked, (llm, frame) in enumerate(
+        (
+            (client, run),
+            (other_model, run),
+            (other_settings, run),
+            (client, run.assign(query="other")),
+            (client, run.assign(text=["other is worth 3.", *run["text"][1:]])),
+            (client, run.assign(score=-run["score"])),
+        ),
+        start=1,
+    ):
+        for _ in range(2):
+            RankGPT(llm)(frame)
+            assert len(model.asked) == asked
+
+
+def test_retries_and_failures_are_replayed_too(path):
+    run = candidates(documents=3)
+    RankGPT(cached(Scripted("no", "[3] > [2] > [1]"), path))(run)
+    replay = RankGPT(cached(Scripted(""), path, replay_only=True), report=True)
+    assert replay(run)["llm_retries"].tolist() == [1] * 3
+
+
+def test_a_failed_run_keeps_its_replies(path):
+    run, model = candidates(queries=4, documents=3), Scripted(*[oracle] * 3, "no idea")
+    with pytest.raises(UnreadableReplyError):
+        RankGPT(cached(model, path), retries=0)(run)
+    assert len(cached(model, path).cache) == 4  # the unreadable one too: it was paid for
+
+
+def test_the_same_prompt_in_two_threads_is_paid_once(path):
+    run = candidates(documents=3)
+    model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
+    client = cached(model, path)
+    RankGPT(client, concurrency=2)(pd.concat([run, run.assign(qid="other")]))
+    assert len(model.asked) == 1
+    assert client.ledger.table()["replayed"].sum() == 1
+
+
+def test_odd_replies_survive_the_cache(path):
+    run = candidates(documents=2)
+    reply = "[2] > [1] \ud83d \x00 " + "é" * 1000
+    first = RankGPT(cached(Scripted(reply), path))(run)
+    assert RankGPT(cached(Scripted(""), path, replay_only=True))(run).equals(first)
+
+
+def test_what_a_cache_cannot_know_is_refused(path):
+    for unnamed in (lambda messages: "", Scripted("")):
+        with pytest.raises(ValueError, match=r"use CallableBackend\(function, name=...\)"):
+            LLMClient(unnamed, cache=path)
+    assert LLMClient(oracle, cache=path).backend.model == "tests.support.llm.oracle"
+    with pytest.raises(ValueError, match="replay_only=True needs cache="):
+        LLMClient(oracle, replay_only=True)
+    client = cached(oracle, path)
+    client.backend.settings = {"x": object()}
+    with pytest.raises(ValueError, match="cannot be a cache key"):
+        RankGPT(client)(candidates(documents=2))
+
+
+def test_client_and_ranker_can_be_pickled(path):
+    ranker = RankGPT(cached(oracle, path, prices=Prices(1, 1), max_cost=1.0), **SMALL)
+    run = candidates(documents=6)
+    out = pickle.loads(pickle.dumps(ranker))(run)
+    assert ranker(run).equals(out)
+    copy = pickle.loads(pickle.dumps(ranker))
+    assert copy(run).equals(out)
+    assert [one.ledger.table()["calls"].tolist() for one in (copy, ranker)] == [[4], [2]]  # each has its own
+
+
+CHILD = """
+import os, signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+from pyterrier_longdoc.listwise import CallableBackend, LLMClient, RankGPT
+from tests.support.llm import candidates, oracle
+
+def model(messages):
+    # Atomic in a file opened to append; the reply comes later, as that of a server does.
+    with open(sys.argv[1], "a") as calls:
+        calls.write(f"{hash(str(messages))}\\n")
+    # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
+    with open(sys.argv[1]) as calls:
+        time.sleep(0.02 if len(calls.readlines()) < int(sys.argv[4]) else 1.0)
+    return oracle(messages)
+
+client = LLMClient(CallableBackend(model, name="m"), cache=sys.argv[2])
+out = RankGPT(client, list_size=4, step=2, concurrency=4)(candidates(queries=50, documents=6))
+out.to_csv(sys.argv[3])
+"""
+
+
+def start(folder: Path, slow_after: int = 10**6) -> subprocess.Popen:
+    files = [str(folder / name) for name in ("calls", "replies.sqlite", "run.csv")]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CHILD, *files, str(slow_after)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_run_goes_on_where_it_was(tmp_path, kill):
+    child, calls = start(tmp_path, slow_after=40), tmp_path / "calls"
+    while not calls.exists() or len(calls.read_text().splitlines()) < 37:
+        assert child.poll() is None
+        time.sleep(0.005)
+    child.send_signal(kill)
+    stderr = child.communicate(timeout=60)[1].decode()
+    before = calls.read_text().splitlines()
+    stored = len(LLMClient(CallableBackend(oracle), cache=tmp_path / "replies.sqlite").cache)
+    assert 30 <= stored < 90
+    assert not (tmp_path / "run.csv").exists()
+    if kill == signal.SIGINT:
+        assert "KeyboardInterrupt" in stderr
+        assert stored == len(before)  # what was under way was waited for and stored
+    else:
+        assert len(before) - stored <= 4  # no more is lost than was under way
+    assert start(tmp_path).wait(timeout=120) == 0
+    asked = calls.read_text().splitlines()
+    assert len(asked) - len(before) == 100 - stored  # each of 50 queries has two lists
+    assert len(asked) - len(set(asked)) == len(before) - stored  # no reply that was stored is asked for again
+    RankGPT(oracle, **SMALL)(candidates(queries=50, documents=6)).to_csv(tmp_path / "whole.csv")
+    assert (tmp_path / "run.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

@@ -1,0 +1,238 @@
+# ruff: noqa: RUF001
+"""What goes into a prompt, and what counts as a ranking in a reply."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.listwise.messages import (
+    ListwisePrompt,
+    Tokens,
+    clean,
+    fair_limit,
+    parse_ranking,
+    reminder,
+    without_reasoning,
+)
+
+from ..support import tiny
+
+# Prompts.
+
+HARD = st.sampled_from(
+    [*"[]>,;0123456789 \n.-*`\"'<>", "[1]", "[2] > ", "[3, 4]", "<think>", "</think>", "１", "【", "٣"]
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(), st.lists(HARD).map("".join)))
+def test_no_cleaned_text_can_pass_for_an_id(text):
+    cleaned = clean(text)
+    assert not re.search(r"[\[［【〔]\s*\d[\d\s,]*[\]］】〕]", cleaned)
+    assert cleaned == " ".join(cleaned.split())
+    assert clean(cleaned) == cleaned
+
+
+def test_chat_turns_alternate():
+    messages = ListwisePrompt()("old\ndog [1]", ["a [2] > [1]", "b"])
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
+    assert [messages[3]["content"], messages[5]["content"]] == ["[1] a (2) > (1)", "[2] b"]
+    for message in (messages[1], messages[-1]):
+        assert "Query: old dog (1)" in message["content"]
+        assert "2 documents" in message["content"]
+
+
+def test_a_single_message_in_which_texts_are_not_templates():
+    system, user = ListwisePrompt("single")("{n} {query}", ["{number} {text} %s", "}{"])
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert "Query: {n} {query}" in user["content"]
+    assert "\n[1] {number} {text} %s\n[2] }{\n" in user["content"]
+    assert [message["role"] for message in ListwisePrompt("single", system="")("q", ["a"])] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"form": "chat"}, "form='chat' is unknown; choose one of turns, single"),
+        ({"document": "{text}"}, "must use"),
+        ({"document": "[{number}] {text} {title}"}, "it may use"),
+        ({"closing": "{"}, "is no template"),
+        ({"opening": "", "closing": "Order {n}"}, "would not see the query"),
+    ],
+)
+def test_wrong_templates(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ListwisePrompt(**arguments)
+
+
+def test_reminder_repeats_no_more_than_a_server_takes():
+    messages = [{"role": "user", "content": "?"}]
+    assert [m["content"] for m in reminder(messages, " \n", "again")] == ["?", "(no answer)", "again"]
+    assert len(reminder(messages, "x" * 10**6, "again")[1]["content"]) == 2000
+    assert len(messages) == 1
+
+
+# Tokens.
+
+TOKENIZERS = {
+    "none": None,
+    "huggingface": tiny.tokenizer(),
+    "tiktoken": SimpleNamespace(encode_ordinary=str.split, encode_batch=None),
+    "function": lambda text: len(re.findall(r"\S+", text)),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_cutting_reads_as_much_as_fits(kind):
+    tokens = Tokens(TOKENIZERS[kind])
+    text = "the old cat, the dog and the river. " * 50
+    for limit in (1, 7, 100):
+        cut = tokens.cut(text, limit)
+        assert text.startswith(cut)
+        assert tokens.count(cut) == limit
+    assert tokens.cut(text, 10**6) == text
+    assert tokens.cut("", 1) == ""
+
+
+def test_tokens_can_be_pickled_and_refuse_what_is_no_tokenizer():
+    assert pickle.loads(pickle.dumps(Tokens())).count("nine char") == 3
+    with pytest.raises(TypeError, match="must be a tokenizer, its name, or a function"):
+        Tokens(3)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=20), st.integers(20, 3000))
+def test_fair_limit_uses_the_budget(lengths, budget):
+    limit = fair_limit(lengths, budget)
+    assert sum(min(length, limit) for length in lengths) <= budget
+    if max(lengths) > limit:
+        assert sum(min(length, limit + 1) for length in lengths) > budget
+
+
+# Replies.
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "[3] > [1] > [2]",
+        "[3]>[1]>[2]",
+        "  [3] >\n[1] >\n[2]\n",
+        "[3], [1], [2]",
+        "[3] [1] [2]",
+        "[3][1][2]",
+        "[3]\n[1]\n[2]",
+        "- [3]\n- [1]\n- [2]",
+        "1. [3]\n2. [1]\n3. [2]",
+        "Sure, here it is:\n\n1. [3]\n2. [1]\n3. [2]\n\nTell me if you need more.",
+        "The order is **[3]** > **[1]** > **[2]**.",
+        "`[3] > [1] > [2]`",
+        "[3, 1, 2]",
+        '["3", "1", "2"]',
+        '["[3]", "[1]", "[2]"]',
+        "[\n  3,\n  1,\n  2\n]",
+        "```json\n[3, 1, 2]\n```",
+        "Here is the list:\n[3, 1, 2]\nDone.",
+        "<think>[1] > [2] > [3]? No.</think>[3] > [1] > [2]",
+        "[1] > [2] > [3] it seems, but no.</think>\n[3] > [1] > [2]",
+        "<THINKING>hm</THINKING>[3] > [1] > [2]",
+        "Written like [2] > [1]:\n[3] > [1] > [2]",
+        "[2] > [1]\n[3] > [1] > [2]",
+        "Of the three, [3] > [1]; I leave out the other.\n[3] > [1] > [2]",
+        "First try: [1] > [2] > [3]. Better: [3] > [1] > [2].",
+        "[1], whose number stands far from every other one, is good.\n[3] > [1] > [2]",
+        "［３］ > ［１］ > ［２］",
+        "【3】 > 【1】 > 【2】",
+        "[٣] > [١] > [٢]",
+        "[३] > [१] > [२]",
+    ],
+)
+def test_rankings(reply):
+    parsed = parse_ranking(reply, 3)
+    assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == ([2, 0, 1], 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "order", "missing", "duplicates", "unknown"),
+    [
+        ("[3] > [3] > [9] > [0] > [2]", [2, 1, 0, 3, 4], 3, 1, 2),  # models.md section 8
+        ("[3]", [2, 0, 1, 3, 4], 4, 0, 0),
+        ("[2] > [1] > [", [1, 0, 2, 3, 4], 3, 0, 0),  # cut off
+        ("[2, 2, 1, 7]", [1, 0, 2, 3, 4], 3, 1, 1),
+        ("[2] > [1] > [3", [1, 0, 2, 3, 4], 3, 0, 0),
+        ("[4] > [" + "1" * 5000 + "] > [3] > [2]", [3, 2, 1, 0, 4], 2, 0, 1),
+    ],
+)
+def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unknown):
+    parsed = parse_ranking(reply, 5)
+    assert (parsed.order, parsed.missing, parsed.duplicates, parsed.unknown) == (order, missing, duplicates, unknown)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        " \n ",
+        "I can't rank these 5 passages (policy 3.2).",
+        "I'm sorry, but I cannot compare [1] and [2] for you.",
+        "As an AI, see [1][2] and [3, 4].",
+        "Under rule [4] I must decline.",
+        "I will not write [2] > [1] or anything like it.",
+        "2 > 1 > 3 > 5 > 4",
+        "1. 2\n2. 5\n3. 1",
+        "Document 2 is best, then 4.",
+        "(2) > (1)",
+        "No document is relevant.",
+        "抱歉，我无法对这5个段落进行排序。",
+        "Извините, 5 документов [1] и [2] я не сравниваю.",
+        "عذرًا، لا يمكنني ترتيب هذه ٥ مقاطع",
+        "<think>[2] > [1] > [3] > [4] > [5]",
+        "<think>[2] > [1]</think>",
+        "[0] > [9] > [77]",
+        "[-1] > [-2]",
+        "[1.5] > [2.5]",
+        "[a] > [b]",
+        "[1]\n[2] is something I refuse to judge",
+        "[1] [2] [3] are alike, so are [4] [5]",
+        "ERROR::other",
+        "{}",
+        "[]",
+    ],
+)
+def test_what_is_no_ranking(reply):
+    assert parse_ranking(reply, 5) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(), st.lists(HARD).map("".join)), st.integers(0, 30))
+def test_always_a_permutation_or_a_failure(reply, n):
+    parsed = parse_ranking(reply, n)
+    if parsed is None:
+        return
+    assert sorted(parsed.order) == list(range(n))
+    assert 0 <= parsed.missing < n
+    named = parsed.order[: n - parsed.missing]
+    assert parsed.order[n - parsed.missing :] == sorted(set(range(n)) - set(named))
+    # Every document that was named stands in brackets in the reply: digits alone are never a ranking.
+    assert re.search(r"[\[［【〔]", reply)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", ["[", "[1]", "[1,", "[1, 2]", "[1] > ", "[1]\n", " \n", "<think>", "[1] > [2] x"])
+def test_huge_replies_take_linear_time(piece):
+    start = time.process_time()
+    parse_ranking(piece * (300_000 // len(piece)), 20)
+    assert time.process_time() - start < 10  # quadratic time would be minutes
+
+
+def test_reasoning_is_removed():
+    assert without_reasoning("a<think>b</think>c<think>d</think>e") == "e"
+    assert without_reasoning("a<think>b") == "a"
+    assert without_reasoning("plain") == "plain"

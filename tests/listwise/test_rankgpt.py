@@ -1,0 +1,219 @@
+"""RankGPT as a PyTerrier transformer: frames, inspection, experiments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import unittest
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.common.frames import TruncationWarning
+from pyterrier_longdoc.listwise import ListwisePrompt, LLMClient, OpenAIBackend, RankGPT
+from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
+
+from ..support import tiny
+from ..support.llm import candidates, oracle, shown
+
+NEW_COLUMNS = ["score", *REPORT_COLUMNS, "rank"]
+
+
+def by_length(messages) -> str:
+    """Prefers long texts, then the alphabet."""
+    documents = sorted(shown(messages), key=lambda one: (-len(one[1]), one[1]))
+    return " > ".join(f"[{number}]" for number, _ in documents)
+
+
+def nobody(messages) -> str:
+    raise AssertionError("asked")
+
+
+def reporting(llm) -> RankGPT:
+    return RankGPT(llm, report=True, list_size=2, step=1, concurrency=2, shuffles=2)
+
+
+def test_empty_frames(results):
+    full = reporting(by_length)(results)
+    empty = reporting(nobody)(results.iloc[:0])
+    assert list(empty.columns) == list(full.columns)
+    assert empty.dtypes[NEW_COLUMNS].equals(full.dtypes[NEW_COLUMNS])
+    bare = reporting(nobody)(pd.DataFrame(columns=["qid", "query", "docno", "text", "_x"]))
+    assert bare.columns.tolist() == ["qid", "query", "docno", "text", "_x", *NEW_COLUMNS]
+    with pytest.raises(pt.validate.InputValidationError):
+        reporting(nobody)(pd.DataFrame())
+
+
+def test_rows_columns_index_are_the_inputs(results):
+    frame = results.assign(title="t", _x=1.5, label_of_user="l").set_index(pd.Index([7, 7, 0, 3, 3]))
+    before = frame.copy(deep=True)
+    out = reporting(by_length)(frame)
+    assert frame.equals(before)
+    others = [column for column in frame.columns if column not in NEW_COLUMNS]
+    pd.testing.assert_frame_equal(out[others], frame[others])
+    assert (out["score"].dtype, out["rank"].dtype) == (np.float64, np.int64)
+    for _, query in out.groupby("qid"):
+        assert sorted(query["score"]) == list(range(1, len(query) + 1))
+        assert (query["score"] + query["rank"] == len(query)).all()
+
+
+def test_order_of_rows_batches_and_dtypes_do_not_matter(results):
+    ranker = reporting(by_length)
+    out = ranker(results)
+    mixed = ranker(results.sample(frac=1, random_state=1))
+    pd.testing.assert_frame_equal(mixed.sort_index(), out, check_dtype=False)
+    by_query = results.sort_values("qid", kind="stable")
+    batches = pd.concat(list(ranker.transform_gen(by_query, batch_size=1)))
+    assert batches["score"].tolist() == ranker(by_query)["score"].tolist()
+    narrow = {"qid": int, "score": "float32", "rank": "int32"}
+    assert RankGPT(by_length)(results.astype(narrow))["score"].tolist() == RankGPT(by_length)(results)["score"].tolist()
+
+
+def test_rows_of_one_docno(results):
+    """Equal texts are one document, different ones are several."""
+    single = reporting(by_length)(results)["score"].tolist()
+    out = reporting(by_length)(pd.concat([results, results.iloc[[0, 3]]]))
+    assert out["score"].tolist() == [*single, single[0], single[3]]
+    frame = pd.DataFrame({"qid": "1", "query": "q", "docno": "d", "text": ["a", "bbb", "cc"]})
+    assert RankGPT(by_length)(frame)["score"].tolist() == [1.0, 3.0, 2.0]
+
+
+def test_where_texts_come_from(results):
+    scores = RankGPT(by_length)(results)["score"].tolist()
+    assert RankGPT(by_length)(results.fillna({"text": ""}))["score"].tolist() == scores
+    parts = results.drop(columns="text").assign(title="T", body=results["text"])
+    joined = RankGPT(by_length, text_field=("title", "body"))(parts)
+    assert joined["score"].tolist() == scores
+    loader = pt.apply.generic(lambda frame: frame.assign(text=results["text"].tolist()))
+    assert RankGPT(by_length, text_loader=loader)(results.drop(columns="text"))["score"].tolist() == scores
+    with pytest.raises(pt.validate.InputValidationError, match="needs the text of the documents"):
+        RankGPT(nobody)(results.drop(columns="text"))
+    with pytest.raises(ValueError, match="qid '1' has several texts in column 'query'"):
+        RankGPT(nobody)(results.assign(query=list("abcde")))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.text(max_size=20), st.floats(-5, 5)), max_size=12
+    )
+)
+def test_any_frame_is_ranked(rows):
+    frame = pd.DataFrame(rows, columns=["qid", "docno", "text", "score"]).assign(query="q")
+    for _, query in reporting(by_length)(frame).groupby("qid"):
+        documents = len(query.drop_duplicates(["docno", "text"]))
+        assert query["score"].nunique() == query["score"].max() == documents
+
+
+# PyTerrier.
+
+
+def test_pyterrier_test_case():
+    case = pt.testing.transformer_test_class(lambda: reporting(nobody))
+    outcome = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
+    assert outcome.testsRun == 2
+    assert not outcome.failures + outcome.errors
+
+
+def test_inspection_asks_nothing():
+    ranker = reporting(nobody)
+    assert pt.inspect.transformer_inputs(ranker) == [["qid", "docno", "query", "text"]]
+    columns = pt.inspect.transformer_outputs(ranker, ["qid", "query", "docno", "text"])
+    assert columns == ["qid", "query", "docno", "text", *NEW_COLUMNS]
+    attributes = {attribute.name: attribute.value for attribute in pt.inspect.transformer_attributes(ranker)}
+    assert attributes["llm"] is nobody
+    assert pt.inspect.transformer_apply_attributes(ranker, retries=0).retries == 0
+    assert pt.inspect.subtransformers(ranker) == {}
+
+
+def test_names_are_short_and_tell_settings_apart():
+    assert repr(RankGPT(oracle)) == "RankGPT(CallableBackend(tests.support.llm.oracle))"
+    client = LLMClient(OpenAIBackend("gpt-x"))
+    assert repr(client) == "LLMClient(OpenAIBackend('gpt-x'))"
+    assert repr(RankGPT(client, max_doc_len=512)) == "RankGPT(OpenAIBackend('gpt-x'), max_doc_len=512)"
+    for prompt, name in ((ListwisePrompt("single"), "single"), (lambda query, texts: [], "own")):
+        assert repr(RankGPT(client, prompt=prompt)) == f"RankGPT(OpenAIBackend('gpt-x'), prompt={name})"
+
+
+RUN = candidates(queries=3, documents=6)
+TOPICS = RUN[["qid", "query"]].drop_duplicates()
+LOADER = pt.apply.generic(lambda frame: frame.merge(RUN[["qid", "docno", "text"]], on=["qid", "docno"], how="left"))
+LOADED = pt.Transformer.from_df(RUN[["qid", "docno", "score", "rank"]]) >> LOADER
+QRELS = pd.DataFrame({"qid": ["q0", "q1", "q2"], "docno": ["d1", "d2", "d3"], "label": [1, 2, 1]})
+
+
+def test_experiment_plans_agree_and_grid_search_changes_settings():
+    systems = [LOADED >> RankGPT(oracle), LOADED >> RankGPT(oracle, list_size=3, step=1), LOADED]
+    tables = [
+        pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"], plan=plan, batch_size=size, validate="error")
+        for plan, size in (("linear", None), ("tree", None), ("linear", 1))
+    ]
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    pd.testing.assert_frame_equal(tables[0], tables[2])
+    ranker = RankGPT(oracle)
+    pt.GridSearch(LOADED >> ranker, {ranker: {"top_k": [2, 6]}}, TOPICS, QRELS, metric="map", verbose=False)
+    assert ranker.top_k in (2, 6)
+
+
+def test_progress_only_if_verbose(results, capsys):
+    RankGPT(by_length)(results)
+    assert capsys.readouterr().err == ""
+    RankGPT(by_length, verbose=True)(results)
+    assert "100%" in (shown := capsys.readouterr().err)
+    assert "2/2 queries" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"list_size": 1}, "step=10 must be smaller than list_size=1"),
+        ({"step": 0}, "step=0 must be at least 1"),
+        ({"list_size": 5, "step": 5}, "step=5 must be smaller than list_size=5"),
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"max_doc_len": 0}, "max_doc_len=0 must be"),
+        ({"max_prompt_tokens": -1}, "max_prompt_tokens=-1 must be"),
+        ({"retries": -1}, "retries=-1 must be"),
+        ({"shuffles": -1}, "shuffles=-1 must be"),
+        ({"concurrency": 0}, "concurrency=0 must be"),
+        ({"on_failure": "nan"}, "on_failure='nan' is unknown; choose one of raise, keep, nan-free-bottom"),
+        ({"prompt": "rank!"}, "prompt='rank!' must be"),
+        ({"text_field": ""}, "text_field=''"),
+        ({"llm": "gpt-4o"}, "llm='gpt-4o' must be a backend, an LLMClient, or a function"),
+    ],
+)
+def test_wrong_arguments(arguments, message, results):
+    with pytest.raises(ValueError, match=message):
+        RankGPT(**{"llm": nobody, **arguments})
+    later = RankGPT(nobody)
+    for name, value in arguments.items():
+        setattr(later, name, value)
+    with pytest.raises(ValueError, match=message):
+        later(results)
+
+
+def test_one_truncation_warning(results):
+    ranker = RankGPT(by_length, max_doc_len=5, tokenizer=tiny.tokenizer())
+    with pytest.warns(TruncationWarning, match="did not read all of the text"):
+        ranker(results)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TruncationWarning)
+        ranker(results)
+    assert (ranker.coverage.queries, ranker.coverage.documents) == (2, 3)  # distinct texts
+    assert ranker.coverage.tokens_read == 5 + 3 + 0
+
+
+@pytest.mark.slow
+def test_import_loads_neither_torch_nor_clients():
+    code = (
+        "import sys, pyterrier_longdoc.listwise, pyterrier_longdoc.analysis.judging\n"
+        "heavy = ('torch', 'transformers', 'openai', 'anthropic', 'tenacity', 'sklearn')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

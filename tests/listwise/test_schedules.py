@@ -1,0 +1,266 @@
+"""How RankGPT walks through a list: lists of documents, failures, retries, shuffles, budgets, several queries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.common.frames import TruncationWarning
+from pyterrier_longdoc.listwise import (
+    BackendError,
+    ContextOverflowError,
+    IncompleteReplyWarning,
+    ListwisePrompt,
+    RankGPT,
+    UnreadableReplyError,
+)
+from pyterrier_longdoc.listwise.messages import Tokens
+from pyterrier_longdoc.listwise.schedules import BackToFront, in_parallel
+
+from ..support.llm import Scripted, candidates, oracle, order, shown, worth
+
+REFUSAL = "I can't rank these 5 passages (policy 3.2)."
+
+
+# Lists.
+
+
+@pytest.mark.parametrize(
+    ("n", "places"),
+    [
+        (0, []),
+        (1, []),
+        (10, [(0, 10)]),
+        (20, [(0, 20)]),
+        (25, [(5, 25), (0, 15)]),
+        (100, [(i, i + 20) for i in range(80, -1, -10)]),
+    ],
+)
+def test_places(n, places):
+    assert BackToFront(20, 10).places(n) == places
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(2, 300), st.integers(2, 40), st.data())
+def test_lists_always_reach_the_top_and_overlap(n, size, data):
+    step = data.draw(st.integers(1, size - 1))
+    places = BackToFront(size, step).places(n)
+    assert places[0][1] == n
+    assert places[-1][0] == 0
+    assert all(1 < end - start <= size for start, end in places)
+    for (start, _), (_, next_end) in pairwise(places):
+        assert next_end - start == min(size, n) - step
+
+
+@pytest.mark.parametrize("form", ["turns", "single"])
+def test_oracle_brings_the_true_top_ten_up_in_nine_calls_per_query(form):
+    run, calls = candidates(queries=3), []
+    # Prompts of the single form have the documents in one message; the oracle reads both.
+    ranker = RankGPT(lambda m: calls.append(1) or oracle(m), prompt=ListwisePrompt(form), concurrency=3)
+    out = ranker(run)
+    assert len(calls) == 9 * 3
+    for _, ranked in out.assign(worth=worth(out)).sort_values("rank").groupby("qid"):
+        assert ranked["worth"].tolist()[:10] == list(range(99, 89, -1))
+        assert (ranked["score"].diff().dropna() == -1).all()
+
+
+def test_one_document_asks_nothing():
+    assert RankGPT(Scripted(AssertionError("asked")))(candidates(documents=1))["score"].tolist() == [1.0]
+
+
+def test_documents_are_shown_in_the_order_of_the_first_stage():
+    run, seen = candidates(documents=4), []
+    model = Scripted(lambda m: seen.append([t.split()[1] for _, t in shown(m)]) or "[1] > [2] > [3] > [4]")
+    for frame in (
+        run.iloc[[2, 0, 3, 1]],
+        run.drop(columns="rank").iloc[[3, 2, 1, 0]],
+        run.drop(columns="score").iloc[[1, 0, 3, 2]],
+        run.assign(score=1.0).iloc[[3, 0, 2, 1]],
+        run.drop(columns=["score", "rank"]),
+        run.assign(score=[3.0, 2.0, 1.0, float("nan")], rank=0).iloc[[3, 1, 2, 0]],
+    ):
+        assert order(RankGPT(model)(frame)) == ["d0", "d1", "d2", "d3"]
+    assert seen == [["0", "1", "2", "3"]] * 6
+
+
+def test_only_the_top_k_are_shown():
+    model = Scripted("[3] > [2] > [1]")
+    assert order(RankGPT(model, top_k=3)(candidates(documents=6))) == ["d2", "d1", "d0", "d3", "d4", "d5"]
+    assert [len(shown(messages)) for messages in model.asked] == [3]
+
+
+# Failures.
+
+
+def test_failure_raises_and_says_where():
+    model = Scripted("[2] > [1] > [3]", REFUSAL)
+    with pytest.raises(UnreadableReplyError, match=r"query 'q0', documents 1 to 3: .* after 1 retries: .*policy 3\.2"):
+        RankGPT(model, list_size=3, step=1, retries=1)(candidates(documents=4))
+    assert len(model.asked) == 3
+
+
+def test_failed_list_keeps_its_order_and_says_so():
+    ranker = RankGPT(Scripted(REFUSAL), on_failure="keep", retries=2, report=True)
+    with pytest.warns(IncompleteReplyWarning, match="in 1 of 1 queries, 1 of 1 prompts had no readable"):
+        out = ranker(candidates(documents=3))
+    assert order(out) == ["d0", "d1", "d2"]
+    assert out["llm_failed"].tolist() == [1] * 3
+    assert (out["llm_refusals"][0], out["llm_retries"][0]) == (3, 2)
+
+
+def test_failed_list_goes_to_the_bottom():
+    def model(messages):
+        documents = shown(messages)
+        return REFUSAL if any("document 4 " in text for _, text in documents) else oracle(messages)
+
+    run = candidates(documents=5, shuffle=1)  # worth 0, 1, 2, 3, 4
+    with pytest.warns(IncompleteReplyWarning):
+        out = RankGPT(model, list_size=3, step=1, retries=0, on_failure="nan-free-bottom")(run)
+    assert out.set_index("docno")["score"].to_dict() == {"d1": 5, "d0": 4, "d2": 0, "d3": 0, "d4": 0}
+    assert out["rank"].tolist() == [1, 0, 2, 3, 4]
+
+
+def test_retries_show_the_reply_and_ask_again():
+    model = Scripted(REFUSAL, "", "[2] > [1] > [3]")
+    ranker = RankGPT(model, report=True)
+    assert order(ranker(candidates(documents=3))) == ["d1", "d0", "d2"]
+    first, second, third = model.asked
+    assert second[:-2] == first
+    assert (second[-2]["role"], second[-2]["content"]) == ("assistant", REFUSAL)
+    assert "all 3 documents" in second[-1]["content"]
+    assert third[-2]["content"] == "(no answer)"
+    counts = {"prompts": 1, "missing": 0, "duplicates": 0, "unknown": 0, "refusals": 2, "retries": 2, "failed": 0}
+    assert ranker.counts.iloc[0].to_dict() == {"qid": "q0", **{f"llm_{name}": n for name, n in counts.items()}}
+
+
+def test_a_reminder_without_room_is_a_failure():
+    with pytest.raises(UnreadableReplyError, match="policy"):
+        RankGPT(Scripted(REFUSAL, ContextOverflowError("no room")))(candidates(documents=3))
+    with pytest.warns(IncompleteReplyWarning):
+        RankGPT(Scripted(REFUSAL, ContextOverflowError("no room")), on_failure="keep")(candidates(documents=3))
+
+
+def test_counts_are_per_query():
+    model = Scripted("[3] > [3] > [9]", "[1] > [2] > [3]")
+    with pytest.warns(IncompleteReplyWarning, match="in 1 of 2 queries, 0 of 2 prompts .* left out 2 documents"):
+        out = RankGPT(model, report=True)(candidates(queries=2, documents=3))
+    columns = ["llm_missing", "llm_duplicates", "llm_unknown"]
+    assert out[columns].drop_duplicates().values.tolist() == [[2, 1, 1], [0, 0, 0]]
+
+
+# Permutation self-consistency.
+
+
+def test_shuffles_average_out_a_bias_for_the_first_place():
+    asked = []
+
+    def biased(messages):
+        documents = shown(messages)
+        asked.append(tuple(text for _, text in documents))
+        first, *rest = documents
+        ids = [first[0], *sorted((n for n, _ in rest), key=lambda n: -int(documents[n - 1][1].split()[-1][:-1]))]
+        return " > ".join(f"[{n}]" for n in ids)
+
+    run = candidates(documents=6, shuffle=5)  # the first is worth least
+    assert order(RankGPT(biased)(run))[0] == "d0"
+    prompts = []
+    for seed, frame in ((42, run), (42, run.sample(frac=1, random_state=1)), (1, run)):
+        asked.clear()
+        out = RankGPT(biased, shuffles=30, seed=seed)(frame)
+        assert worth(out.sort_values("rank")).tolist() == [5, 4, 3, 2, 1, 0]
+        prompts.append(list(asked))
+    assert len(prompts[0]) == 30
+    assert len(set(prompts[0])) > 20
+    assert prompts[1] == prompts[0]  # seeded, whatever the order of the rows
+    assert prompts[2] != prompts[0]
+
+
+def test_shuffles_that_fail_are_left_out():
+    ranker = RankGPT(Scripted(REFUSAL, oracle), shuffles=3, retries=0, on_failure="keep")
+    with pytest.warns(IncompleteReplyWarning, match="1 of 3"):
+        out = ranker(candidates(documents=6))
+    assert worth(out.sort_values("rank")).tolist() == [5, 4, 3, 2, 1, 0]
+
+
+# Budgets.
+
+LONG = pd.DataFrame({"qid": "1", "query": "q", "docno": ["a", "b", "c"], "text": ["x" * 4000, "y" * 400, "z" * 40]})
+
+
+def lengths(messages) -> list[int]:
+    return [len(text) for _, text in shown(messages)]
+
+
+def test_first_p_and_long_p():
+    model = Scripted("[1] > [2] > [3]")
+    first, long = RankGPT(model, max_doc_len=50), RankGPT(model)
+    with pytest.warns(TruncationWarning, match="2 of them cut: 110 of 1110 tokens"):
+        first(LONG)
+    long(LONG)
+    assert [lengths(messages) for messages in model.asked] == [[200, 200, 40], [4000, 400, 40]]
+    assert (first.coverage.documents_cut, first.coverage.tokens_read, long.coverage.share_read) == (2, 110, 1.0)
+
+
+@pytest.mark.parametrize("budget", [150, 1000])
+def test_prompt_budget_shrinks_the_longest(budget):
+    model = Scripted("[1] > [2] > [3]")
+    ranker = RankGPT(model, max_prompt_tokens=budget, prompt=ListwisePrompt("single", system=""))
+    with pytest.warns(TruncationWarning):
+        ranker(LONG)
+    assert budget - 4 <= Tokens().count_messages(model.asked[0]) <= budget
+    a, b, c = lengths(model.asked[0])
+    assert c == 40
+    assert a >= b
+    assert a + b + c == 4 * ranker.coverage.tokens_read
+
+
+def test_a_budget_too_small_for_any_text_is_refused():
+    with pytest.raises(ValueError, match="max_prompt_tokens=60 leaves no room for 3 documents"):
+        RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
+
+
+def test_prompts_that_the_server_finds_too_long_are_shortened():
+    def small(messages):
+        if sum(lengths(messages)) > 1000:
+            raise ContextOverflowError("too long")
+        return "[3] > [2] > [1]"
+
+    model = Scripted(small)
+    ranker = RankGPT(model)
+    with pytest.warns(TruncationWarning):
+        assert order(ranker(LONG)) == ["c", "b", "a"]
+    assert 750 / 4 <= ranker.coverage.tokens_read <= 250
+    assert len(model.asked) < 8
+    with pytest.raises(ContextOverflowError):
+        RankGPT(Scripted(ContextOverflowError("always")))(LONG)
+
+
+# Several queries in flight, and stopping; Ctrl-C is tried in `test_client.py`.
+
+
+def test_results_do_not_depend_on_concurrency():
+    run = candidates(queries=9, documents=25)
+    out = [RankGPT(oracle, concurrency=concurrency)(run) for concurrency in (1, 4)]
+    assert out[0].equals(out[1])
+
+
+def test_after_an_error_no_job_starts_and_running_ones_end_at_their_next_step():
+    started, steps = [], []
+
+    def work(job, step):
+        step()
+        started.append(job)
+        if job == 1:
+            raise BackendError("outage")
+        while True:  # until it is stopped
+            step()
+
+    with pytest.raises(BackendError, match="outage"):
+        in_parallel(work, range(20), 2, on_step=lambda: steps.append(1), on_done=lambda: started.append("done"))
+    assert sorted(started) == [0, 1]
+    assert in_parallel(lambda job, step: step() or -job, range(3), 2, on_step=lambda: steps.append(2)) == [0, -1, -2]
+    assert steps[-3:] == [2] * 3

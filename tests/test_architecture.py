@@ -1,0 +1,204 @@
+"""The house: wings on floors, imports that go down, light wings, public names with docstrings, private names at home."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyterrier_longdoc as ld
+
+from .support.imports import PACKAGE, circles, imports
+
+FLOORS = {
+    "common": 1,
+    "modelling": 2,
+    "data": 2,
+    "experiment": 2,
+    "training": 3,
+    "listwise": 3,
+    "rerankers": 4,
+    "scale": 4,
+    "analysis": 5,
+    "papers": 6,
+    "__main__": 7,
+    "": 7,
+}
+"""A wing imports from lower floors alone; "" is the package itself."""
+
+FURNITURE = {"__init__.py", "__main__.py", "py.typed", "pt_docs", "models"}
+"""What stands at the top of the package beside the wings."""
+
+DRAWERS = {"util", "utils", "utilities", "helper", "helpers", "misc", "extras", "checks"}
+"""Names of files that say nothing about what is in them."""
+
+LIGHT = (
+    "common",
+    "data",
+    "experiment",
+    "listwise",
+    "modelling.windows",
+    "modelling.texts",
+    "modelling.preselection",
+)
+HEAVY = ("torch", "transformers", "matplotlib")
+
+SUBPACKAGES = ("training", "experiment", "listwise", "data", "analysis")
+"""Wings with public names of their own."""
+
+OF_LIBRARIES = {
+    "_asdict": "named tuples",
+    "_replace": "named tuples",
+    "_version": "torch's count of writes to a tensor",
+    "_attn_implementation": "the attention of a configuration of transformers",
+}
+"""Names with an underscore that their library means to be used, or for which it has no other."""
+
+
+def wing(module: str) -> str:
+    """The wing that a module is in; "" for the package itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_entry_is_a_wing():
+    entries = {path.name for path in PACKAGE.iterdir()} - {"__pycache__"}
+    assert entries - FURNITURE <= FLOORS.keys()
+
+
+def test_imports_go_down():
+    up = [
+        f"{module} imports {target}"
+        for module, targets in sorted(imports().items())
+        for target in sorted(targets)
+        if wing(module) != wing(target) and FLOORS[wing(module)] <= FLOORS[wing(target)]
+    ]
+    assert not up
+
+
+def test_no_circles():
+    assert not circles(imports())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["", *LIGHT])
+def test_light_modules_import_nothing_heavy(name):
+    modules = [f"pyterrier_longdoc.{name}".rstrip(".")]
+    folder = PACKAGE.joinpath(*name.split("."))
+    if name and folder.is_dir():
+        modules += [each.name for each in pkgutil.walk_packages([str(folder)], prefix=f"{modules[0]}.")]
+    code = (
+        f"import importlib, sys\nfor name in {modules!r}: dir(importlib.import_module(name))\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_number_of_public_names():
+    assert ld.__all__ == sorted(ld.__all__)
+    assert 40 <= len(ld.__all__) <= 60
+    assert set(ld.__all__) <= set(dir(ld))
+    with pytest.raises(AttributeError, match="no attribute 'NoSuchName'"):
+        _ = ld.NoSuchName
+
+
+@pytest.mark.parametrize("name", ["", *SUBPACKAGES])
+def test_public_names_have_docstrings(name):
+    package = importlib.import_module(f"pyterrier_longdoc.{name}".rstrip("."))
+    bare = [public for public in package.__all__ if not documented(getattr(package, public), public)]
+    assert not bare
+    assert package.__doc__
+
+
+def documented(value: Any, name: str) -> bool:
+    """Whether a class or function has a docstring of its own, or a constant one beneath it."""
+    if inspect.isclass(value):
+        text = vars(value).get("__doc__") or ""
+        return bool(text) and not text.startswith(f"{name}(")  # what dataclass writes
+    if inspect.isroutine(value):
+        return bool(value.__doc__)
+    return any(name in constants_with_docstrings(path) for path in sources())
+
+
+@cache
+def constants_with_docstrings(path: Path) -> set[str]:
+    found = set()
+    for node, after in zip(tree(path).body, tree(path).body[1:], strict=False):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def test_public_names_are_in_the_documentation():
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "pt_docs").glob("*.rst"))
+    listed = {line.split("::")[1].strip() for line in pages.splitlines() if line.startswith(".. auto")}
+    missing = [name for name in ld.__all__ if f"pyterrier_longdoc.{name}" not in listed]
+    for part in SUBPACKAGES:
+        package = importlib.import_module(f"pyterrier_longdoc.{part}")
+        full = (f"pyterrier_longdoc.{part}.{name}" for name in package.__all__ if name not in ld.__all__)
+        missing += [name for name in full if name not in listed]
+    assert not missing
+
+
+def test_private_names_stay_in_their_file():
+    foreign = [
+        f"{path.relative_to(PACKAGE)}, line {node.lineno}: {ast.unparse(node)}"
+        for path in sources()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and not is_own(node.value)
+        and node.attr not in private_names_of_classes(path)
+        and node.attr not in OF_LIBRARIES
+    ]
+    assert not foreign
+
+
+@cache
+def private_names_of_classes(path: Path) -> set[str]:
+    """Methods and attributes with an underscore of the classes of a file."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ClassDef):
+            found |= {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            found |= {ast.unparse(part.target) for part in node.body if isinstance(part, ast.AnnAssign)}
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+            found.add(node.attr)
+    return {name for name in found if name.startswith("_")}
+
+
+def is_own(value: ast.expr) -> bool:
+    """Whether an expression is `self`, `cls` or `super()`."""
+    if isinstance(value, ast.Call):
+        return isinstance(value.func, ast.Name) and value.func.id == "super"
+    return isinstance(value, ast.Name) and value.id in ("self", "cls")
+
+
+def test_no_drawers():
+    assert not [path.name for path in sources() if path.stem.strip("_") in DRAWERS]
+
+
+def test_tests_mirror_the_package():
+    wings = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name in FLOORS}
+    folders = {path.name for path in Path(__file__).parent.iterdir() if (path / "__init__.py").is_file()}
+    assert folders - {"support", "benchmarks"} <= wings
