@@ -75,7 +75,7 @@ class PositionEffectiveness:
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
-        """In each group every system against the experiment's baselines and partners: see `comparisons.compare`."""
+        """In each group every system against the experiment's baselines and partners: see `significance.compare`."""
         frames = {label: results.comparisons for label, results in self.groups.items()}
         return pd.concat(frames, names=["group"]).reset_index(level="group").reset_index(drop=True)
 

@@ -100,12 +100,10 @@ def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
             raise ValueError(f"column {column} holds {broken!r}: TREC runs cannot hold empty names or white space")
     ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
     ranked = ranked.assign(Q0="Q0", system="_".join(name.split()) or "run")[TREC_COLUMNS]
-    # No modification time in the header: equal runs are equal files.
-    compression: Any = {"method": "gzip", "compresslevel": 1, "mtime": 0} if path.suffix == ".gz" else None
-    with replacing(path) as file:
-        ranked.to_csv(
-            file, sep=" ", header=False, index=False, quoting=csv.QUOTE_NONE, compression=compression, na_rep="nan"
-        )
+    # No modification time and no temporary name in the header: equal runs are equal files.
+    gzip: Any = {"method": "gzip", "compresslevel": 1, "mtime": 0, "filename": ""} if path.suffix == ".gz" else None
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        ranked.to_csv(file, sep=" ", header=False, index=False, quoting=csv.QUOTE_NONE, compression=gzip)
 
 
 def read_run(path: str | Path) -> pd.DataFrame:

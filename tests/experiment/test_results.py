@@ -1,14 +1,26 @@
-"""Tables in the papers' layout, and the results object."""
+"""Tables in the papers' layout, comparisons, folders of results, groups of queries."""
+
+import json
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults, Statistics, paper_table
+from pyterrier_longdoc.experiment import (
+    Experiment,
+    ExperimentResults,
+    Statistics,
+    by_document_length,
+    by_query_value,
+    paper_table,
+)
 
 from ..support import synthetic
 
+METRICS = ["nDCG@5", "AP"]
 TOPICS, QRELS = synthetic.collection(40)
+RUNS = [synthetic.run(TOPICS, 1.0, seed) for seed in range(3)]
 
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
 
@@ -72,10 +84,7 @@ def test_without_partners_the_gain_is_over_the_first_baseline():
     assert lines[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
     assert "<sup>a</sup> from FirstP, <sup>b</sup> from P & 50%" in lines[-1]
     assert made_up().to_markdown().splitlines()[-1] == "Best in bold."
-
-
-def test_equal_at_the_digits_shown_are_both_best():
-    lines = made_up().retest().to_markdown(digits=0).splitlines()
+    lines = made_up().to_markdown(digits=0).splitlines()
     assert [line.count("**") for line in lines[2:5]] == [0, 4, 4]  # 0.5 rounds to 0, 0.65 and 0.501 to 1
 
 
@@ -95,7 +104,7 @@ def test_several_test_sets_side_by_side():
 
 
 def test_the_order_of_columns_is_that_of_pyterrier():
-    systems = {name: synthetic.run(TOPICS, 1.0, seed) for seed, name in enumerate(["a", "b", "c"])}
+    systems = dict(zip("abc", RUNS, strict=True))
     results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a", "b"], partner={"c": "b"}, correction="fdr_bh")
     assert results.table.columns.tolist() == [
         "name", "AP",
@@ -127,10 +136,58 @@ def test_comparisons_by_hand():
 
 
 def test_a_subset_is_an_experiment_of_its_own():
-    systems = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
+    systems = {"a": RUNS[0], "b": RUNS[1]}
     results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a"])
     some = TOPICS.iloc[5:25]
     expected = Experiment(systems, some, QRELS, ["AP"], baselines=["a"])
     pd.testing.assert_frame_equal(results.subset(some["qid"]).table, expected.table)
     with pytest.raises(ValueError, match="none of these qids"):
         results.subset(["x"])
+
+
+def test_results_come_back_from_their_folder(tmp_path):
+    systems = {"NA": [RUNS[0], RUNS[1]], "b, c": RUNS[2]}
+    results = Experiment(
+        systems, TOPICS, QRELS, METRICS, baselines=["NA"], partner={"b, c": "NA"}, correction="holm", save_dir=tmp_path
+    )
+    loaded = ExperimentResults.load(tmp_path)
+    pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
+    pd.testing.assert_frame_equal(loaded.comparisons, results.comparisons, check_exact=True)
+    pd.testing.assert_frame_equal(loaded.checks, results.checks, check_dtype=False)
+    assert loaded.to_latex() == results.to_latex() == (tmp_path / "table.tex").read_text()[:-1]
+    assert loaded.settings == json.loads(json.dumps(results.settings))
+    pd.testing.assert_frame_equal(loaded.run("NA", 1), RUNS[1], check_dtype=False, check_exact=True)
+    with pytest.raises(ValueError, match="no run of 'NA' with seed 7; seeds are"):
+        loaded.run("NA", 7)
+    with pytest.raises(ValueError, match="give Experiment a save_dir"):
+        Experiment(systems, TOPICS, QRELS, METRICS).run("NA", 0)
+
+
+def test_a_function_as_test_must_be_given_again(tmp_path):
+    results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baselines=[0], test=stats.ttest_ind)
+    results.save(tmp_path)
+    with pytest.raises(ValueError, match="the test was the function 'ttest_ind'"):
+        ExperimentResults.load(tmp_path)
+    loaded = ExperimentResults.load(tmp_path, test=stats.ttest_ind)
+    pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
+
+
+def test_breakdown_by_length_of_relevant_documents():
+    systems = {"a": RUNS[0], "b": RUNS[1]}
+    results = Experiment(systems, TOPICS, QRELS, METRICS, baselines=["a"])
+    lengths = {f"d{i}": 100 * i for i in range(12)}
+    third = QRELS.groupby("qid", sort=False)["docno"].nth(2).str[1:].astype(int)
+    mean = ((0 + 1 + third) / 3 * 100).tolist()  # of d0, d1 and the third relevant one
+    table = by_document_length(results, QRELS, lengths, edges=(0, 200, 300))
+    groups = {"0 to < 200": (0, 200), "200 to < 300": (200, 300), ">= 300": (300, 1e9)}
+    assert table["document length"].tolist() == [name for name in groups for _ in range(2)]
+    for name, (low, high) in groups.items():
+        qids = [qid for qid, length in zip(TOPICS["qid"], mean, strict=True) if low <= length < high]
+        rows = table[table["document length"] == name]
+        assert rows["queries"].tolist() == [len(qids)] * 2
+        assert rows["AP"].tolist() == results.subset(qids).table["AP"].tolist()
+        assert rows["AP p-value"].iloc[1] == results.subset(qids).table["AP p-value"].iloc[1]
+    with pytest.raises(ValueError, match="must ascend"):
+        by_query_value(results, {"q0": 3.0}, edges=(512, 0))
+    with pytest.raises(ValueError, match="no evaluated query has a value"):
+        by_query_value(results, {"q0": 3.0}, edges=(10,))

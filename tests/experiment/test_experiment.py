@@ -1,0 +1,240 @@
+"""`Experiment`: as `pt.Experiment` where that can do it; seeds, shared first stages, checks and bad arguments."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+from ir_measures import AP, RR, P, R, nDCG
+from scipy import stats
+
+from pyterrier_longdoc.data import FolderDataset
+from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
+
+from ..support import synthetic
+
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
+METRICS = [nDCG @ 10, AP, "recip_rank", P @ 5, R(rel=2) @ 20, "ndcg_cut_20"]
+BM25 = [(0.9, 0.4), (1.2, 0.75), (2.0, 0.9), (0.4, 0.1)]
+TOPICS, QRELS = synthetic.collection()
+FOLDS = [TOPICS["qid"].iloc[i::3].tolist() for i in range(3)]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def assert_same(systems, topics, qrels, metrics, *, baseline, **options):
+    """Compares all columns; PyTerrier leaves their order to chance."""
+    expected = pt.Experiment(systems, topics, qrels, metrics, baseline=baseline, **options)
+    results = Experiment(systems, topics, qrels, metrics, baselines=[baseline], **options)
+    assert sorted(expected) == sorted(results.table)
+    pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("collection", ["time", "cranfield"])
+def test_real_runs_are_evaluated_as_by_pyterrier(collection, tmp_path):
+    pisa = pytest.importorskip("pyterrier_pisa")
+    if not (SHARED / collection).is_dir():
+        pytest.skip(f"the collection {collection} is not here")
+    dataset = FolderDataset(SHARED / collection)
+    index = pisa.PisaIndex(str(tmp_path / "index"), text_field="text")
+    index.index(list(dataset.get_corpus_iter(verbose=False)))
+    topics, qrels = dataset.get_topics(), dataset.get_qrels()
+    runs = {f"k1={k1} b={b}": index.bm25(num_results=100, k1=k1, b=b)(topics) for k1, b in BM25}
+    results = assert_same(runs, topics, qrels, METRICS, baseline=0, correction="holm")
+    assert results.table["nDCG@10 p-value"].dropna().between(0, 1, inclusive="neither").all()
+    assert_same(runs, topics, qrels, METRICS, baseline=1, test="wilcoxon")
+    expected = pt.Experiment(runs, topics, qrels, METRICS, perquery=True, filter_by_qrels=True)
+    keys = ["name", "qid", "measure"]
+    ours, theirs = (frame.sort_values(keys, ignore_index=True) for frame in (results.perquery, expected))
+    pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
+
+
+@pytest.fixture
+def doubtful():
+    """Runs with everything that evaluation treats in a special way."""
+    good, other = synthetic.run(TOPICS, 1.0, 1), synthetic.run(TOPICS, 0.5, 2)
+    return {
+        "good": good,
+        "same": good.copy(),
+        "tied": other.assign(score=other["score"].round()),
+        "float32 ties": other.assign(score=1 + 1e-9 * other["score"]),
+        "missing": other[~other["qid"].isin(["q3", "q7"])],
+        "unsorted": other.sample(frac=1.0, random_state=0),
+        "repeated": pd.concat([other, other.head(20).assign(score=-5.0)]),
+        "float32": other.astype({"score": "float32"}),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *({"correction": correction} for correction in ("holm", "bonferroni", "fdr_bh")),
+        {"test": "wilcoxon"},
+        {"test": lambda x, y: stats.mannwhitneyu(x, y)},
+    ],
+    ids=str,
+)
+def test_ties_missing_queries_and_equal_systems(doubtful, options):
+    results = assert_same(
+        doubtful, TOPICS, QRELS, METRICS if not options else ["num_rel", "map"], baseline=0, **options
+    )
+    if not options:
+        p = results.table.set_index("name")["AP p-value"]
+        assert np.isnan(p["same"])
+        assert p["unsorted"] == p["float32"]
+
+
+def test_unjudged_topics_and_unasked_judgements(doubtful):
+    for topics, qrels in ((TOPICS, QRELS.head(60)), (TOPICS.head(20), QRELS)):
+        for options in ({}, {"filter_by_topics": False}, {"filter_by_qrels": True}):
+            assert_same(doubtful, topics, qrels, ["num_ret", "map"], baseline="missing", **options)
+
+
+def test_integers_as_qids_are_strings():
+    topics, qrels = synthetic.collection()
+    systems = {"a": synthetic.run(topics, 1.0, 1), "b": synthetic.run(topics, 0.0, 2)}
+    expected = Experiment(systems, topics, qrels, METRICS).table
+    for frame in (topics, qrels, *systems.values()):
+        frame["qid"] = frame["qid"].str[1:].astype(int)
+    pd.testing.assert_frame_equal(Experiment(systems, topics, qrels, METRICS).table, expected)
+
+
+def test_names_of_measures_are_understood_like_the_measures():
+    run = synthetic.run(TOPICS, 1.0, 1)
+    table = Experiment([run], TOPICS, QRELS, ["nDCG@10", nDCG @ 5, "map", AP, "RR@10"], names=["a"]).table
+    assert table.columns.tolist() == ["name", "nDCG@10", "nDCG@5", "map", "RR@10"]
+    assert table.loc[0, "RR@10"] == pytest.approx(pt.Evaluate(run, QRELS, [RR @ 10])["RR@10"], rel=1e-12)
+
+
+def test_values_are_averaged_over_seeds_before_the_test():
+    a, b = ([synthetic.run(TOPICS, quality, seed) for seed in seeds] for quality, seeds in ((1, (0, 1)), (0.5, (2, 3))))
+    results = Experiment({"a": a, "b": b}, TOPICS, QRELS, ["nDCG@5", "AP"], baselines=["b"])
+    of_seeds = [pt.Experiment(runs, TOPICS, QRELS, ["map"], names=["0", "1"], perquery=True) for runs in (a, b)]
+    [p] = results.table["AP p-value"].dropna()
+    per_query = (frame.groupby("qid")["value"].mean() for frame in of_seeds)
+    assert p == pytest.approx(stats.ttest_rel(*per_query).pvalue, rel=1e-9)
+    spread = of_seeds[0].groupby("name")["value"].mean().std()
+    assert results.stds.loc["a", "AP"] == results.table.loc[0, "AP std"] == pytest.approx(spread, rel=1e-9)
+    assert results.perseed["seed"].tolist() == 2 * ([0] * 60 + [1] * 60)
+    assert len(results.perquery) == 2 * 30 * 2
+
+
+def test_first_stages_are_shared_and_nothing_given_is_changed():
+    calls, run, before = [], synthetic.run(TOPICS, 1.0, 0), TOPICS.copy()
+    first = pt.apply.generic(lambda topics: calls.append(len(topics)) or run.merge(topics), transform_outputs=list)
+    damage = pt.apply.generic(lambda frame: frame.__setitem__("score", 1.0) or frame)
+    results = Experiment({"a": first >> damage, "b": first >> pt.Transformer.identity()}, TOPICS, QRELS, ["AP"])
+    assert calls == [30]
+    assert results.means.loc["b", "AP"] == pytest.approx(pt.Evaluate(run, QRELS, ["map"])["map"], rel=1e-12)
+    pd.testing.assert_frame_equal(TOPICS, before)
+    batched = Experiment({"a": first, "b": first >> damage}, TOPICS, QRELS, ["AP"], batch_size=8)
+    assert calls[1:] == [8, 8, 8, 6] * 2
+    assert batched.means["AP"].tolist() == results.means["AP"].tolist()[::-1]
+
+
+def found(*args, **kwargs):
+    """What an experiment warns of: messages by the kind of check; and the frame of all."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        checks = Experiment(*args, **kwargs).checks
+    own = [warning for warning in caught if issubclass(warning.category, ExperimentWarning)]
+    assert {warning.filename for warning in own} <= {__file__}
+    return dict(str(warning.message).split(": ", 1) for warning in own), checks
+
+
+def test_everything_doubtful_is_named():
+    good, other = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
+    warned, checks = found({"a": good, "b": other}, TOPICS, QRELS, METRICS, baselines=["a"])
+    assert warned == {}
+    assert checks.empty
+    first_two = good["qid"].isin(["q0", "q1"])
+    tied = good.copy()
+    tied.loc[first_two & (good["docno"] == "d5"), "score"] = good["score"][first_two & (good["docno"] == "d6")].tolist()
+    systems = {
+        "good": good,
+        "twin": good.copy(),
+        "tied": [good, tied],  # of several seeds the worst counts
+        "constant": good.assign(score=good["score"].mask(first_two, 3.0)),
+        "nan": good.assign(score=good["score"].mask(first_two & (good["docno"] == "d5"))),
+        "missing": good[~first_two],
+        "shorter": good[~(first_two & (good["docno"] == "d11"))],
+        "twice": pd.concat([good, good[first_two].head(1)]),
+    }
+    warned, checks = found(systems, TOPICS, QRELS, METRICS, baselines=["good"])
+    queries = {(row.check, row.name): row.queries for row in checks.itertuples(index=False, name="Row")}
+    assert queries == {
+        ("tied scores", "tied"): 2,
+        ("constant scores", "constant"): 2,
+        ("tied scores", "constant"): 2,
+        ("NaN or infinite scores", "nan"): 2,
+        ("missing queries", "missing"): 2,
+        ("tied scores", "twice"): 1,
+        ("repeated documents", "twice"): 1,
+        ("different candidates", "missing"): 2,
+        ("different candidates", "shorter"): 2,
+        ("equal systems", "twin"): 30,
+        ("equal systems", "twice"): 30,
+    }
+    assert warned["different candidates"].startswith("missing and good rank different documents in 2 of 30 queries")
+    assert warned["NaN or infinite scores"] == "NaN or infinite scores in 2 of 30 queries of nan"
+
+
+def test_few_queries_are_named():
+    systems, few = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}, TOPICS.head(5)
+    warned, _ = found(systems, few, QRELS, METRICS, baselines=["a"], test="wilcoxon")
+    assert "5 queries; comparisons need at least 25" in warned["too few queries"]
+    assert "no p-value of test='wilcoxon' can be below 0.0625" in warned["too few queries"]
+    assert found(systems, few, QRELS, METRICS)[0] == {}
+
+
+RUN, OTHER = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 1.0, 1)
+BAD = {
+    "names of systems must be unique": {"names": ["a", "a"]},
+    "2 systems but 1 names": {"names": ["a"]},
+    "a dict names them itself": {"systems": {"a": RUN}, "names": ["a"]},
+    "is a factory: say with which seeds": {"systems": {"a": lambda seed: None}},
+    "takes a fold: give folds=": {"systems": {"a": lambda seed, fold: None}, "seeds": [0]},
+    "takes 3 arguments": {"systems": {"a": lambda x, y, z: None}, "seeds": [0]},
+    "system 'a' is a int": {"systems": {"a": 3}},
+    "'a' lists a int": {"systems": {"a": [3]}},
+    "there are 2 seeds": {"systems": {"a": [RUN]}, "seeds": [0, 1]},
+    "returned a int": {"systems": {"a": lambda seed: 3}, "seeds": [0]},
+    r"lack the column\(s\) score": {"systems": {"a": RUN.drop(columns="score")}},
+    "returned no document": {"systems": {"a": RUN.head(0)}},
+    "scores that are no numbers": {"systems": {"a": RUN.assign(score="high")}},
+    "there are no systems": {"systems": {}},
+    "must be a dict or a list": {"systems": RUN},
+    "'c' is a baseline or partner, but no system": {"baselines": ["c"]},
+    "baseline 2 does not exist": {"baselines": [2]},
+    "baselines='a' must be a list": {"baselines": "a"},
+    "names one twice": {"baselines": ["a", 0]},
+    "cannot be its own partner": {"partner": {"a": "a"}},
+    "needs baselines= or partner=": {"correction": "holm"},
+    "correction='x' is unknown": {"correction": "x", "baselines": [0]},
+    "test='x' is unknown": {"test": "x"},
+    "alpha=5 must be between 0 and 1": {"alpha": 5},
+    "at least two folds": {"folds": [TOPICS["qid"].tolist()]},
+    "in no fold": {"folds": FOLDS[:2]},
+    "in more than one fold": {"folds": [*FOLDS, FOLDS[0]]},
+    "unknown measure 'ndcg@ten'": {"metrics": ["ndcg@ten"]},
+    "metrics is empty": {"metrics": []},
+    "must be a list of measures": {"metrics": "map"},
+    "efficiency=True": {"metrics": ["mrt"]},
+    r"qrels lack the column\(s\) label": {"qrels": QRELS.drop(columns="label")},
+    "qrels must be a DataFrame": {"qrels": "qrels.txt"},
+    "no qid in common": {"qrels": QRELS.assign(qid="x")},
+    "batch_size=0 must be at least 1": {"batch_size": 0},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_errors_say_what_is_wrong(message):
+    names = {} if "systems" in BAD[message] else {"names": ["a", "b"]}
+    given = {"systems": [RUN, OTHER], "topics": TOPICS, "qrels": QRELS, "metrics": ["AP"], **names, **BAD[message]}
+    with pytest.raises(ValueError, match=message):
+        Experiment(**given)
