@@ -13,7 +13,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import SeedModels, TrainingArgs, fit_in_turn, fit_seeds, k_fold_fit, recipes
+from pyterrier_longdoc.training import FoldModels, SeedModels, TrainingArgs, fit_in_turn, fit_seeds, k_fold_fit, recipes
 from pyterrier_longdoc.training.resume import note_settings
 
 from ..support.systems import make
