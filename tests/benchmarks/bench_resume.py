@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import json
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training.state import STATE_FILE
+from pyterrier_longdoc.training.resume import STATE_FILE
 from tests import processes, tiny
 from tests.support.toy import toy_task
 
