@@ -21,9 +21,8 @@ from safetensors import safe_open
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import json
 
-from pyterrier_longdoc.training.state import STATE_FILE
-
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.training.resume import STATE_FILE
 from tests import processes, tiny
 from tests.support.toy import toy_task
 

@@ -79,18 +79,18 @@ def interrupt() -> None:
 
 @contextmanager
 def optimizer_steps(*, stop_at: int = 0, stop: Callable[[], None] = interrupt) -> Iterator[list]:
-    """Gets learning rate and all gradients of each optimiser step; the one of that number is stopped before it is done.
+    """Gets learning rate, all gradients and whether the optimiser is new of each of its steps.
 
-    Steps are interrupted unless `stop` says otherwise, and that ends here.
+    The step of that number is stopped before it is done; the interruption ends here.
     """
-    seen: list[tuple[float, torch.Tensor]] = []
+    seen: list[tuple[float, torch.Tensor, bool]] = []
     step = torch.optim.AdamW.step
 
     def spy(self, *args, **kwargs):
         if len(seen) + 1 == stop_at:
             stop()
         gradients = [p.grad.flatten() for group in self.param_groups for p in group["params"] if p.grad is not None]
-        seen.append((self.param_groups[0]["lr"], torch.cat(gradients)))
+        seen.append((self.param_groups[0]["lr"], torch.cat(gradients), not self.state))
         return step(self, *args, **kwargs)
 
     torch.optim.AdamW.step = spy

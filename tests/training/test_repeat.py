@@ -59,6 +59,11 @@ class Memory(pt.Estimator):
         return set() if self.data[part] is None else set(self.data[part]["qid"])
 
 
+class Dropping(Memory):
+    def transform(self, inp):
+        return super().transform(inp).head(1)
+
+
 NO_FIT = pt.Transformer.identity()
 ONE = Memory()
 
@@ -262,6 +267,7 @@ def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
         ({"model": NO_FIT}, TypeError, "give a function that makes a new one"),
         ({"model": "MaxP"}, TypeError, "neither a model nor a function"),
         ({"model": lambda: ONE}, ValueError, "must make a new model at each call"),
+        ({"model": Dropping}, ValueError, "does not return the rows that it is given, in their order"),
         ({"model": Memory, "folder": "unused"}, TypeError, "leave folder= out"),
     ],
 )
