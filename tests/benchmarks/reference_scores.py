@@ -11,7 +11,7 @@ Every class reads the same 20 documents of the collection, of all lengths, in fp
 of them, the second one five. The backbone is the packaged encoder with the weights of all-MiniLM-L6-v2, except where
 BERT is not possible: there the tests' tiny random models take its place. Three configurations read whole documents, the
 others at most 600 tokens. `--only` takes the configurations whose names contain a word. Needs the extras `demo` and
-`train`. Takes about five minutes on one core.
+`train`. Takes about ten minutes on one core.
 """
 
 from __future__ import annotations
