@@ -336,7 +336,14 @@ def main() -> int:
     failed = 0
     for name, run in chosen.items():
         start = time.perf_counter()
-        after[name] = run(frame.copy())
+        try:
+            after[name] = run(frame.copy())
+        except Exception as error:
+            if args.out:
+                raise
+            failed += 1
+            print(f"{name:45}fails: {type(error).__name__}: {error}", flush=True)
+            continue
         line = f"{name:45}{time.perf_counter() - start:7.1f} s"
         if args.compare:
             worst, where = difference(after[name], before.get(name, {}))
