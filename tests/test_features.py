@@ -722,7 +722,9 @@ FEATURES: dict[str, dict[str, list[str]]] = {
             "test_main.py::test_main_job_with_a_backbone",
             "test_main.py::test_missing_demo_package_names_the_install_command",
         ],
-        "README's examples print what they say": ["test_readme.py::test_python_blocks_print_what_readme_says"],
+        "the examples of README and pt_docs print what they say": [
+            "test_readme.py::test_python_blocks_print_what_stands_beneath_them"
+        ],
         "README's test command is that of the continuous integration": [
             "test_readme.py::test_ci_runs_the_test_command_of_the_readme",
         ],
