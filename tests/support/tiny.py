@@ -115,6 +115,12 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
 
 
 @functools.cache
+def encoder(labels: int | None = 1) -> str:
+    """Folder of a random BERT: a cross-encoder with this many labels, or (None) a plain encoder."""
+    return checkpoint(_folder(), labels=labels)
+
+
+@functools.cache
 def aggregator() -> str:
     """Folder of a cross-encoder that is narrower than the others; its layers aggregate."""
     sizes = {key: AGGREGATOR[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
