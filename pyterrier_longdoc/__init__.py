@@ -2,6 +2,7 @@
 
 `import pyterrier_longdoc as ld` imports neither torch nor transformers: the public names below are
 looked up on first use (PEP 562), so that a notebook that only builds a pipeline starts at once.
+What few users need is imported from its sub-package: `from pyterrier_longdoc.training import k_fold_fit`.
 """
 
 from __future__ import annotations
@@ -13,84 +14,31 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "rerankers.base": ["LongDocReranker", "UntrainedWarning"],
-    "common.frames": ["TruncationWarning"],
     "rerankers.cross": [
-        "FirstP",
-        "MaxP",
-        "SumP",
-        "AvgP",
-        "KMaxP",
-        "Birch",
-        "PARADE",
-        "LateIR",
-        "MORESPlus",
-        "CEDR",
-        "NeuralModel1",
+        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
         "LongP",
     ],
-    "modelling.apart": ["ExperimentalWarning"],
-    "papers.presets": ["Preset", "presets"],
-    "rerankers.invariance": ["check_invariance"],
     "rerankers.biencoder": ["BiEncoder"],
-    "experiment": [
-        "Experiment",
-        "ExperimentResults",
-        "ExperimentWarning",
-        "Fold",
-        "PaperTable",
-        "Statistics",
-        "Sweep",
-        "by_document_length",
-        "by_query_value",
-        "by_relevant_position",
-        "paper_table",
-        "plot_efficiency",
-        "read_run",
-        "write_run",
-        "sweep_depth",
-        "sweep_passages",
-        "sweep_truncation",
-        "sweep_windows",
+    "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
+    "rerankers.invariance": ["check_invariance"],
+    "modelling.windows": [
+        "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "SlidingWords", "SentenceWindows",
     ],
+    "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
+    "modelling.apart": ["ExperimentalWarning"],
+    "common.frames": ["TruncationWarning"],
+    "training": ["Lora", "TrainingArgs", "recipes"],
+    "papers.presets": ["presets"],
+    "papers.protocols": ["protocols"],
+    "experiment": ["Experiment", "ExperimentWarning"],
     "listwise": [
-        "RankGPT",
-        "ListwisePrompt",
-        "LLMClient",
-        "OpenAIBackend",
-        "AnthropicBackend",
-        "HuggingFaceBackend",
-        "CallableBackend",
-        "Reply",
-        "Prices",
+        "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
     ],
-    "analysis.judging": ["RelevanceJudge", "agreement"],
-    "analysis.locating": ["PassageLocator"],
-    "analysis.positions": ["RelevantPositions", "relevant_positions"],
-    "analysis.sensitivity": ["PositionSensitivity", "position_sensitivity"],
-    "analysis.effectiveness": ["PositionEffectiveness", "effectiveness_by_position"],
-    "data.far_relevant": ["far_relevant"],
-    "data.jsonl": ["read_far_relevant", "write_far_relevant"],
-    "data.leaks": ["check_leaks", "find_leaks"],
-    "data.needle": ["needle", "passkey", "read_longembed"],
-    "data.rotation": ["RotateDocuments", "position_augmentation"],
-    "modelling.windows": ["Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "SlidingWords", "SentenceWindows"],
-    "modelling.preselection": ["FirstK", "KeyBlocks"],
-    "rerankers.selectors": ["BM25Windows", "EmbeddingWindows", "CrossEncoderWindows"],
-    "training": [
-        "Lora",
-        "TeacherScores",
-        "TrainingArgs",
-        "fit_best",
-        "fit_in_turn",
-        "plot_history",
-        "pseudo_qrels",
-        "recipes",
+    "data": ["far_relevant", "read_far_relevant", "needle"],
+    "analysis": [
+        "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
     ],
-    "training.folds": ["k_fold_fit"],
-    "training.seeds": ["fit_seeds"],
-    "papers.protocols": ["Protocol", "protocols"],
-    "rerankers.artifact": ["LongDocArtifact"],
-}
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 
 __all__ = sorted(_MODULE_OF)

@@ -101,7 +101,7 @@ class Coverage:
     def add_queries(self, lengths: list[int], limit: int) -> None:
         """Counts queries of these lengths in tokens, of which at most `limit` are read."""
         self.queries += len(lengths)
-        self.queries_cut += sum(length > limit for length in lengths)
+        self.queries_cut += int(np.sum(np.array(lengths) > limit))
 
     def as_dict(self) -> dict[str, Any]:
         """All counts, the precision, and the three ratios, by name: one row of a table."""
@@ -177,26 +177,25 @@ class Scored:
 
     def add(
         self,
-        rows: Sequence[list[int]],
+        block: Any,
         values: np.ndarray,
-        texts: Sequence[str],
         readings: Sequence[Reading],
         explanations: Sequence[Explanation | None],
     ) -> None:
         """Takes the scores of P pairs.
 
         Args:
-            rows: those that ask for each pair.
+            block: the pairs: their `texts`, for each its `text` among these, and the `rows` that ask for it.
             values: `(P,)` scores.
-            texts: P texts.
-            readings: what was read of each.
+            readings: what was read for each.
             explanations: of each; None where they were not asked for.
         """
-        for own, value, text, reading, explanation in zip(rows, values, texts, readings, explanations, strict=True):
-            for row in own:
+        pairs = zip(block.rows, block.text, values, readings, explanations, strict=True)
+        for rows, text, value, reading, explanation in pairs:
+            for row in rows:
                 self.scores[row], self.explanations[row] = value, explanation
-            if self.per_pair or text not in self._counted:
-                self._counted.add(text)
+            if self.per_pair or block.texts[text] not in self._counted:
+                self._counted.add(block.texts[text])
                 self.coverage.add(reading)
 
     def checked(self) -> Scored:

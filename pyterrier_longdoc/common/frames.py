@@ -39,8 +39,8 @@ def validated(
         pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
     """
     fields = field_names(text_field)
-    twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
-    if twice:
+    if inp.columns.has_duplicates:
+        twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
         raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
     try:
         with pt.validate.any(inp, context=context) as v:
@@ -77,9 +77,9 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
         absent = [name for name in fields if name not in frame.columns]
         if absent:
             raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    if len(fields) == 1:
+        return strings(frame[fields[0]], fields[0])
     columns = [strings(frame[name], name) for name in fields]
-    if len(columns) == 1:
-        return columns[0]
     return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
 
 

@@ -6,8 +6,10 @@ longest window, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -202,47 +204,43 @@ class PairLayout:
             windows: B sequences, each with at least one array of token ids.
             device: where the tensors go.
         """
-        rows = [(query, window) for query, group in zip(queries, windows, strict=True) for window in group]
-        doc = np.repeat(np.arange(len(queries)), [len(group) for group in windows])
-        lengths = np.array([self.length(len(query), len(window)) for query, window in rows])
-        shape = (len(rows), int(lengths.max()))
+        of_window = [query for query, group in zip(queries, windows, strict=True) for _ in group]
+        flat = list(chain.from_iterable(windows))
+        doc = np.repeat(np.arange(len(queries)), list(map(len, windows)))
+        query_lengths, window_lengths = np.array(list(map(len, of_window))), np.array(list(map(len, flat)))
+        starts = self.specials - len(self.suffix) + np.maximum(query_lengths, self.query_size or 0)
+        lengths = np.maximum(1, starts + np.maximum(window_lengths, self.window_size or 0) + len(self.suffix))
+        shape = (len(flat), int(lengths.max()))
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=bool)
         types = np.zeros(shape, dtype=np.int64)
-        for row, (query, window) in enumerate(rows):
+        for row, (query, window) in enumerate(zip(of_window, flat, strict=True)):
             self._fill(ids[row], mask[row], types[row], query, window)
-        positions = self._positions(lengths, shape)
+
         return WindowBatch(
-            input_ids=torch.from_numpy(ids).to(device),
-            attention_mask=torch.from_numpy(mask).to(device),
-            token_type_ids=None if self.types is None else torch.from_numpy(types).to(device),
-            position_ids=None if positions is None else torch.from_numpy(positions).to(device),
-            lengths=torch.from_numpy(lengths).to(device),
-            doc=torch.from_numpy(doc).to(device),
+            input_ids=torch.as_tensor(ids, device=device),
+            attention_mask=torch.as_tensor(mask, device=device),
+            token_type_ids=None if self.types is None else torch.as_tensor(types, device=device),
+            position_ids=self._positions(lengths, shape[1], device),
+            lengths=torch.as_tensor(lengths, device=device),
+            doc=torch.as_tensor(doc, device=device),
             documents=len(queries),
-            **self._places(rows, device),
+            query_start=torch.full((len(flat),), len(self.prefix), device=device),
+            query_length=torch.as_tensor(query_lengths, device=device),
+            content_start=torch.as_tensor(starts, device=device),
+            content_length=torch.as_tensor(window_lengths, device=device),
         )
 
-    def _positions(self, lengths: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
-        columns = np.arange(shape[1])
+    def _positions(self, lengths: np.ndarray, longest: int, device: Any) -> torch.Tensor | None:
+        columns = np.arange(longest)
         if self.spread is not None:
-            longest, step = self.spread
+            limit, step = self.spread
             # By each input's own length, never by its batch's. Padding is masked: any position will do.
-            spread = (columns * step).clip(max=(longest - 1) * step)
-            return np.where(lengths[:, None] <= longest, spread, columns)
+            spread = (columns * step).clip(max=(limit - 1) * step)
+            return torch.from_numpy(np.where(lengths[:, None] <= limit, spread, columns)).to(device)
         if self.position_offset is not None and self.query_size is not None:
-            return np.broadcast_to(columns + self.position_offset, shape).copy()
+            return torch.from_numpy(np.tile(columns + self.position_offset, (len(lengths), 1))).to(device)
         return None
-
-    def _places(self, rows: Sequence[tuple[Any, Any]], device: Any) -> dict[str, torch.Tensor]:
-        query_lengths = np.array([len(query) for query, _ in rows])
-        places = {
-            "query_start": np.full(len(rows), len(self.prefix)),
-            "query_length": query_lengths,
-            "content_start": len(self.prefix) + np.maximum(query_lengths, self.query_size or 0) + len(self.middle),
-            "content_length": np.array([len(window) for _, window in rows]),
-        }
-        return {name: torch.from_numpy(values).to(device) for name, values in places.items()}
 
     def length(self, query: int, window: int) -> int:
         """Tokens of an input with so many tokens of a query and of a window, padding inside it included."""
@@ -285,3 +283,38 @@ class ApartLayout:
     def query_trail(self) -> str:
         """Nothing is tokenized after a query."""
         return ""
+
+
+class InputRules:
+    """How passes through a backbone are made up; here: nothing special."""
+
+    def group(self, length: int) -> int:
+        """Inputs of a pass are of one group; a group holds neighbours in length."""
+        return 0
+
+    def padded(self, length: int) -> int:
+        """To how many tokens an input of `length` tokens is padded if it is alone."""
+        return length
+
+    def cost(self, length: int) -> int:
+        """What an input of `length` tokens counts towards the most tokens in a pass."""
+        return self.padded(length)
+
+    def longest(self, positions: int) -> int:
+        """The longest input for which a table of so many positions suffices, padding included."""
+        return positions
+
+    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        """Inputs besides ids, mask, segments and positions.
+
+        Args:
+            batch: the windows.
+            rows: `(V,)` those of this pass.
+            mask: `(V, T)` their padded mask.
+        """
+        return {}
+
+    @contextmanager
+    def around(self, model: Any, length: int) -> Iterator[None]:
+        """Prepares the model for a pass of padded length `length`, and tidies up after it."""
+        yield

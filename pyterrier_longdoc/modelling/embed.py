@@ -128,7 +128,7 @@ class EmbeddingEncoder(WindowEncoder):
         setting = (layout, self.pooling, self.similarity, settings.dtype, settings.device.type)
         keys = [sequence.tobytes() for sequence in sequences]
         distinct = dict(zip(keys, sequences, strict=True))
-        found = {key: self.shared.cache.get((setting, key)) for key in distinct}
+        found: dict[bytes, Any] = {key: self.shared.cache.get((setting, key)) for key in distinct}
         new = {key: sequence for key, sequence in distinct.items() if found[key] is None}
         if new:
             nothing = [np.zeros(0, dtype=np.int32)] * len(new)

@@ -26,6 +26,10 @@ from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
+GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
+"""Most tokens in a pass where no limit is given. A CPU keeps the states of a small pass in its caches; a GPU is busy
+with large ones alone (`tests/benchmarks/README.md`)."""
+
 EXACT_RUN = 4
 """So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
 is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
@@ -146,12 +150,12 @@ class WindowEncoder(nn.Module):
         Returns:
             `cls (B, N, H)` in fp32, `mask (B, N)` and, if asked for, the matches or the query's states.
         """
-        counts = [len(group) for group in windows]
+        counts = list(map(len, windows))
         if needs == "cls":
             of_each = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
-            flat = [window for group in windows for window in group]
+            flat = list(itertools.chain.from_iterable(windows))
             return to_dense(self.vectors(of_each, flat, layout, settings, work), counts)
-        batch = layout.collate(queries, windows, self.device)
+        batch = layout.collate(queries, windows, settings.device)
         order = torch.argsort(batch.lengths, stable=True)
         collector: MatchCollector | QueryCollector
         if match is None:
@@ -190,7 +194,7 @@ class WindowEncoder(nn.Module):
         vectors = []
         for part in micro_batches([layout.length(len(queries[i]), len(windows[i])) for i in chosen]):
             inputs = [chosen[number] for number in part]
-            batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], self.device)
+            batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], settings.device)
             order = torch.argsort(batch.lengths, stable=True)
             for rows, states, mask in self._passes(batch, order, settings, work):
                 vectors.append(self._vectors(states[-1], mask))
@@ -198,7 +202,7 @@ class WindowEncoder(nn.Module):
                 if work is not None:
                     work.advance(len(rows), len(chosen))
         place = torch.tensor(made).argsort()[number_of]
-        return torch.cat(vectors)[place.to(self.device)].float()
+        return torch.cat(vectors)[place.to(settings.device)].float()
 
     def token_states(self, batch: WindowBatch, settings: Settings, work: Work | None = None) -> list[torch.Tensor]:
         """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
@@ -221,7 +225,9 @@ class WindowEncoder(nn.Module):
             exact_run: so many or more rows of one length are not padded together with others; None pads all.
         """
         start = longest = 0
-        groups, most = self._groups(lengths, exact_run), min(settings.limit_of_pass, self.affordable_tokens)
+        groups = self._groups(lengths, exact_run)
+        most = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
+        most = min(most, self.affordable_tokens)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
             full = row - start == settings.batch_size or (row + 1 - start) * longest > most
@@ -246,7 +252,7 @@ class WindowEncoder(nn.Module):
         """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
         lengths, done, failed = batch.lengths[order].tolist(), 0, None
         exact_run = None
-        if self.device.type == "cpu" and not torch.is_grad_enabled():
+        if batch.input_ids.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
             for rows in self.divided(lengths[done:], order[done:], settings, exact_run=exact_run):
@@ -297,7 +303,7 @@ class WindowEncoder(nn.Module):
         inputs |= self.rules.further_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
         with recording as earlier, self.rules.around(self.backbone, length):
-            if self.runtime.backend != "torch":
+            if self.runtime.name != "torch":
                 last = self.runtime(self.backbone, inputs)
             elif mask.device.type in PACKING_DEVICES and (packing := pack(self.backbone, inputs, mask)) is not None:
                 last = packing.encode(self.backbone)

@@ -113,17 +113,12 @@ class BackboneRuntime:
     """
 
     def __init__(self, backend: str = "torch") -> None:
-        self._backend = backend
+        self.name = backend
         self._made: dict[Hashable, Runtime] = {}
         self._weights = WeightsWatch()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_backend": self._backend, "_made": {}, "_weights": WeightsWatch()}
-
-    @property
-    def backend(self) -> str:
-        """The back end."""
-        return self._backend
+        return {"name": self.name, "_made": {}, "_weights": WeightsWatch()}
 
     def use(self, backend: str, backbone: Any) -> None:
         """Chooses the back end.
@@ -135,7 +130,7 @@ class BackboneRuntime:
         Raises:
             ValueError: if the back end is not for this architecture.
         """
-        if backend == self._backend:
+        if backend == self.name:
             return
         family = backbone.config.model_type
         if backend != "torch" and (family not in FAMILIES or getattr(backbone.config, "auto_map", None)):
@@ -144,7 +139,7 @@ class BackboneRuntime:
                 f"{type(backbone).__name__} ({family}): use backend='torch'"
             )
         self._forget()
-        self._backend = backend
+        self.name = backend
 
     def begin(self, backbone: Any) -> None:
         """At the start of a run: forgets the exports if the backbone's weights are no longer those that they hold.
@@ -170,32 +165,32 @@ class BackboneRuntime:
         if torch.is_grad_enabled() or backbone.training:
             self._forget()  # fused optimizers, which may follow, leave no trace in the versions of tensors
             return backbone(**inputs).last_hidden_state
-        if self._backend == "torch":
+        if self.name == "torch":
             return backbone(**inputs).last_hidden_state
         # Runs, at whose start `begin` has read all weights, score in inference mode.
         self._forget_if_changed(backbone, contents=not torch.is_inference_mode_enabled())
         given = {name: value for name, value in inputs.items() if value is not None}
-        if self._backend != "compile":
+        if self.name != "compile":
             # One form for all passes: with a mask, whether there is padding or not, and always in the same order.
             given = {"attention_mask": torch.ones_like(given["input_ids"]), **given}
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
-        key = "compile" if self._backend == "compile" else (dtype, tuple(given))
+        key = "compile" if self.name == "compile" else (dtype, tuple(given))
         if key not in self._made:
             self._made[key] = self._make(backbone, tuple(given), dtype)
         return self._made[key](given)
 
     def _make(self, backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Runtime:
-        if self._backend == "compile":
+        if self.name == "compile":
             return _compiled(backbone)
-        check_backend(self._backend, None, dtype_name(dtype))
-        int8 = self._backend == "onnx-int8"
+        check_backend(self.name, None, dtype_name(dtype))
+        int8 = self.name == "onnx-int8"
         with _plain_torch():
             example = _example(backbone, names, _EXAMPLE)
-            if self._backend == "openvino":
+            if self.name == "openvino":
                 runtime = _openvino(_ByPosition(backbone, names), example, dtype)
             else:
                 runtime = _onnx(_ByPosition(backbone, names), example, int8=int8)
-            _check(runtime, backbone, names, self._backend, _INT8_TOLERANCE if int8 else _TOLERANCE[dtype])
+            _check(runtime, backbone, names, self.name, _INT8_TOLERANCE if int8 else _TOLERANCE[dtype])
         return runtime
 
     def _forget_if_changed(self, backbone: Any, *, contents: bool) -> None:
@@ -205,7 +200,7 @@ class BackboneRuntime:
                 "change: load the model outside of it, or use backend='torch'"
             )
         # What is compiled reads the weights in every pass.
-        if self._weights.changed(backbone, contents=contents and self._backend != "compile"):
+        if self._weights.changed(backbone, contents=contents and self.name != "compile"):
             self._made.clear()
 
     def _forget(self) -> None:

@@ -18,17 +18,16 @@ from torch import nn
 from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone, with_trail
 from .batching import Encoded
-from .devices import dtype_name
 from .encoder import WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
 from .settings import Settings
-from .texts import Block, TokenCache, TokenizedText, blocks, numbered
+from .texts import TokenCache, TokenizedText, blocks, numbered
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
 
-OnBlock = Callable[[list[list[int]], np.ndarray, list[Reading]], None]
+OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
 """Called when a block is done, with the rows that ask for each of its P pairs, `(P,)` scores, and what was read."""
 
 
@@ -40,17 +39,13 @@ class Read:
         queries: token ids of each pair's query.
         cuts: what is read of each pair's text (all of it, its beginning, or a selection), and its windows.
         windows: these as token ids.
-        lengths: tokens of each pair's text, also of what is not read.
+        readings: how much of each pair's text that is.
     """
 
     queries: Sequence[np.ndarray]
     cuts: Sequence[Cut]
     windows: Sequence[list[np.ndarray]]
-    lengths: Sequence[int]
-
-    def readings(self) -> list[Reading]:
-        """How much of each pair's text is read."""
-        return [Reading.through(spans, length) for (_, spans), length in zip(self.cuts, self.lengths, strict=True)]
+    readings: Sequence[Reading]
 
 
 class LongDocScorer(nn.Module):
@@ -93,6 +88,11 @@ class LongDocScorer(nn.Module):
         self.settings, self.layout = self.encoder.prepare(settings)
         self.to(settings.device)
 
+    def back_to_its_device(self) -> None:
+        """Moves the weights back to the device of the settings, if someone has moved them elsewhere."""
+        if self.device.type != self.settings.device.type:
+            self.to(self.settings.device)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
@@ -109,7 +109,7 @@ class LongDocScorer(nn.Module):
             `(B,)` scores with their graph.
         """
         if not len(queries):
-            return torch.zeros(0, device=self.device)
+            return torch.zeros(0, device=self.settings.device)
         read = self.read(queries, self.read_queries(queries), self.tokenize(texts))
         return self.aggregate(self.encode(read))
 
@@ -136,7 +136,7 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
-        coverage = Coverage(dtype=dtype_name(settings.dtype))
+        coverage = Coverage(dtype=str(settings.dtype).removeprefix("torch."))
         scored, work = Scored(len(texts), coverage, per_pair=settings.preselect is not None), Work(coverage, on_rows)
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
@@ -144,21 +144,28 @@ class LongDocScorer(nn.Module):
         with self.inference():
             for block in blocks(query_of_row, texts, characters=self.encoder.block_characters, pairs=BLOCK_PAIRS):
                 work.begin(sum(map(len, block.rows)))
-                read = self.read_block(block, asked, query_ids, self.tokenize(block.texts, offsets=explain))
+                tokenized = self.tokenize(block.texts, offsets=explain)
+                read = self.read(
+                    [asked[query] for query in block.query],
+                    [query_ids[query] for query in block.query],
+                    [tokenized[text] for text in block.text],
+                )
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
-                explained = self.explanations(encoded, read) if explain else [None] * len(values)
-                readings = read.readings()
-                scored.add(block.rows, values, [block.texts[text] for _, text in block.pairs], readings, explained)
+                scored.add(
+                    block, values, read.readings, self.explanations(encoded, read) if explain else [None] * len(values)
+                )
                 if on_block is not None:
-                    on_block(block.rows, values, readings)
+                    on_block(block.rows, values, read.readings)
         return scored.checked()
 
     # Read.
 
     def tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
         """The tokens of texts, with their character offsets where something needs them."""
-        needed = offsets or self.settings.needs_text
+        settings = self.settings
+        chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
+        needed = offsets or settings.windows.needs_text or chosen_by_text
         return self.tokens(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
 
     def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
@@ -174,17 +181,6 @@ class LongDocScorer(nn.Module):
             return cut
         return with_trail(partial(self.tokens, self.tokenizer), self.layout, queries, cut)
 
-    def read_block(
-        self, block: Block, queries: Sequence[str], query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]
-    ) -> Read:
-        """What is read of the pairs of a block, whose queries and texts are numbered."""
-        asked = [query for query, _ in block.pairs]
-        return self.read(
-            [queries[query] for query in asked],
-            [query_ids[query] for query in asked],
-            [texts[text] for _, text in block.pairs],
-        )
-
     def read(self, queries: Sequence[str], query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]) -> Read:
         """What is read of B texts for B queries: the windows that the settings ask for.
 
@@ -198,12 +194,13 @@ class LongDocScorer(nn.Module):
             cuts = _once(documents, lambda document: (document, settings.windows(document)))
         else:
             # A selector's model has a precision of its own.
-            with torch.autocast(self.device.type, enabled=False):
+            with torch.autocast(self.settings.device.type, enabled=False):
                 cuts = settings.preselect.cut(queries, documents, settings.windows)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
             self.head.check_windows(len(spans), len(query))
         windows = _once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
-        return Read(query_ids, cuts, windows, list(map(len, texts)))
+        readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
+        return Read(query_ids, cuts, windows, readings)
 
     # Encode.
 
@@ -224,12 +221,12 @@ class LongDocScorer(nn.Module):
 
     def aggregate(self, encoded: Encoded) -> torch.Tensor:
         """`(B,)` scores. Heads work in fp32, in training as in inference."""
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.settings.device.type, enabled=False):
             return self.head(encoded)
 
     def explanations(self, encoded: Encoded, read: Read) -> list[Explanation]:
         """How each window, and each query token where the head can tell, contributed to B scores."""
-        with torch.autocast(self.device.type, enabled=False):
+        with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
@@ -255,7 +252,7 @@ class LongDocScorer(nn.Module):
         dtype = self.settings.dtype
         self.eval()
         try:
-            with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
+            with torch.autocast(self.settings.device.type, dtype=dtype, enabled=dtype != torch.float32):
                 yield
         finally:
             for module, training in modes:

@@ -11,10 +11,6 @@ from .windows import Windows
 
 CPU = torch.device("cpu")
 
-GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
-"""Most tokens in a pass where no limit is given. A CPU keeps the states of a small pass in its caches; a GPU is busy
-with large ones alone (`tests/benchmarks/README.md`)."""
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -55,13 +51,3 @@ class Settings:
             raise ValueError(f"max_doc_len={self.max_doc_len} must be at least 1, or None to read whole documents")
         if self.preselect is not None:
             self.preselect.check(self.windows)
-
-    @property
-    def needs_text(self) -> bool:
-        """Whether characters decide about what is read, so that their offsets are needed."""
-        return self.windows.needs_text or (self.preselect is not None and self.preselect.needs_text)
-
-    @property
-    def limit_of_pass(self) -> int:
-        """Most tokens in a pass."""
-        return self.max_batch_tokens or (CPU_BATCH_TOKENS if self.device.type == "cpu" else GPU_BATCH_TOKENS)

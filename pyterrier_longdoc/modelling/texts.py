@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -99,19 +99,22 @@ class Block:
 
     Attributes:
         texts: distinct texts, of like length.
-        pairs: `(index of a distinct query, index into texts)`.
-        rows: for each pair, the rows of the input that ask for it.
+        query: for each pair the number of its query among the distinct ones.
+        text: for each pair the number of its text among `texts`.
+        rows: for each pair the rows of the input that ask for it.
     """
 
     texts: list[str]
-    pairs: list[tuple[int, int]]
+    query: list[int]
+    text: list[int]
     rows: list[list[int]]
 
 
 def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    return list(numbers), np.fromiter((numbers[value] for value in values), np.int64, len(values))
+    distinct = list(dict.fromkeys(values))
+    number = dict(zip(distinct, range(len(distinct)), strict=True))
+    return distinct, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
 
 
 def blocks(
@@ -134,26 +137,25 @@ def blocks(
     lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
     # Arrays: an object for every pair would take more memory than the rest of a run.
     order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
-    block, last_text, last_pair = Block([], [], []), -1, (-1, -1)
+    block, last_text, last_pair = Block([], [], [], []), -1, (-1, -1)
     for row in order:
         number, query = int(text_of_row[row]), int(of_row[row])
         if (number, query) == last_pair:
             block.rows[-1].append(int(row))
             continue
-        count = len(block.pairs)
+        count = len(block.rows)
         if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
             yield block
-            block = Block([], [], [])
+            block = Block([], [], [], [])
         if number != last_text or not block.texts:
             block.texts.append(distinct[number])
-        block.pairs.append((query, len(block.texts) - 1))
+        block.query.append(query)
+        block.text.append(len(block.texts) - 1)
         block.rows.append([int(row)])
         last_text, last_pair = number, (number, query)
-    if block.pairs:
+    if block.rows:
         yield block
 
-
-T = TypeVar("T")
 
 CACHED_TOKEN_BYTES = 64 * 2**20
 """Most memory for remembered tokens of one model: 16 million tokens, a third of that with character offsets."""
@@ -191,25 +193,25 @@ class TokenCache:
     ) -> list[TokenizedText]:
         """As `texts.tokenize`; equal texts share one result."""
         remembers = self._forget_if_changed(tokenizer)
-        hashes = {text: _hash(text) for text in dict.fromkeys(texts)}
-        found = {
-            text: self._recall(text, (lead, content), offsets) if remembers else None
-            for text, content in hashes.items()
-        }
-        new = [text for text, tokens in found.items() if tokens is None]
-        made = dict(zip(new, tokenize(tokenizer, new, offsets=offsets, lead=lead), strict=True))
+        known: dict[str, TokenizedText] = {}
+        new: dict[str, bytes] = {}
+        for text in dict.fromkeys(texts):
+            content = text.encode("utf-8", "surrogatepass")
+            key = (lead, hashlib.blake2b(content, digest_size=16).digest())
+            with_offsets = self.cache.get((*key, True)) if remembers else None
+            ids = None if offsets or not remembers else self.cache.get((*key, False))
+            if with_offsets is not None:
+                known[text] = TokenizedText(with_offsets[0], text, with_offsets[1], with_offsets[2])
+            elif ids is not None:
+                known[text] = TokenizedText(ids[0], text)
+            else:
+                new[text] = key[1]
+        if new:
+            known |= zip(new, tokenize(tokenizer, list(new), offsets=offsets, lead=lead), strict=True)
         if remembers:
-            for text, tokens in made.items():
-                self.cache.put((lead, hashes[text], offsets), _as_array(tokens))
-        known = {text: tokens for text, tokens in found.items() if tokens is not None} | made
-        return [known[text] for text in texts]
-
-    def _recall(self, text: str, key: tuple[str, bytes], offsets: bool) -> TokenizedText | None:
-        kept = self.cache.get((*key, True))
-        if kept is not None:
-            return TokenizedText(kept[0], text, kept[1], kept[2])
-        kept = None if offsets else self.cache.get((*key, False))
-        return None if kept is None else TokenizedText(kept[0], text)
+            for text, content in new.items():
+                self.cache.put((lead, content, offsets), _as_array(known[text]))
+        return list(map(known.__getitem__, texts))
 
     def _forget_if_changed(self, tokenizer: Any) -> bool:
         """Forgets what another tokenizer has made; returns whether this one makes the same of a text every time."""
@@ -226,23 +228,22 @@ def tokenizer_settings(tokenizer: Any) -> tuple[Any, ...] | None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ()
-    around = (backend.normalizer, backend.pre_tokenizer)
-    steps = [b"" if step is None else _read(step.__getstate__) for step in around]
+    steps = list(map(_written, (backend.normalizer, backend.pre_tokenizer)))
     if None in steps:
         return None
-    added = tuple(sorted((number, str(token)) for number, token in backend.get_added_tokens_decoder().items()))
+    added = tuple(map(repr, sorted(backend.get_added_tokens_decoder().items())))
     return (added, backend.encode_special_tokens, *steps)
 
 
-def as_json(tokenizer: Any) -> str | None:
+def written(tokenizer: Any) -> bytes | None:
     """All of a fast tokenizer; None if a step of it is written in Python."""
-    return _read(tokenizer.backend_tokenizer.to_str)
+    return _written(tokenizer.backend_tokenizer)
 
 
-def _read(read: Callable[[], T]) -> T | None:
-    """What a tokenizer, or a step of it, writes down; None of what is written in Python."""
+def _written(part: Any) -> bytes | None:
+    """A tokenizer, or a step of it, as bytes; None of what is written in Python."""
     try:
-        return read()
+        return b"" if part is None else part.__getstate__()
     except Exception as error:  # tokenizers has no class of its own for it
         if "cannot be serialized" not in str(error):
             raise
@@ -262,8 +263,8 @@ def _content(tokenizer: Any) -> bytes | None:
     settings = tokenizer_settings(tokenizer)
     known, content = _CONTENTS.get(tokenizer, (None, None))
     if settings is None or known != settings:
-        written = as_json(tokenizer)
-        content = None if written is None else hashlib.blake2b(written.encode()).digest()
+        content = written(tokenizer)
+        content = None if content is None else hashlib.blake2b(content).digest()
         _CONTENTS[tokenizer] = settings, content
     return content
 
@@ -273,7 +274,3 @@ def _as_array(tokens: TokenizedText) -> np.ndarray:
     if tokens.starts is None or tokens.ends is None:
         return tokens.ids[None]
     return np.stack([tokens.ids, tokens.starts, tokens.ends])
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -7,8 +7,9 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
+from hashlib import blake2b
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,7 +56,7 @@ from ..modelling.preselection import PRESELECT_FOLDER, Preselection, check_prese
 from ..modelling.runtimes import check_backend, check_last_layer, default_device, default_dtype
 from ..modelling.scorer import LongDocScorer
 from ..modelling.settings import Settings
-from ..modelling.texts import as_json
+from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import TrainingArgs, check_qrels, evaluate, history_frame, make_groups, train
 from ..training.identity import training_settings
@@ -221,20 +222,21 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """
         raise NotImplementedError
 
-    def identity(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Who this transformer is: all that its scores depend on besides query and text, JSON-able.
 
         Weights count by their contents, arguments as they are now, and with them the device's kind and precision.
+        Not called `identity`, because every PyTerrier transformer has a static method of that name.
 
         Raises:
             ValueError: if the tokenizer has a step in Python, of which it cannot be told whether it stays the same.
         """
         scorer = self.load_scorer()
-        tokenizer = as_json(scorer.tokenizer)
+        tokenizer = written(scorer.tokenizer)
         if tokenizer is None:
             raise ValueError(
-                "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which it "
-                "cannot be told whether it stays the same: leave score_cache out"
+                "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "
+                "it cannot be told whether it stays the same: leave score_cache out"
             )
         settings = scorer.settings
         return {
@@ -245,7 +247,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
             "layout": repr(scorer.layout),
             "weights": fingerprint(scorer.state_dict()),
-            "tokenizer": tokenizer,
+            "tokenizer": blake2b(tokenizer).hexdigest(),
             "computed": [settings.device.type, dtype_name(settings.dtype), settings.runtime],
         }
 
@@ -364,8 +366,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
         """
-        arguments = [tuple(v) if isinstance(v, list | np.ndarray) else v for v in arguments_of(self).values()]
+        given = [getattr(self, f.name) for f in fields(self)]
+        arguments = [tuple(value) if isinstance(value, list | np.ndarray) else value for value in given]
         if self._loaded is not None and arguments == self._set_up:
+            self._loaded.scorer.back_to_its_device()
             return self._loaded
         self.check()
         made_for, head, settings = self.made_for(), self.head_spec(), self.settings()
@@ -401,20 +405,20 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def score_pairs(self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None = None) -> Scored:
         """See the base class."""
         weights = self.load_weights()
-        self.warn_untrained(weights)
+        if not weights.ready:
+            self.warn_untrained()
         if self.score_cache is not None and not self.explain:
             cache = ScoreCache(self.score_cache)
-            return score_with_cache(cache, weights.scorer, self.identity(), queries, texts, on_rows=on_rows)
+            return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
         return weights.scorer.score(queries, texts, explain=self.explain, on_rows=on_rows)
 
-    def warn_untrained(self, weights: Weights) -> None:
-        """Warns once if scores mean nothing yet."""
-        if not weights.ready:
-            message = (
-                f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder "
-                f"as backbone FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start trained)."
-            )
-            self._warn_once(message, UntrainedWarning, stacklevel=7)
+    def warn_untrained(self) -> None:
+        """Warns once that scores mean nothing yet."""
+        message = (
+            f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
+            f"backbone FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start trained)."
+        )
+        self._warn_once(message, UntrainedWarning, stacklevel=7)
 
     # Training.
 

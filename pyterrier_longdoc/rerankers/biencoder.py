@@ -62,6 +62,7 @@ class BiEncoder(WindowReranker):
         """The model in memory, loaded if need be and set up by the current arguments."""
         arguments = arguments_of(self)
         if self._scorer is not None and arguments == self._set_up:
+            self._scorer.back_to_its_device()
             return self._scorer
         self.check()
         shared = shared_encoder(str(self.backbone), trust_remote_code=self.trust_remote_code)

@@ -350,7 +350,8 @@ class CEDR(AvgP):
     must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
     Args:
-        aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of matches).
+        aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
+            matches).
     """
 
     _: KW_ONLY

@@ -175,7 +175,8 @@ class _SharedRun:
         if self._scored is None:
             weights = [each.load_weights() for each in self._models]
             for each, its_weights in zip(self._models, weights, strict=True):
-                each.warn_untrained(its_weights)
+                if not its_weights.ready:
+                    each.warn_untrained()
             self._scored = score_together([each.scorer for each in weights], queries, texts, on_rows=on_rows)
         elif on_rows is not None:
             on_rows(len(texts))
@@ -207,18 +208,19 @@ def score_together(
     for own in scored:
         query_ids = first.read_queries(asked, own.coverage)
     work = Work(scored[0].coverage, on_rows)
-    offsets = any(scorer.settings.needs_text for scorer in scorers)
+    offsets = any(scorer.settings.windows.needs_text for scorer in scorers)
     with ExitStack() as inference:
         for scorer in scorers:
             inference.enter_context(scorer.inference())
         for block in blocks(query_of_row, texts, characters=first.encoder.block_characters, pairs=BLOCK_PAIRS):
             work.begin(sum(map(len, block.rows)))
             tokenized = first.tokenize(block.texts, offsets=offsets)
-            reads = [scorer.read_block(block, asked, query_ids, tokenized) for scorer in scorers]
-            of_texts = [block.texts[text] for _, text in block.pairs]
+            own_queries, own_texts = [asked[i] for i in block.query], [tokenized[i] for i in block.text]
+            own_ids = [query_ids[i] for i in block.query]
+            reads = [scorer.read(own_queries, own_ids, own_texts) for scorer in scorers]
             for scorer, own, read, encoded in zip(scorers, scored, reads, _encode(first, reads, work), strict=True):
                 values = scorer.aggregate(encoded).double().cpu().numpy()
-                own.add(block.rows, values, of_texts, read.readings(), [None] * len(values))
+                own.add(block, values, read.readings, [None] * len(values))
     for own in scored[1:]:
         own.coverage.tokens_encoded = scored[0].coverage.tokens_encoded
         own.coverage.tokens_computed = scored[0].coverage.tokens_computed
@@ -231,7 +233,7 @@ def _encode(scorer: LongDocScorer, reads: Sequence[Read], work: Work) -> list[En
         [query for read in reads for query in read.queries],
         [cut for read in reads for cut in read.cuts],
         [windows for read in reads for windows in read.windows],
-        [length for read in reads for length in read.lengths],
+        [reading for read in reads for reading in read.readings],
     )
     encoded, size = scorer.encode(together, work), len(reads[0].queries)
     parts = zip(encoded.cls.split(size), encoded.mask.split(size), strict=True)

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..common.coverage import Coverage, Reading, Scored
 from ..modelling.scorer import LongDocScorer
+from ..modelling.texts import Block
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -125,7 +126,7 @@ def score_with_cache(
     if on_rows is not None and len(new) < len(keys):
         on_rows(len(keys) - len(new))
 
-    def store(rows: list[list[int]], scores: np.ndarray, readings: list[Reading]) -> None:
+    def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
             found = zip(rows, scores, readings, strict=True)
             block = {keys[new[own[0]]]: CachedScore(float(score), reading) for own, score, reading in found}
@@ -142,13 +143,9 @@ def score_with_cache(
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
     found = [known[key] for key in rows]
-    scored.add(
-        list(rows.values()),
-        np.array([entry.score for entry in found]),
-        [texts[own[0]] for own in rows.values()],
-        [entry.reading for entry in found],
-        [None] * len(found),
-    )
+    pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
+    values = np.array([entry.score for entry in found])
+    scored.add(pairs, values, [entry.reading for entry in found], [None] * len(found))
     return scored.checked()
 
 

@@ -194,7 +194,7 @@ class ModelWindows(WindowSelector):
 
     def identity(self) -> dict[str, Any]:
         """See the base class."""
-        return {"type": type(self).__name__, "k": self.k, "model": self.model.identity()}
+        return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
 
 
 @dataclass(frozen=True)

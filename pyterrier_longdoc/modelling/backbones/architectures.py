@@ -15,7 +15,7 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from ..batching import WindowBatch
+from ..batching import InputRules, WindowBatch
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
@@ -24,41 +24,6 @@ _NUMPY_STATE = threading.Lock()
 """Held by who saves and restores the state of numpy's global generator."""
 
 GLOBAL_ATTENTION = ("query", "query_only", "cls")
-
-
-class InputRules:
-    """How passes through a backbone are made up; here: nothing special."""
-
-    def group(self, length: int) -> int:
-        """Inputs of a pass are of one group; a group holds neighbours in length."""
-        return 0
-
-    def padded(self, length: int) -> int:
-        """To how many tokens an input of `length` tokens is padded if it is alone."""
-        return length
-
-    def cost(self, length: int) -> int:
-        """What an input of `length` tokens counts towards the most tokens in a pass."""
-        return self.padded(length)
-
-    def longest(self, positions: int) -> int:
-        """The longest input for which a table of so many positions suffices, padding included."""
-        return positions
-
-    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """Inputs besides ids, mask, segments and positions.
-
-        Args:
-            batch: the windows.
-            rows: `(V,)` those of this pass.
-            mask: `(V, T)` their padded mask.
-        """
-        return {}
-
-    @contextmanager
-    def around(self, model: Any, length: int) -> Iterator[None]:
-        """Prepares the model for a pass of padded length `length`, and tidies up after it."""
-        yield
 
 
 class DecoderRules(InputRules):
