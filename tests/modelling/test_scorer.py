@@ -22,12 +22,12 @@ from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, S
 
 from ..support import tiny
 from ..support.scorers import Passes, explained, scorer_of
-from ..support.systems import matrix
+from ..support.systems import slow_but
 from .test_windows import STRANGE
 
 SLIDING = SlidingWindows(20, 10)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-HEADS = matrix(registered_heads(), fast=("maxp", "parade-attn", "parade-transformer-query", "cedr-knrm"))
+HEADS = slow_but(("maxp", "parade-attn", "parade-transformer-query", "cedr-knrm"), registered_heads())
 TOKENS = [name for name, head in registered_heads().items() if head.needs != "cls"]
 LINEAR = [name for name in registered_heads() if name not in ("parade-transformer", *TOKENS)]
 """Heads that score a single window by the final layer alone."""
@@ -90,7 +90,7 @@ def test_a_score_does_not_depend_on_the_batch(backbone, head, pad_query):
         np.testing.assert_allclose(mixed, alone[list(order)], **CLOSE)
 
 
-@pytest.mark.parametrize("family", matrix(tiny.FAMILIES, fast=("roberta", "modernbert")))
+@pytest.mark.parametrize("family", slow_but(("roberta", "modernbert"), tiny.FAMILIES))
 def test_a_score_does_not_depend_on_the_batch_whatever_the_family(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     for pad_query in (False, True):

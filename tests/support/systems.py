@@ -72,11 +72,6 @@ QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]}
 """Labels of `tiny.results`."""
 
 
-def matrix(names: Iterable[str] = SYSTEMS, fast: Iterable[str] = REPRESENTATIVE) -> list[Any]:
-    """Parameters of a test that runs over these systems: those that are not among the `fast` ones are slow."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 def make(name: str, backbone: Any = None, **changes: Any) -> Any:
     """A new transformer of a kind, over a checkpoint that suits it; checkpoints are made when they are first needed."""
     cls, arguments = SYSTEMS[name]
@@ -89,3 +84,8 @@ def make(name: str, backbone: Any = None, **changes: Any) -> Any:
 def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:
     """The scores of the rows, in their order."""
     return transformer(frame)["score"].to_numpy()
+
+
+def slow_but(representative: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """All names as parameters of a test, of which only the representative ones are not slow."""
+    return [name if name in representative else pytest.param(name, marks=pytest.mark.slow) for name in names]

@@ -166,3 +166,9 @@ def results() -> pd.DataFrame:
             "rank": [0, 1, 0, 1, 2],
         }
     )
+
+
+def frame(queries: list[str], texts: list[str]) -> pd.DataFrame:
+    """A row for each query and text."""
+    rows = [(f"q{i}", query, f"d{j}", text, 1.0, 0) for i, query in enumerate(queries) for j, text in enumerate(texts)]
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score", "rank"])
