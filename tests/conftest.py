@@ -21,15 +21,15 @@ def pytest_configure(config) -> None:
 
 
 @pytest.fixture(scope="session")
-def cross_encoder(tmp_path_factory) -> str:
+def cross_encoder() -> str:
     """Folder of a tiny random BERT cross-encoder with one label."""
-    return tiny.checkpoint(tmp_path_factory.mktemp("cross-encoder"))
+    return tiny.encoder()
 
 
 @pytest.fixture(scope="session")
-def plain_encoder(tmp_path_factory) -> str:
+def plain_encoder() -> str:
     """Folder of a tiny random BERT without a classification head."""
-    return tiny.checkpoint(tmp_path_factory.mktemp("encoder"), labels=None)
+    return tiny.encoder(None)
 
 
 @pytest.fixture

@@ -364,7 +364,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def made_for(self) -> dict[str, Any]:
         """The arguments that decide about the weights besides the head's."""
-        given = arguments_of(self, "checkpoint", "weights")
+        given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
         own = {name: value for name, value in given.items() if name not in self.head_spec()[1]}
         return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
 
@@ -583,6 +583,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """The arguments that make the model what it is, JSON-able; what selects windows may write below the folder."""
         parameters = arguments_of(self, *OF_THE_MODEL)
         parameters = {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
+        del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
         if self.windows is not None:
             parameters["windows"] = windows_to_config(self.windows)
         shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
@@ -615,6 +616,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         preselect = arguments.pop("preselect", None)
         if preselect is not None and "preselect" not in parameters:
             arguments["preselect"] = preselection_from_config(preselect, folder)
+        arguments.pop("trust_remote_code", None)  # no folder may ask for it
         # JSON has no tuples.
         arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
         model = saved(**{**arguments, **parameters})

@@ -10,9 +10,9 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import devices
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
-from ..support.systems import make
+from ..support.systems import QUIET, make, scores
 
-pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning")
+pytestmark = QUIET
 CPU = torch.device("cpu")
 
 
@@ -39,16 +39,15 @@ def computed(monkeypatch) -> list[str]:
 
 @pytest.mark.usefixtures("fast_bfloat16")
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
-def test_the_fastest_precision(name, cross_encoder, plain_encoder, results, computed):
-    backbone = plain_encoder if name.startswith("Bi") else cross_encoder
-    model = make(name, backbone, dtype="fastest")
-    low = model(results)["score"]
+def test_the_fastest_precision(name, results, computed):
+    model = make(name, dtype="fastest")
+    low = scores(model, results)
     assert "bfloat16" in computed
     assert model.coverage.dtype == "bfloat16"
     assert "in bfloat16" in str(model.coverage)
     computed.clear()
-    exact = make(name, backbone)
-    high = exact(results)["score"]
+    exact = make(name)
+    high = scores(exact, results)
     assert set(computed) == {"float32"}
     assert exact.coverage.dtype == "float32"
     assert not np.array_equal(low, high)
@@ -57,40 +56,30 @@ def test_the_fastest_precision(name, cross_encoder, plain_encoder, results, comp
 
 
 @pytest.mark.usefixtures("fast_bfloat16")
-def test_float32_is_the_default_on_every_cpu(cross_encoder, results, computed):
-    model = make("MaxP", cross_encoder)
-    model(results)
-    assert set(computed) == {"float32"}
-    assert model.coverage.dtype == "float32"
-
-
-@pytest.mark.usefixtures("fast_bfloat16")
-def test_training_stays_in_its_own_precision(cross_encoder, computed):
-    scorer = make("MaxP", cross_encoder, dtype="fastest").load_scorer()
+def test_training_stays_in_its_own_precision(computed):
+    scorer = make("MaxP", dtype="fastest").load_scorer()
     scorer(["old dog"], ["the cat"]).sum().backward()
     assert set(computed) == {"float32"}
 
 
-def test_cached_scores_are_of_one_precision(cross_encoder, results, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("fast_bfloat16")
+def test_cached_scores_are_of_one_precision(results, tmp_path):
     path = tmp_path / "scores.sqlite"
-    model = make("MaxP", cross_encoder, score_cache=path)
-    high = model(results)["score"]
+    model = make("MaxP", score_cache=path)
+    high = scores(model, results)
     entries = len(ScoreCache(path))
-    monkeypatch.setattr(devices, "_has_bfloat16", lambda device: True)
     model.dtype = "fastest"
-    low = model(results)["score"]
+    low = scores(model, results)
     assert len(ScoreCache(path)) == 2 * entries
-    assert model.coverage.dtype == "bfloat16"
     assert not np.array_equal(low, high)
     model.dtype = "float32"
-    np.testing.assert_array_equal(model(results)["score"], high)
-    assert model.coverage.dtype == "float32"
-    assert (model.coverage.tokens_computed, model.coverage.padding) == (0, 0.0)
+    np.testing.assert_array_equal(scores(model, results), high)
+    assert (model.coverage.dtype, model.coverage.tokens_computed, model.coverage.padding) == ("float32", 0, 0.0)
 
 
 @pytest.mark.usefixtures("fast_bfloat16")
-def test_invariance_is_checked_in_float32(cross_encoder, results):
-    model = make("MaxP", cross_encoder, dtype="fastest")
+def test_invariance_is_checked_in_float32(results):
+    model = make("MaxP", dtype="fastest")
     table = ld.check_invariance(model, results, dtypes=("bfloat16",), verbose=False).set_index("check")
     assert table.loc["alone", "difference"] < 1e-5 < table.loc["dtype bfloat16", "difference"]
     assert model.dtype == "fastest"
@@ -100,17 +89,11 @@ def test_the_rule(monkeypatch):
     native = {"cpu": True, "cuda": True, "mps": False}
     monkeypatch.setattr(devices, "_has_bfloat16", lambda device: native[device.type])
     chosen = {
-        (dtype, kind): devices.resolve_dtype(dtype, torch.device(kind))
-        for dtype in (None, "fastest")
-        for kind in native
+        dtype: [devices.resolve_dtype(dtype, torch.device(kind)) for kind in native] for dtype in (None, "fastest")
     }
     assert chosen == {
-        (None, "cpu"): torch.float32,
-        (None, "cuda"): torch.bfloat16,
-        (None, "mps"): torch.float32,
-        ("fastest", "cpu"): torch.bfloat16,
-        ("fastest", "cuda"): torch.bfloat16,
-        ("fastest", "mps"): torch.float32,
+        None: [torch.float32, torch.bfloat16, torch.float32],
+        "fastest": [torch.bfloat16, torch.bfloat16, torch.float32],
     }
     assert devices.resolve_dtype("float32", torch.device("cuda")) == torch.float32
     with pytest.raises(ValueError, match=r"dtype='float8' is unknown.*bfloat16"):
@@ -118,9 +101,28 @@ def test_the_rule(monkeypatch):
 
 
 @pytest.mark.parametrize("flag", ["_is_amx_tile_supported", "_is_avx512_bf16_supported", None])
-def test_a_cpu_is_asked_for_its_instructions(flag, monkeypatch):
+def test_float32_is_the_default_on_every_cpu(flag, monkeypatch):
+    """Whichever instructions it has; they are asked for where the fastest precision is."""
     for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
         monkeypatch.setattr(torch.cpu, name, lambda name=name: name == flag)
-    expected = torch.float32 if flag is None else torch.bfloat16
-    assert devices.resolve_dtype("fastest", CPU) == expected
+    assert devices.resolve_dtype("fastest", CPU) == (torch.float32 if flag is None else torch.bfloat16)
     assert devices.resolve_dtype(None, CPU) == torch.float32
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.resolve_device(None) == torch.device("cuda")
+    assert devices.resolve_device("cpu") == CPU
+    # Each of several processes has a GPU of its own.
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank, gpu in (("0", 0), ("1", 1), ("2", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert devices.resolve_device(None) == torch.device("cuda", gpu)
+    assert devices.resolve_device("cuda:1") == torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert devices.resolve_device(None) == CPU
+    with pytest.raises(ValueError, match="device='cuda': torch sees no GPU here"):
+        devices.resolve_device("cuda")
+    with pytest.raises(ValueError, match="device='gpu' is unknown to torch"):
+        devices.resolve_device("gpu")

@@ -1,4 +1,4 @@
-"""Scorers put together by hand."""
+"""Scorers put together by hand, and what passes through their backbones."""
 
 from __future__ import annotations
 
@@ -21,3 +21,23 @@ def explained(scorer: LongDocScorer, queries, texts) -> tuple[np.ndarray, list[E
     """Scores, and how windows contributed."""
     scored = scorer.score(queries, texts, explain=True)
     return scored.scores, scored.explanations
+
+
+class Passes:
+    """Records the inputs of each pass through a scorer's backbone."""
+
+    def __init__(self, scorer: LongDocScorer) -> None:
+        self.inputs: list[dict] = []
+        scorer.encoder.backbone.register_forward_pre_hook(
+            lambda _, args, kwargs: self.inputs.append(kwargs), with_kwargs=True
+        )
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """Windows and tokens of each pass."""
+        return [tuple(inputs["input_ids"].shape) for inputs in self.inputs]
+
+    @property
+    def windows(self) -> int:
+        """Windows of all passes."""
+        return sum(rows for rows, _ in self.shapes)

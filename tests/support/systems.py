@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import pyterrier_longdoc as ld
@@ -44,9 +46,6 @@ BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
-OWN_BACKBONES: dict[str, Callable[[], str]] = {"MORESPlus": tiny.bart}
-"""Systems whose backbone is of a kind of its own."""
-
 UNTRAINED = (
     "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm",
     "NeuralModel1",
@@ -60,11 +59,31 @@ REMEMBERING = ("LateIR", "MORESPlus", *BI_ENCODERS)
 """Systems that remember what they have encoded."""
 
 
-def make(name: str, backbone: str, **changes: Any) -> Any:
-    """A new transformer of a kind; checkpoints besides the backbone are made when they are first needed."""
+REPRESENTATIVE = ("MaxP", "PARADE-pretrained", "LateIR", "CEDR-knrm", "BiEncoder-max")
+"""Systems with code of their own between text and score; the others differ from one of them in a head or in windows."""
+
+QUIET = [
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
+]
+"""Marks of tests in which random weights and texts that are cut are nothing to warn of."""
+
+QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
+"""Labels of `tiny.results`."""
+
+
+def make(name: str, backbone: Any = None, **changes: Any) -> Any:
+    """A new transformer of a kind, over a checkpoint that suits it; checkpoints are made when they are first needed."""
     cls, arguments = SYSTEMS[name]
     arguments = {key: value() if callable(value) else value for key, value in arguments.items()}
-    return cls(OWN_BACKBONES.get(name, lambda: backbone)(), **{**arguments, **changes})
+    if name == "MORESPlus":
+        backbone = tiny.bart()
+    return cls(backbone or tiny.encoder(None if name in BI_ENCODERS else 1), **{**arguments, **changes})
+
+
+def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:
+    """The scores of the rows, in their order."""
+    return transformer(frame)["score"].to_numpy()
 
 
 def slow_but(representative: Iterable[str], names: Iterable[str]) -> list[Any]:

@@ -115,6 +115,12 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
 
 
 @functools.cache
+def encoder(labels: int | None = 1) -> str:
+    """Folder of a random BERT: a cross-encoder with this many labels, or (None) a plain encoder."""
+    return checkpoint(_folder(), labels=labels)
+
+
+@functools.cache
 def aggregator() -> str:
     """Folder of a cross-encoder that is narrower than the others; its layers aggregate."""
     sizes = {key: AGGREGATOR[key] for key in ("hidden_size", "num_attention_heads", "intermediate_size")}
@@ -160,3 +166,9 @@ def results() -> pd.DataFrame:
             "rank": [0, 1, 0, 1, 2],
         }
     )
+
+
+def frame(queries: list[str], texts: list[str]) -> pd.DataFrame:
+    """A row for each query and text."""
+    rows = [(f"q{i}", query, f"d{j}", text, 1.0, 0) for i, query in enumerate(queries) for j, text in enumerate(texts)]
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score", "rank"])

@@ -1,27 +1,28 @@
-"""Texts are tokenised once over many runs, within a bound, and never by what another tokenizer made of them."""
+"""Runs divided into blocks; texts tokenised once over many runs, and never by what another tokenizer made of them."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from collections import Counter
 
 import numpy as np
 import pytest
-from tokenizers import normalizers, pre_tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.modelling import texts as token_cache
-from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, TokenCache, same_tokens, tokenize
+from pyterrier_longdoc.modelling import texts as texts_module
+from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, TokenCache, blocks, same_tokens, tokenize
 
-from ..support import tiny
-from ..support.systems import make
+from ..support import tiny, tiny_long
+from ..support.systems import QUIET, REPRESENTATIVE, make, scores, slow_but
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
+pytestmark = QUIET
 TEXTS = ["the cat and the dog", "", "snow in the city", "the cat and the dog", "Rain, 1999"]
 
 
@@ -34,7 +35,7 @@ def seen(monkeypatch) -> Counter:
         counts.update(texts)
         return tokenize(tokenizer, texts, **kwargs)
 
-    monkeypatch.setattr(token_cache, "tokenize", counting)
+    monkeypatch.setattr(texts_module, "tokenize", counting)
     return counts
 
 
@@ -47,23 +48,46 @@ def assert_same(found, expected):
                 assert getattr(one, name).dtype == np.int32
 
 
-@pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR", "MORESPlus", "BiEncoder-max"])
-def test_every_text_once_over_two_transforms(name, cross_encoder, plain_encoder, results, seen):
-    model = make(name, plain_encoder if name.startswith("Bi") else cross_encoder)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=40),
+    characters=st.integers(1, 60),
+    pairs=st.integers(1, 12),
+)
+@settings(max_examples=200, deadline=None)
+def test_blocks(rows, characters, pairs):
+    texts = ["x" * (3 * text) + str(text) for _, text in rows]
+    made = list(blocks([query for query, _ in rows], texts, characters=characters, pairs=pairs))
+    owners = {}
+    for block in made:
+        assert len(block.query) == len(block.text) == len(block.rows) <= pairs
+        assert len(block.texts) == len(set(block.texts))
+        # A block ends as soon as it has enough characters; a single pair may have more.
+        assert len(block.rows) == 1 or len(block.rows) * len(block.texts[0]) <= characters
+        for query, text, owned in zip(block.query, block.text, block.rows, strict=True):
+            assert owned == [i for i, row in enumerate(rows) if (row[0], texts[i]) == (query, block.texts[text])]
+            assert (query, block.texts[text]) not in owners
+            owners[query, block.texts[text]] = owned
+    assert sorted(itertools.chain(*owners.values())) == list(range(len(rows)))
+    lengths = [len(text) for block in made for text in block.texts]
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, (*REPRESENTATIVE, "MORESPlus")))
+def test_every_text_once_over_two_transforms(name, results, seen):
+    model = make(name)
     forget_embeddings()  # bi-encoders of one backbone remember together
     seen.clear()
-    first = model(results)["score"].tolist()
+    first = scores(model, results)
     texts = {*results["query"], *results["text"].fillna("")}
     assert seen == dict.fromkeys(texts, 1)
-    again = model(results)["score"]
-    np.testing.assert_allclose(again, first, rtol=1e-6)
+    np.testing.assert_allclose(scores(model, results), first, rtol=1e-6)
     assert seen == dict.fromkeys(texts, 1)
     model(results.assign(text="a new text"))
     assert seen == dict.fromkeys({*texts, "a new text"}, 1)
 
 
-def test_every_text_once_in_training(cross_encoder, seen):
-    scorer = make("MaxP", cross_encoder).load_scorer()
+def test_every_text_once_in_training(seen):
+    scorer = make("MaxP").load_scorer()
     for _ in range(2):
         scorer(["old dog", "old dog", "snow"], ["the cat", "rain", "the cat"])
     assert seen == {"old dog": 1, "snow": 1, "the cat": 1, "rain": 1}
@@ -120,10 +144,7 @@ def test_another_tokenizer_and_other_settings():
     assert cache(tiny.tokenizer(), texts)[0].ids.tolist() == before
 
 
-def test_nothing_random_is_remembered(monkeypatch, seen):
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
+def test_nothing_random_is_remembered(seen):
     core = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
     cache, tokenizer = TokenCache(), PreTrainedTokenizerFast(tokenizer_object=core)
     made = {tuple(cache(tokenizer, ["abab"])[0].ids.tolist()) for _ in range(40)}
@@ -168,21 +189,14 @@ def test_a_step_in_python_forgets_what_was_remembered():
     assert_same(cache(tokenizer, TEXTS), before)
 
 
-def test_a_model_with_a_tokenizer_in_python(cross_encoder, results, tmp_path):
-    model = make("MaxP", cross_encoder)
+def test_a_model_with_a_tokenizer_in_python(results, tmp_path):
+    model = make("MaxP")
     in_python(model.load_scorer().tokenizer)
-    before = model(results)["score"]
-    assert model(results[::-1])["score"].sort_index().tolist() == pytest.approx(before.tolist(), abs=1e-5)
+    before = scores(model, results)
+    np.testing.assert_allclose(scores(model, results[::-1]), before[::-1], atol=1e-5)
     model.score_cache = tmp_path / "scores.sqlite"
     with pytest.raises(ValueError, match=r"tokenizer is written in Python, .*: leave score_cache out"):
         model(results)
-
-
-def test_same_tokens_of_tokenizers_in_python():
-    one, other = in_python(tiny.tokenizer()), in_python(tiny.tokenizer())
-    assert same_tokens(one, one)
-    assert not same_tokens(one, other)  # their code may differ
-    assert not same_tokens(tiny.tokenizer(), other)
 
 
 def test_same_tokens():
@@ -192,34 +206,25 @@ def test_same_tokens():
     other.add_tokens(["zebra"])
     assert not same_tokens(one, other)
     assert not same_tokens(one, tiny.tokenizer(double_separator=True))
+    python, another = in_python(tiny.tokenizer()), in_python(tiny.tokenizer())
+    assert same_tokens(python, python)
+    assert not same_tokens(python, another)  # their code may differ
+    assert not same_tokens(one, python)
 
 
-def test_other_layouts_and_lengths_are_not_mixed_up(cross_encoder, results):
-    model = make("MaxP", cross_encoder)
-    for change in ({"max_query_len": 1}, {"pad_query": True}, {"windows": ld.SlidingWords(9, 5)}, {"max_doc_len": 30}):
-        changes = {**change, **({"window_size": 150, "stride": 100} if "windows" in change else {})}
-        for name, value in changes.items():
-            setattr(model, name, value)
-        fresh = type(model)(**model._parameters())
-        np.testing.assert_allclose(model(results)["score"], fresh(results)["score"], rtol=1e-5)
-
-
-def test_copies_and_saved_models_do_not_carry_it(cross_encoder, results, tmp_path):
-    model = make("MaxP", cross_encoder)
-    expected = model(results)["score"]
-    assert len(model.load_scorer().tokens.cache) > 0
-    model.save(tmp_path / "saved")
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), ld.MaxP.load(tmp_path / "saved")):
+def test_copies_and_saved_models_do_not_carry_it(results, tmp_path):
+    model = make("MaxP")
+    expected = scores(model, results)
+    model.save(tmp_path)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), ld.MaxP.load(tmp_path)):
         assert len(copied.load_scorer().tokens.cache) == 0
-        np.testing.assert_allclose(copied(results)["score"], expected, rtol=1e-6)
+        np.testing.assert_allclose(scores(copied, results), expected, rtol=1e-6)
     assert len(model.load_scorer().tokens.cache) > 0
 
 
 def test_prompts_are_remembered_too(tmp_path, results, seen):
-    from ..support.tiny_long import decoder
-
-    model = ld.LongP(decoder(tmp_path), max_query_len=8)
-    before = model(results)["score"].tolist()
+    model = ld.LongP(tiny_long.decoder(tmp_path), max_query_len=8)
+    before = scores(model, results)
     seen.clear()
-    np.testing.assert_allclose(model(results)["score"], before, rtol=1e-6)
+    np.testing.assert_allclose(scores(model, results), before, rtol=1e-6)
     assert not seen

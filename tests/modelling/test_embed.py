@@ -1,0 +1,348 @@
+"""What a sentence-transformers checkpoint names is what BiEncoder does; embeddings are remembered, and shared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import EmbeddingCache
+from pyterrier_longdoc.modelling.embed import EmbeddingEncoder, embedding_settings, shared_encoder
+from pyterrier_longdoc.modelling.texts import tokenize
+
+from ..support import tiny
+from ..support.scorers import Passes
+from ..support.systems import QUIET, scores
+from ..support.tiny import frame
+from .test_batching import encoder_with, ids
+from .test_windows import byte_level_tokenizer
+
+pytestmark = QUIET
+
+SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
+LONG = " ".join(tiny.WORDS[(7 * i) % len(tiny.WORDS)] for i in range(50))
+TWO = frame(["old dog"], ["the cat and the dog", LONG])
+ONE = TWO.head(1)
+
+
+# What the checkpoint says.
+
+MODULES = "sentence_transformers.models."
+
+
+def describe(folder: Path, **configs: dict) -> Path:
+    """Adds `modules.json` and a folder with the config of each module after the encoder."""
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULES}Transformer"}]
+    for i, (kind, config) in enumerate(configs.items(), 1):
+        path = f"{i}_{kind}"
+        modules.append({"idx": i, "name": str(i), "path": path, "type": MODULES + kind})
+        (folder / path).mkdir(exist_ok=True)
+        (folder / path / "config.json").write_text(json.dumps(config))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def dense(folder: Path, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights of a dense layer, put where `describe` puts the second module."""
+    torch.manual_seed(3)
+    weight, bias = torch.randn(size, 32), torch.randn(size)
+    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
+    return weight, bias
+
+
+@pytest.fixture
+def encoder(tmp_path) -> Path:
+    tiny.checkpoint(tmp_path, labels=None)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+    ],
+)
+def test_pooling_is_the_checkpoints_own(config, pooling, encoder):
+    other = {"cls": "mean", "mean": "cls"}[pooling]
+    expected = scores(ld.BiEncoder(encoder, pooling=pooling, **SMALL), TWO)
+    describe(encoder, Pooling=config, Normalize={})
+    assert embedding_settings(str(encoder)).pooling == pooling
+    assert np.array_equal(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected)
+    assert not np.allclose(scores(ld.BiEncoder(encoder, pooling=other, **SMALL), TWO), expected)
+
+
+def test_unknown_pooling_must_be_chosen_away(encoder):
+    describe(encoder, Pooling={"pooling_mode_lasttoken": True, "pooling_mode_max_tokens": False})
+    with pytest.raises(ValueError, match="trained with the pooling 'lasttoken'"):
+        ld.BiEncoder(encoder, **SMALL)(ONE)
+    assert np.isfinite(scores(ld.BiEncoder(encoder, pooling="mean", **SMALL), ONE)).all()
+
+
+@pytest.mark.parametrize(("activation", "function"), [("Tanh", torch.tanh), ("Identity", lambda x: x)])
+def test_dense_layer_is_applied(activation, function, encoder):
+    config = {"in_features": 32, "out_features": 24, "activation_function": f"torch.nn.modules.{activation}"}
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense=config)
+    weight, bias = dense(encoder, 24)
+    tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder).eval()
+
+    def embed(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            pooled = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        return function(weight @ pooled + bias)
+
+    [score] = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), ONE)
+    assert score == pytest.approx(float(embed("old dog") @ embed("the cat and the dog")), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({"WordWeights": {}}, "has a WordWeights layer"),
+        ({"Normalize": {}, "Dense": {"in_features": 32, "out_features": 24}}, "has a Dense layer after Normalize"),
+        ({"Dense": {"in_features": 32, "out_features": 24}}, r"needs model\.safetensors there"),
+    ],
+)
+def test_layers_that_cannot_be_applied(modules, message, encoder):
+    describe(encoder, Pooling={"pooling_mode": "mean"}, **modules)
+    with pytest.raises(ValueError, match=message):
+        ld.BiEncoder(encoder, **SMALL)(ONE)
+
+
+def general(folder: Path, **settings) -> None:
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+
+
+def test_similarity_is_the_checkpoints_own(encoder):
+    expected = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), TWO)
+    general(encoder, similarity_fn_name="dot")
+    assert np.array_equal(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected)
+    assert not np.allclose(scores(ld.BiEncoder(encoder, similarity="cosine", **SMALL), TWO), expected)
+    general(encoder, similarity_fn_name="euclidean")
+    with pytest.raises(ValueError, match="trained with the similarity 'euclidean'"):
+        ld.BiEncoder(encoder, **SMALL)(ONE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "passage"),
+    [
+        ({"prompts": {"query": "find ", "document": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "passage": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "document": ""}}, "find ", ""),
+        ({"prompts": {"any": "write "}, "default_prompt_name": "any"}, "write ", "write "),
+        ({"prompts": {"any": "write "}, "default_prompt_name": None}, "", ""),
+        ({}, "", ""),
+    ],
+)
+def test_prompts_are_the_checkpoints_own(settings, query, passage, encoder):
+    plain = scores(ld.BiEncoder(encoder, **SMALL), TWO)
+    expected = scores(ld.BiEncoder(encoder, query_prefix=query, passage_prefix=passage, **SMALL), TWO)
+    general(encoder, **settings)
+    assert np.array_equal(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected)
+    assert np.array_equal(scores(ld.BiEncoder(encoder, query_prefix="", passage_prefix="", **SMALL), TWO), plain)
+
+
+def test_prefix_that_leaves_no_room(encoder):
+    for name in ("query_prefix", "passage_prefix"):
+        with pytest.raises(ValueError, match=f"{name}='dog dog .*alone is longer than the backbone's 128 tokens"):
+            ld.BiEncoder(encoder, **{name: "dog " * 200}, **SMALL)(ONE)
+
+
+def test_prompt_left_out_of_the_mean(encoder):
+    describe(encoder, Pooling={"pooling_mode": "mean", "include_prompt": False})
+    with pytest.raises(ValueError, match="leaves its prompt out of the mean"):
+        ld.BiEncoder(encoder, query_prefix="a dog: ", **SMALL)(ONE)
+    assert np.isfinite(scores(ld.BiEncoder(encoder, **SMALL), TWO)).all()
+
+
+def test_cross_encoder_as_bi_encoder_warns(cross_encoder):
+    with pytest.warns(UserWarning, match="is a cross-encoder: as a bi-encoder it was never trained"):
+        ld.BiEncoder(cross_encoder, **SMALL)(ONE)
+
+
+# Prefixes.
+
+
+def sentence_piece_tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer in the style of XLM-R: every word begins with a mark, the first one too."""
+    pieces = ["<unk>", "\u2581", *(f"\u2581{w}" for w in tiny.WORDS), *"abcdefghijklmnopqrstuvwxyz:., "]
+    core = Tokenizer(models.Unigram([(piece, -float(i % 7 + 1)) for i, piece in enumerate(pieces)], 0))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+
+
+def framed(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same tokenizer with special tokens around every text."""
+    tokenizer.add_special_tokens({"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"})
+    special = [("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=special
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("prefix", ["query: ", "find the dog: ", "a "])
+@pytest.mark.parametrize("make", [tiny.tokenizer, byte_level_tokenizer, sentence_piece_tokenizer])
+def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
+    tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
+    texts = ["the cat and the dog", "rain", "Café! 12"]
+    layout, lead = encoder_with(tokenizer, 2).text_layout(prefix)
+    tokens = [ids(*text.ids.tolist()) for text in tokenize(tokenizer, texts, lead=lead)]
+    batch = layout.collate([ids()] * 3, [[text] for text in tokens])
+    for row, mask, text in zip(batch.input_ids, batch.attention_mask, texts, strict=True):
+        assert row[mask].tolist() == tokenizer(prefix + text)["input_ids"]
+
+
+def test_offsets_do_not_count_the_lead():
+    text = "the cat  sat"
+    [plain] = tokenize(byte_level_tokenizer(), [text], offsets=True)
+    [led] = tokenize(byte_level_tokenizer(), [text], offsets=True, lead=" ")
+    assert led.text == text
+    assert int(led.ends.max()) == int(plain.ends.max()) == len(text)
+    assert int(led.starts[0]) == 0
+    [empty] = tokenize(byte_level_tokenizer(), [""], offsets=True, lead=" ")
+    assert len(empty) == 0
+
+
+# Each distinct query and window is embedded once.
+
+
+@pytest.fixture
+def own(encoder) -> str:
+    """An encoder that no other test has loaded, so that nothing of it is remembered."""
+    return str(encoder)
+
+
+def test_everything_is_encoded_once(own):
+    model = ld.BiEncoder(own, **SMALL)
+    passes = Passes(model.load_scorer())
+    inp = frame(["old dog", "snow", "old dog"], ["the cat", LONG, "the cat", ""])
+    expected = scores(model, inp)
+    assert passes.windows == 2 + (1 + 3 + 1)  # two queries; windows of three texts
+    np.testing.assert_array_equal(scores(model, inp), expected)
+    model.aggregation = "avg"
+    model(inp)
+    assert passes.windows == 7  # all remembered
+    model(frame(["old dog", "fish"], ["the cat", "a tree"]))
+    assert passes.windows == 7 + 2
+
+
+def test_other_settings_are_encoded_anew(own):
+    model = ld.BiEncoder(own, **SMALL)
+    passes = Passes(model.load_scorer())
+    for changes, new in (
+        ({}, 2),
+        ({"pooling": "cls"}, 2),
+        ({"pooling": "mean", "similarity": "dot"}, 2),
+        ({"similarity": "cosine", "query_prefix": "find "}, 1),
+        ({"passage_prefix": "read "}, 1),
+        ({"dtype": "bfloat16"}, 2),
+        ({"dtype": None, "query_prefix": "", "passage_prefix": ""}, 0),
+    ):
+        before = passes.windows
+        for name, value in changes.items():
+            setattr(model, name, value)
+        model(ONE)
+        assert passes.windows - before == new, changes
+
+
+def test_encoders_are_shared(own, tmp_path_factory):
+    models = [ld.BiEncoder(own, aggregation=aggregation, **SMALL) for aggregation in ("first", "max", "avg")]
+    inp = frame(["old dog", "snow"], ["the cat", LONG])
+    passes = Passes(models[1].load_scorer())
+    for model in (models[1], models[2], models[0]):
+        model(inp)
+    assert passes.windows == 2 + 1 + 3
+    assert shared_encoder(own) is shared_encoder(own)
+    before = scores(models[1], inp)
+    models[1].backbone = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
+    assert not np.allclose(scores(models[1], inp), before)
+    models[1].backbone = own
+    np.testing.assert_allclose(scores(models[1], inp), before, atol=1e-6)
+
+
+def test_the_cache_is_bounded():
+    cache = EmbeddingCache(max_bytes=3 * 8)
+    vectors = {key: np.full(2, key, dtype=np.float32) for key in range(5)}
+    for key in (0, 1, 2):
+        cache.put(key, vectors[key])
+    assert cache.get(0) is not None  # now the most recently used
+    cache.put(3, vectors[3])
+    assert len(cache) == 3
+    assert cache.get(1) is None
+    assert [float(cache.get(key)[0]) for key in (0, 2, 3)] == [0, 2, 3]
+    cache.put(3, vectors[4])
+    assert len(cache) == 3
+    EmbeddingCache(max_bytes=1).put(0, vectors[0])
+
+
+@pytest.mark.parametrize("limits", [{"batch_size": 1}, {"batch_size": 3}, {"max_batch_tokens": 30}, {}])
+def test_batches_and_blocks_do_not_matter(limits, own, tmp_path_factory, monkeypatch):
+    inp = frame(["old dog", "snow in the city"], ["the cat", LONG, "", "a", LONG[:90]])
+    expected = scores(ld.BiEncoder(own, **SMALL), inp)
+    if not limits:
+        monkeypatch.setattr(EmbeddingEncoder, "block_characters", 1)
+    model = ld.BiEncoder(tiny.checkpoint(tmp_path_factory.mktemp("twin"), labels=None), **limits, **SMALL)
+    passes = Passes(model.load_scorer())
+    np.testing.assert_allclose(model(inp.sample(frac=1, random_state=1))["score"].sort_index(), expected, atol=1e-5)
+    assert (model.coverage.documents, model.coverage.queries) == (5, 2)
+    assert max(rows for rows, _ in passes.shapes) <= limits.get("batch_size", 64)
+    assert len(passes.shapes) >= 3
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])
+def test_embeddings_of_other_weights_are_forgotten(write, own):
+    """Also where torch does not count the writes."""
+    model = ld.BiEncoder(own, **SMALL)
+    before, encoder = scores(model, TWO), model.load_scorer().encoder
+    write(encoder.backbone.encoder.layer[1].output.dense.weight)
+    after = scores(model, TWO)
+    assert np.abs(after - before).max() > 1e-3
+    encoder.shared.cache.clear()
+    np.testing.assert_array_equal(scores(model, TWO), after)
+
+
+# E5-4K's positions.
+
+
+def embedding(name: str, text: str, step: int) -> np.ndarray:
+    """A text's embedding with positions that are `step` apart, by the Hugging Face classes."""
+    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0) * step
+    with torch.no_grad():
+        vector = model(**inputs, position_ids=positions).last_hidden_state[0].mean(0)
+        return (vector / vector.norm()).double().numpy()
+
+
+def test_positions_follow_each_input_s_own_length(plain_encoder):
+    # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
+    texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
+    steps = [8, 8, 8, 1, 1]
+    q = embedding(plain_encoder, "q. old dog", 8)
+    expected = [q @ embedding(plain_encoder, "p. " + text, step) for text, step in zip(texts, steps, strict=True)]
+    arguments = {"aggregation": "first", "window_size": 60, "query_prefix": "q. ", "passage_prefix": "p. "}
+    model = ld.BiEncoder(plain_encoder, position_step=8, **arguments)
+    np.testing.assert_allclose(scores(model, frame(["old dog"], texts)), expected, atol=1e-5)
+    alone = [scores(model, frame(["old dog"], [text]))[0] for text in texts]
+    np.testing.assert_allclose(alone, expected, atol=1e-5)
+    # The same encoder's embeddings with other positions are not taken for these.
+    plain = scores(ld.BiEncoder(plain_encoder, **arguments), frame(["old dog"], texts))
+    assert not np.isclose(plain, expected, atol=1e-5).any()
+
+
+def test_positions_cannot_be_spread_everywhere(tmp_path, plain_encoder):
+    with pytest.raises(ValueError, match="position_step=0 must be at least 1"):
+        ld.BiEncoder(plain_encoder, position_step=0)
+    modern = ld.BiEncoder(tiny.checkpoint(tmp_path, "modernbert", labels=None), position_step=8, **SMALL)
+    with pytest.raises(ValueError, match=r"position_step=8 needs a BERT with a stretched table.*type 'modernbert'"):
+        modern(ONE)
