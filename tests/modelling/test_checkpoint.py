@@ -22,7 +22,14 @@ from pyterrier_longdoc.modelling.checkpoint import compress, restore
 
 from ..support import tiny
 from ..support.systems import (
-    CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SLIDING, make, scores, slow_but,
+    CROSS_ENCODERS,
+    QRELS,
+    QUIET,
+    REPRESENTATIVE,
+    SLIDING,
+    make,
+    scores,
+    slow_but,
 )  # fmt: skip
 
 pytestmark = QUIET
