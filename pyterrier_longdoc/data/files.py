@@ -262,8 +262,9 @@ def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterato
 def _unique(rows: Iterable[tuple[str, dict[str, Any]]], field: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for where, row in rows:
-        if found.setdefault(row[field], row) is not row:
+        if row[field] in found:
             raise ValueError(f"{where}: {field} {row[field]!r} is there twice; it must be unique")
+        found[row[field]] = row
     return found
 
 

@@ -1,17 +1,11 @@
-import gzip
-import json
-from functools import partial
-
 import pyterrier as pt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data.docstrings import DocstringsDataset
-from pyterrier_longdoc.data.leaks import check_leaks
-from pyterrier_longdoc.data.named import docstrings_needle, plain_passkey
-from pyterrier_longdoc.data.needle import LENGTHS, invented_needles, needle, passkey, passkeys, read_longembed
+from pyterrier_longdoc.data import check_leaks
+from pyterrier_longdoc.data.needle import invented_needles, needle, passkey, passkeys
 
 from ..support import tiny
 
@@ -169,92 +163,3 @@ def test_further_bad_input_is_named():
         needle(PROSE, [("a", " ")], **one)
     with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
         needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)
-
-
-# ---------------------------------------------------------------- published files
-
-
-CORPUS = [{"doc_id": f"d{i}", "text": f"text {i}", "context_length": 256 * (1 + i % 2)} for i in range(4)]
-QUERIES = [{"qid": f"q{i}", "text": f"query {i}", "context_length": 256 * (1 + i % 2)} for i in range(2)]
-QRELS = [{"qid": f"q{i}", "doc_id": f"d{i}"} for i in range(2)]
-
-
-def write(folder, compressed=False, **parts):
-    for name, rows in {"corpus": CORPUS, "queries": QUERIES, "qrels": QRELS, **parts}.items():
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        if compressed:
-            (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / f"{name}.jsonl").write_bytes(content)
-    return folder
-
-
-@pytest.mark.parametrize("source", ["files", "compressed", "rows", "provider"])
-def test_published_longembed_is_read(tmp_path, source):
-    if source == "rows":
-        collection = read_longembed({"corpus": iter(CORPUS), "queries": QUERIES, "qrels": QRELS})
-    else:
-        write(tmp_path, compressed=source == "compressed")
-        collection = (
-            pt.get_dataset(f"longdoc:longembed:{tmp_path}") if source == "provider" else read_longembed(tmp_path)
-        )
-    assert collection.splits == {"256": ["q0"], "512": ["q1"]}
-    assert collection.get_qrels("512").values.tolist() == [["q1", "d1", 1]]
-    assert collection.candidates("256", pool="same_length")["docno"].sort_values().tolist() == ["d0", "d2"]
-    assert len(collection.candidates()) == 8
-    assert collection.documents["d3"] == {"docno": "d3", "text": "text 3"}
-    assert len(collection.gold) == 0
-    assert collection.query_statistics()["queries"].tolist() == [1, 1, 2]
-
-
-def test_real_tasks_have_no_lengths():
-    rows = {
-        "corpus": [{"doc_id": "d", "text": "x"}],
-        "queries": [{"qid": "q", "text": "y"}],
-        "qrels": [{"qid": "q", "doc_id": "d"}],
-    }
-    collection = read_longembed(rows)
-    assert collection.splits == {}
-    assert len(collection.get_topics()) == 1
-
-
-def test_malformed_longembed_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no corpus.jsonl or corpus.jsonl.gz"):
-        read_longembed(tmp_path)
-    with pytest.raises(ValueError, match=r"corpus.jsonl:1: expected an object with the string 'doc_id'"):
-        read_longembed(write(tmp_path, corpus=[{"id": 1}]))
-    with pytest.raises(ValueError, match=r"corpus.jsonl:2: doc_id 'd0' is there twice"):
-        read_longembed(write(tmp_path, corpus=CORPUS[:1] * 2))
-    with pytest.raises(ValueError, match=r"source lacks 'queries'; it has \['corpus'\]"):
-        read_longembed({"corpus": CORPUS})
-    with pytest.raises(ValueError, match=r"qrels, row 1: expected an object with the string 'doc_id'"):
-        read_longembed({"corpus": CORPUS, "queries": QUERIES, "qrels": [{"qid": "q0", "doc_id": 3}]})
-
-
-# ---------------------------------------------------------------- the named collections
-
-
-def test_named_collections_follow_the_protocol(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
-    folder = tmp_path / "package"
-    folder.mkdir()
-    for n in range(4):
-        prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
-        (folder / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
-    monkeypatch.setattr("pyterrier_longdoc.data.named.passkey", partial(passkey, queries=5, documents=10))
-    collection = plain_passkey()
-    assert [len(collection.documents), len(collection.topics)] == [80, 40]
-    assert list(collection.splits) == [str(length) for length in LENGTHS]
-    assert collection.gold.groupby("qid").size().eq(1).all()
-    spare = collection.gold["docno"].str.partition("-")[0].astype(int) - collection.gold["length"]
-    assert spare.between(0, 3).all()
-    [file] = (tmp_path / "home" / "longdoc").iterdir()
-    again = plain_passkey()
-    assert again.gold.equals(collection.gold)
-    assert again.candidates("256", pool="same_length").equals(collection.candidates("256", pool="same_length"))
-
-    monkeypatch.setattr("pyterrier_longdoc.data.named.needle", partial(needle, lengths=(256, 512), documents=50))
-    documents = docstrings_needle(DocstringsDataset({"pkg": folder}))
-    assert len(documents.documents) == 100
-    check_places(documents)
-    assert list((tmp_path / "home" / "longdoc").iterdir()) == [file]
