@@ -109,12 +109,12 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     The files are those that MS MARCO FarRelevant is released in, FlexNeuART's. Its parts are ``bitext`` (training),
     ``dev_official`` and ``dev_official_sample1K``.
 
-    =======================================  ==============================================================
-    ``input_data/docs/AnswerFields.jsonl.gz``    the documents: ``DOCNO``, ``text_raw``
-    ``input_data/PART/QuestionFields.jsonl``     the topics of a part: ``DOCNO`` (the qid), ``text_raw``
-    ``input_data/PART/qrels.txt``                TREC: ``qid iteration docno label``
-    ``gold.jsonl``                               where relevant passages stand: the columns of ``gold``
-    =======================================  ==============================================================
+    ============================================  ============================================================
+    ``input_data/docs/AnswerFields.jsonl.gz``     the documents: ``DOCNO``, ``text_raw``
+    ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
+    ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
+    ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
+    ============================================  ============================================================
 
     Args:
         collection: made by `far_relevant`, or any other of its kind.

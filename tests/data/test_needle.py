@@ -1,4 +1,3 @@
-import pyterrier as pt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,17 +41,14 @@ def test_documents_have_their_lengths_and_one_answer(build):
         assert length - 2 <= count_tokens(row["text"]) <= length  # a word with its full stop may not fit
     assert collection.splits == {"64": [f"q64-{i}" for i in range(3)], "128": [f"q128-{i}" for i in range(3)]}
     assert set(collection.get_qrels("64")["docno"]) == {"64-0", "64-1", "64-2"}
+    assert collection.parts.groups == {docno: docno.partition("-")[0] for docno in collection.documents}
     check_leaks(collection)
 
 
-def test_all_documents_of_a_length_have_an_answer_of_their_own():
+def test_all_documents_have_a_pass_key_of_their_own():
     collection = small()
-    answers = ["'s pass key is " in row["text"] for row in collection.corpus]
-    assert all(answers)
-    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus}) == 10
-    query = collection.topics["query"][0]
-    assert query.startswith("what is the passkey for ")
-    person = query.removeprefix("what is the passkey for ").rstrip("?")
+    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus} - {""}) == 10
+    person = collection.topics["query"][0].removeprefix("what is the passkey for ").rstrip("?")
     text = collection.documents["64-0"]["text"]
     key = text.partition(f"{person}'s pass key is ")[2][:5]
     assert f"{person}'s pass key is {key}. Remember it. {key} is the pass key for {person}." in text
@@ -74,7 +70,7 @@ def test_answers_stand_between_sentences_anywhere():
     st.lists(st.text(alphabet="ab .!é\n", max_size=30), max_size=8),
     st.integers(40, 90),
     st.integers(0, 100),
-    st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3)]),
+    st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3), lambda text: len(text) // 3]),
 )
 def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
     length = 200 if count is len else length
@@ -100,25 +96,6 @@ def test_same_seed_same_bytes():
     assert list(small(seed=4).corpus) != first
     assert passkeys(1)[0][1].startswith("Dana Weber's pass key is 13294. ")
     assert invented_needles(1)[0][0] == "What is the Pelovaar bridge?"
-
-
-def test_pools_are_all_documents_or_those_of_the_same_length():
-    collection = small()
-    every, same = collection.candidates(), collection.candidates(pool="same_length")
-    assert (every.groupby("qid").size() == 10).all()
-    assert (same.groupby("qid").size() == 5).all()
-    assert all(docno.partition("-")[0] == qid[1:].partition("-")[0] for qid, docno in same[["qid", "docno"]].values)
-    assert every["qid"].nunique() == 6
-    table = pt.Experiment(
-        [pt.Transformer.from_df(every), pt.Transformer.from_df(same)],
-        collection.topics,
-        collection.qrels,
-        ["ndcg_cut_1"],
-    )
-    assert len(table) == 2
-    of_length = collection.candidates("64", pool="same_length", depth=3)
-    assert len(of_length) == 9
-    assert set(collection.get_qrels("64")["docno"]) <= set(of_length["docno"])
 
 
 def test_needles_of_ones_own():
