@@ -43,13 +43,9 @@ _log = logging.getLogger(__name__)
 STDLIB = "stdlib"
 PACKAGES: dict[str, str] = {
     STDLIB: "",
-    "matplotlib": "matplotlib",
-    "numpy": "numpy",
-    "pandas": "pandas",
-    "scipy": "scipy",
+    **{name: name for name in ("matplotlib", "numpy", "pandas", "scipy")},
     "sklearn": "scikit-learn",
-    "torch": "torch",
-    "transformers": "transformers",
+    **{name: name for name in ("torch", "transformers")},
 }
 """Import name -> distribution name of the packages read by default; those not installed are skipped."""
 
@@ -239,14 +235,14 @@ class DocstringsDataset(PositionedCollection):
         return HELP_URL
 
     def _parts(self) -> Parts:
-        rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in self.entries if e.query]
+        topics = [e for e in self.entries if e.query]
+        rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in topics]
         frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
         frame = frame.astype({"qid": str, "query": str, "docno": str, "label": int})
         splits: dict[str, list[str]] = {variant: [] for variant in VARIANTS}
-        for e in self.entries:
-            if e.query:
-                splits[split_of(e.docno)].append(f"q-{e.docno}")
-            if e.query and e.tokens > LONG_TOKENS:
+        for e in topics:
+            splits[split_of(e.docno)].append(f"q-{e.docno}")
+            if e.tokens > LONG_TOKENS:
                 splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
         documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
         return Parts(documents, frame[["qid", "query"]], frame[["qid", "docno", "label"]], splits=splits)

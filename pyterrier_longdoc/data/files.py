@@ -109,12 +109,12 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     The files are those that MS MARCO FarRelevant is released in, FlexNeuART's. Its parts are ``bitext`` (training),
     ``dev_official`` and ``dev_official_sample1K``.
 
-    =======================================  ==============================================================
-    ``input_data/docs/AnswerFields.jsonl.gz``    the documents: ``DOCNO``, ``text_raw``
-    ``input_data/PART/QuestionFields.jsonl``     the topics of a part: ``DOCNO`` (the qid), ``text_raw``
-    ``input_data/PART/qrels.txt``                TREC: ``qid iteration docno label``
-    ``gold.jsonl``                               where relevant passages stand: the columns of ``gold``
-    =======================================  ==============================================================
+    ============================================  ============================================================
+    ``input_data/docs/AnswerFields.jsonl.gz``     the documents: ``DOCNO``, ``text_raw``
+    ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
+    ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
+    ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
+    ============================================  ============================================================
 
     Args:
         collection: made by `far_relevant`, or any other of its kind.
@@ -262,8 +262,9 @@ def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterato
 def _unique(rows: Iterable[tuple[str, dict[str, Any]]], field: str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for where, row in rows:
-        if found.setdefault(row[field], row) is not row:
+        if row[field] in found:
             raise ValueError(f"{where}: {field} {row[field]!r} is there twice; it must be unique")
+        found[row[field]] = row
     return found
 
 

@@ -1,28 +1,73 @@
-"""Where sentences end."""
-
-import itertools
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from pyterrier_longdoc.common.language import sentence_starts
+from pyterrier_longdoc.common.language import (
+    count_tokens,
+    digest,
+    ends_sentence,
+    sentence_starts,
+    sentences,
+    summary_end,
+    token_counter,
+    token_spans,
+)
+
+from ..support import tiny
 
 
 @pytest.mark.parametrize(
-    ("text", "sentences"),
+    ("text", "expected"),
     [
-        ("One. Two! Three? Four", ["One.", "Two!", "Three?", "Four"]),
-        ("No end at all", ["No end at all"]),
-        ("Version 1.5 costs 3.20, not more.", ["Version 1.5 costs 3.20, not more."]),
-        ('He said "no." Then (he left.) Really.', ['He said "no."', "Then (he left.)", "Really."]),
-        ("Wait... what?! Yes.", ["Wait...", "what?!", "Yes."]),
-        ("A title\n\nA text\nin two lines", ["A title", "A text\nin two lines"]),
-        ("今日は。明日も！本当？", ["今日は。", "明日も！", "本当？"]),  # noqa: RUF001
-        ("मैं हूँ। तुम हो।", ["मैं हूँ।", "तुम हो।"]),
-        ("ماذا؟ نعم", ["ماذا؟", "نعم"]),
-        ("", [""]),
-        (". . .", [".", ".", "."]),
+        ("One. Two! Three", ["One.", "Two!", "Three"]),
+        ('He said "no." Then (yes!) more', ['He said "no."', "Then (yes!)", "more"]),
+        ("Version 1.5 of it", ["Version 1.5 of it"]),
+        ("A heading\n\nA line\nand another", ["A heading", "A line\nand another"]),
+        ("一。二？三", ["一。", "二？", "三"]),  # noqa: RUF001
+        ("  \n\n ", []),
+        ("", []),
     ],
 )
-def test_sentences(text, sentences):
-    bounds = [0, *sentence_starts(text), len(text)]
-    assert [text[a:b].strip() for a, b in itertools.pairwise(bounds)] == sentences
+def test_sentences(text, expected):
+    assert sentences(text) == expected
+
+
+@given(st.text(alphabet="ab .!?\"'\n。", max_size=40))
+def test_sentences_are_all_of_the_text(text):
+    starts = sentence_starts(text)
+    assert starts == sorted(set(starts))
+    assert all(0 < start < len(text) for start in starts)
+    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
+
+
+def test_rules_of_published_collections():
+    assert [summary_end(text) for text in ("Use, e.g. Version 1.5 of it. Rest", "No end", "a. b. C")] == [28, 6, 5]
+    assert [ends_sentence(word) for word in ("end.", 'end?"', "(end!)", "end", "1.5", "end.”")] == [True] * 3 + [
+        False
+    ] * 3
+
+
+def test_tokens_are_those_of_the_basic_tokenizer_of_bert():
+    text = "Return x[i_0:-1] (e.g. 3.14, 'naïve') -> np.ndarray; see https://a.b/c?d=1&e  \n\t>>> f(**kw)"
+    expected = BertPreTokenizer().pre_tokenize_str(text)
+    assert count_tokens(text) == len(expected) > 30
+    assert token_spans(text) == [span for _, span in expected]
+
+
+def test_counters_of_any_tokenizer(tmp_path):
+    tokenizer = tiny.tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    texts = ["the cat sat", "", "river 12"]
+    expected = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    for given_as in (tokenizer, tokenizer.backend_tokenizer, str(tmp_path)):
+        assert token_counter(given_as)(texts) == expected
+    assert token_counter(tokenizer)([]) == []
+    assert token_counter()(texts) == [3, 0, 2]
+    with pytest.raises(TypeError, match="tokenizer=3 must be a tokenizer"):
+        token_counter(3)
+
+
+def test_case_and_white_space_make_no_other_text():
+    assert digest(" The\nSTRASSE \ud800") == digest("the straße \ud800")
+    assert digest("the street") != digest("thestreet")

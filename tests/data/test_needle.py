@@ -1,17 +1,10 @@
-import gzip
-import json
-from functools import partial
-
-import pyterrier as pt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data.docstrings import DocstringsDataset
-from pyterrier_longdoc.data.leaks import check_leaks
-from pyterrier_longdoc.data.named import docstrings_needle, plain_passkey
-from pyterrier_longdoc.data.needle import LENGTHS, invented_needles, needle, passkey, passkeys, read_longembed
+from pyterrier_longdoc.data import check_leaks
+from pyterrier_longdoc.data.needle import invented_needles, needle, passkey, passkeys
 
 from ..support import tiny
 
@@ -48,17 +41,14 @@ def test_documents_have_their_lengths_and_one_answer(build):
         assert length - 2 <= count_tokens(row["text"]) <= length  # a word with its full stop may not fit
     assert collection.splits == {"64": [f"q64-{i}" for i in range(3)], "128": [f"q128-{i}" for i in range(3)]}
     assert set(collection.get_qrels("64")["docno"]) == {"64-0", "64-1", "64-2"}
+    assert collection.parts.groups == {docno: docno.partition("-")[0] for docno in collection.documents}
     check_leaks(collection)
 
 
-def test_all_documents_of_a_length_have_an_answer_of_their_own():
+def test_all_documents_have_a_pass_key_of_their_own():
     collection = small()
-    answers = ["'s pass key is " in row["text"] for row in collection.corpus]
-    assert all(answers)
-    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus}) == 10
-    query = collection.topics["query"][0]
-    assert query.startswith("what is the passkey for ")
-    person = query.removeprefix("what is the passkey for ").rstrip("?")
+    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus} - {""}) == 10
+    person = collection.topics["query"][0].removeprefix("what is the passkey for ").rstrip("?")
     text = collection.documents["64-0"]["text"]
     key = text.partition(f"{person}'s pass key is ")[2][:5]
     assert f"{person}'s pass key is {key}. Remember it. {key} is the pass key for {person}." in text
@@ -80,7 +70,7 @@ def test_answers_stand_between_sentences_anywhere():
     st.lists(st.text(alphabet="ab .!é\n", max_size=30), max_size=8),
     st.integers(40, 90),
     st.integers(0, 100),
-    st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3)]),
+    st.sampled_from([count_tokens, len, lambda text: -(-len(text) // 3), lambda text: len(text) // 3]),
 )
 def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
     length = 200 if count is len else length
@@ -106,25 +96,6 @@ def test_same_seed_same_bytes():
     assert list(small(seed=4).corpus) != first
     assert passkeys(1)[0][1].startswith("Dana Weber's pass key is 13294. ")
     assert invented_needles(1)[0][0] == "What is the Pelovaar bridge?"
-
-
-def test_pools_are_all_documents_or_those_of_the_same_length():
-    collection = small()
-    every, same = collection.candidates(), collection.candidates(pool="same_length")
-    assert (every.groupby("qid").size() == 10).all()
-    assert (same.groupby("qid").size() == 5).all()
-    assert all(docno.partition("-")[0] == qid[1:].partition("-")[0] for qid, docno in same[["qid", "docno"]].values)
-    assert every["qid"].nunique() == 6
-    table = pt.Experiment(
-        [pt.Transformer.from_df(every), pt.Transformer.from_df(same)],
-        collection.topics,
-        collection.qrels,
-        ["ndcg_cut_1"],
-    )
-    assert len(table) == 2
-    of_length = collection.candidates("64", pool="same_length", depth=3)
-    assert len(of_length) == 9
-    assert set(collection.get_qrels("64")["docno"]) <= set(of_length["docno"])
 
 
 def test_needles_of_ones_own():
@@ -169,92 +140,3 @@ def test_further_bad_input_is_named():
         needle(PROSE, [("a", " ")], **one)
     with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
         needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)
-
-
-# ---------------------------------------------------------------- published files
-
-
-CORPUS = [{"doc_id": f"d{i}", "text": f"text {i}", "context_length": 256 * (1 + i % 2)} for i in range(4)]
-QUERIES = [{"qid": f"q{i}", "text": f"query {i}", "context_length": 256 * (1 + i % 2)} for i in range(2)]
-QRELS = [{"qid": f"q{i}", "doc_id": f"d{i}"} for i in range(2)]
-
-
-def write(folder, compressed=False, **parts):
-    for name, rows in {"corpus": CORPUS, "queries": QUERIES, "qrels": QRELS, **parts}.items():
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        if compressed:
-            (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
-        else:
-            (folder / f"{name}.jsonl").write_bytes(content)
-    return folder
-
-
-@pytest.mark.parametrize("source", ["files", "compressed", "rows", "provider"])
-def test_published_longembed_is_read(tmp_path, source):
-    if source == "rows":
-        collection = read_longembed({"corpus": iter(CORPUS), "queries": QUERIES, "qrels": QRELS})
-    else:
-        write(tmp_path, compressed=source == "compressed")
-        collection = (
-            pt.get_dataset(f"longdoc:longembed:{tmp_path}") if source == "provider" else read_longembed(tmp_path)
-        )
-    assert collection.splits == {"256": ["q0"], "512": ["q1"]}
-    assert collection.get_qrels("512").values.tolist() == [["q1", "d1", 1]]
-    assert collection.candidates("256", pool="same_length")["docno"].sort_values().tolist() == ["d0", "d2"]
-    assert len(collection.candidates()) == 8
-    assert collection.documents["d3"] == {"docno": "d3", "text": "text 3"}
-    assert len(collection.gold) == 0
-    assert collection.query_statistics()["queries"].tolist() == [1, 1, 2]
-
-
-def test_real_tasks_have_no_lengths():
-    rows = {
-        "corpus": [{"doc_id": "d", "text": "x"}],
-        "queries": [{"qid": "q", "text": "y"}],
-        "qrels": [{"qid": "q", "doc_id": "d"}],
-    }
-    collection = read_longembed(rows)
-    assert collection.splits == {}
-    assert len(collection.get_topics()) == 1
-
-
-def test_malformed_longembed_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no corpus.jsonl or corpus.jsonl.gz"):
-        read_longembed(tmp_path)
-    with pytest.raises(ValueError, match=r"corpus.jsonl:1: expected an object with the string 'doc_id'"):
-        read_longembed(write(tmp_path, corpus=[{"id": 1}]))
-    with pytest.raises(ValueError, match=r"corpus.jsonl:2: doc_id 'd0' is there twice"):
-        read_longembed(write(tmp_path, corpus=CORPUS[:1] * 2))
-    with pytest.raises(ValueError, match=r"source lacks 'queries'; it has \['corpus'\]"):
-        read_longembed({"corpus": CORPUS})
-    with pytest.raises(ValueError, match=r"qrels, row 1: expected an object with the string 'doc_id'"):
-        read_longembed({"corpus": CORPUS, "queries": QUERIES, "qrels": [{"qid": "q0", "doc_id": 3}]})
-
-
-# ---------------------------------------------------------------- the named collections
-
-
-def test_named_collections_follow_the_protocol(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
-    folder = tmp_path / "package"
-    folder.mkdir()
-    for n in range(4):
-        prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
-        (folder / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
-    monkeypatch.setattr("pyterrier_longdoc.data.named.passkey", partial(passkey, queries=5, documents=10))
-    collection = plain_passkey()
-    assert [len(collection.documents), len(collection.topics)] == [80, 40]
-    assert list(collection.splits) == [str(length) for length in LENGTHS]
-    assert collection.gold.groupby("qid").size().eq(1).all()
-    spare = collection.gold["docno"].str.partition("-")[0].astype(int) - collection.gold["length"]
-    assert spare.between(0, 3).all()
-    [file] = (tmp_path / "home" / "longdoc").iterdir()
-    again = plain_passkey()
-    assert again.gold.equals(collection.gold)
-    assert again.candidates("256", pool="same_length").equals(collection.candidates("256", pool="same_length"))
-
-    monkeypatch.setattr("pyterrier_longdoc.data.named.needle", partial(needle, lengths=(256, 512), documents=50))
-    documents = docstrings_needle(DocstringsDataset({"pkg": folder}))
-    assert len(documents.documents) == 100
-    check_places(documents)
-    assert list((tmp_path / "home" / "longdoc").iterdir()) == [file]

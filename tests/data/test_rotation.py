@@ -103,13 +103,10 @@ def test_transformer_in_pipelines(capsys):
     assert "RotateDocuments" in capsys.readouterr().err
 
 
-def test_bytes_are_no_text():
+def test_bad_input_is_named():
     with pytest.raises(ValueError, match="column 'text' holds bytes"):
         RotateDocuments()(pd.DataFrame({"text": [b"some bytes"]}))
-
-
-def test_unknown_augmentations_are_named():
-    with pytest.raises(ValueError, match="'shuffle' is unknown; choose one of rotate, windows, sentences, none"):
+    with pytest.raises(ValueError, match="augmentation='shuffle' is unknown; choose one of rotate, windows, "):
         RotateDocuments("shuffle")
     with pytest.raises(ValueError, match="words=0 must be at least 1"):
         position_augmentation("windows", words=0)

@@ -1,0 +1,231 @@
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+from pyterrier_longdoc.common.language import count_tokens, token_counter
+from pyterrier_longdoc.data import check_leaks, far_relevant, find_leaks
+from pyterrier_longdoc.data.collection import Parts, PositionedCollection, TextLoader
+
+from ..support.sources import build, passages, topics
+
+DOCUMENTS = {
+    "d1": "filler one relevant alpha",
+    "d2": "filler two relevant beta",
+    "d3": "no more",
+}
+
+
+def planted(**changes):
+    """A collection without leaks: two splits, one topic and relevant document each, and a document more."""
+    parts = Parts(
+        documents={docno: {"docno": docno, "text": text, "title": docno} for docno, text in DOCUMENTS.items()},
+        topics=pd.DataFrame({"qid": ["q1", "q2"], "query": ["first", "second"]}),
+        qrels=pd.DataFrame({"qid": ["q1", "q2"], "docno": ["d1", "d2"], "label": 1}),
+        gold=[("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 11, 24, 2, 4, "far", "")],
+        splits={"train": ["q1"], "test": ["q2"]},
+    )
+    return PositionedCollection("planted", replace(parts, **changes), count=token_counter(), default="test")
+
+
+def with_texts(**changed):
+    texts = {**DOCUMENTS, **changed}
+    return {"documents": {docno: {"docno": docno, "text": text, "title": docno} for docno, text in texts.items()}}
+
+
+# ---------------------------------------------------------------- texts
+
+
+def test_loader_keeps_rows_index_and_columns():
+    inp = pd.DataFrame(
+        {"qid": list("112"), "docno": ["d3", "d1", "d3"], "text": "stale", "score": [0.5, 2.0, 1.0], "_x": [1, 2, 3]},
+        index=[7, 7, 2],
+    )
+    before = inp.copy()
+    loader = planted().text_loader()
+    out = loader(inp)
+    assert inp.equals(before)
+    assert out.index.tolist() == [7, 7, 2]
+    assert out["docno"].tolist() == out["title"].tolist() == ["d3", "d1", "d3"]
+    assert out["text"].tolist() == [DOCUMENTS[docno] for docno in out["docno"]]
+    assert out[["qid", "score", "_x"]].equals(inp[["qid", "score", "_x"]])
+    assert sorted(out.columns) == sorted([*inp.columns, "title"])
+    empty = loader(inp.iloc[:0])
+    assert empty.dtypes.to_dict() == out.dtypes.to_dict()
+    assert pt.inspect.transformer_outputs(loader, ["docno", "qid"]) == ["docno", "qid", "text", "title"]
+    assert pt.inspect.transformer_inputs(loader) == [["docno"]]
+
+
+def test_loader_names_what_it_does_not_know():
+    with pytest.raises(KeyError, match=r"'nothing' is not in the collection 'planted' \(3 documents\)"):
+        planted().text_loader()(pd.DataFrame({"docno": ["d1", "nothing"]}))
+    with pytest.raises(pt.validate.InputValidationError, match="docno"):
+        planted().text_loader()(pd.DataFrame({"qid": ["1"], "query": ["x"]}))
+    with pytest.raises(ValueError, match=r"no field 'body'; its fields are \['text', 'title'\]"):
+        planted().text_loader("body")
+
+
+def test_loader_finds_numbers_used_as_docnos():
+    loader = TextLoader({"1": {"docno": "1", "text": "one"}}, ["text"])
+    assert loader(pd.DataFrame({"docno": [1]}))["text"].tolist() == ["one"]
+
+
+def test_the_same_request_gives_the_same_loader():
+    collection = planted()
+    assert collection.text_loader() is collection.text_loader("*") is collection.text_loader(["text", "title"])
+    assert collection.text_loader("text") is collection.text_loader(["text"])
+    assert collection.text_loader("text") is not collection.text_loader("title")
+
+
+def test_loader_in_pipelines(capsys):
+    collection = planted()
+    topics, qrels = collection.get_topicsqrels()
+    run = pt.Transformer.from_df(topics.merge(qrels).assign(score=1.0, rank=0))
+    pipelines = {"one": run >> collection.text_loader() % 3, "two": run >> collection.text_loader()}
+    table = pt.Experiment(pipelines, topics, qrels, ["recip_rank"], plan="tree", validate="error")
+    assert table["recip_rank"].tolist() == [1.0, 1.0]
+    loader = pickle.loads(pickle.dumps(collection.text_loader()))
+    assert repr(loader) == "TextLoader('planted', ['text', 'title'])"
+    assert loader(run(topics))["text"].tolist() == ["filler two relevant beta"]
+    drawing = pt.schematic.draw(loader)
+    assert "TextLoader" in drawing
+    assert "alpha" not in drawing
+    capsys.readouterr()
+    collection.text_loader(verbose=True)(run(topics))
+    assert "TextLoader" in capsys.readouterr().err
+
+
+def test_corpus_is_sized_and_can_be_read_again(capsys):
+    collection = planted()
+    corpus = collection.get_corpus_iter(verbose=False)
+    assert len(corpus) == len(collection.corpus) == 3
+    rows = list(corpus)
+    assert rows == list(collection.corpus) == list(collection.corpus)
+    assert rows[0] == {"docno": "d1", "text": "filler one relevant alpha", "title": "d1"}
+    assert capsys.readouterr().err == ""
+    assert len(list(collection.get_corpus_iter())) == 3
+    assert "planted documents" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- topics, qrels, statistics
+
+
+def test_variants_of_topics_and_qrels():
+    collection = planted()
+    assert collection.get_topics().equals(collection.get_topics("test"))
+    assert collection.get_topics("train").to_dict("list") == {"qid": ["q1"], "query": ["first"]}
+    assert collection.get_qrels("train").to_dict("list") == {"qid": ["q1"], "docno": ["d1"], "label": [1]}
+    assert collection.splits == {"train": ["q1"], "test": ["q2"]}
+    assert collection._describe_component("qrels") == ["train", "test"]
+    assert [collection._describe_component(name) for name in ("corpus", "index")] == [True, None]
+    for read in (collection.get_topics, collection.get_qrels):
+        with pytest.raises(ValueError, match=r"no variant 'dev'; available are \['train', 'test'\]"):
+            read("dev")
+    every = planted(splits={})
+    assert every._describe_component("topics") is True
+    assert PositionedCollection("all", every.parts, count=len).get_topicsqrels()[1].equals(every.qrels)
+
+
+def test_frames_are_the_callers_own():
+    collection = planted()
+    for frame in (collection.topics, collection.get_topics("train")):
+        frame["query"] = "overwritten"
+    next(iter(collection.get_corpus_iter(verbose=False)))["text"] = "overwritten"
+    assert collection.topics["query"].tolist() == ["first", "second"]
+    assert collection.documents["d1"]["text"] == DOCUMENTS["d1"]
+
+
+def test_parts_are_made_at_the_first_use():
+    made = []
+    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, count=len, variants=["a"])
+    assert (repr(collection), collection._describe_component("topics")) == ("PositionedCollection('late')", ["a"])
+    assert not made
+    assert len(collection.gold) == len(collection.topics) == 2
+    assert made == [1]
+    assert collection.gold.dtypes.astype(str)["start"] == "int64"
+
+
+def test_statistics_are_those_of_the_texts():
+    collection = build(splits={"a": 1, "b": 1}, distractors=4)
+    sizes = [count_tokens(row["text"]) for row in collection.corpus]
+    [row] = collection.document_statistics(limits=(50,)).to_dict("records")
+    assert row["documents"] == 14
+    assert row["mean"] == np.mean(sizes)
+    assert row["max"] == max(sizes)
+    assert row["over_50"] == np.mean([size > 50 for size in sizes])
+    assert row["first_min"] == collection.gold["first_token"].min()
+    table = collection.query_statistics().set_index("split")
+    assert table.loc["all"].tolist() == [5, 3.0, 2.0]
+    assert sorted(table.index) == ["a", "all", "b"]
+    assert planted().lengths().tolist() == [4, 4, 2]
+    [empty] = planted(documents={}, gold=[]).document_statistics().to_dict("records")
+    assert empty == {"documents": 0}
+
+
+def test_candidates_of_random_order_have_the_mrr_of_chance():
+    source = [{"docno": f"p{i}", "text": f"word{i} of text"} for i in range(440)]
+    many = pd.DataFrame({"qid": [f"q{i}" for i in range(400)], "query": "x"})
+    judged = pd.DataFrame({"qid": many["qid"], "docno": [f"p{i}" for i in range(400)], "label": 1})
+    collection = far_relevant(source, many, judged, min_offset=3, max_doc_len=9)
+    run = collection.candidates(depth=100)
+    assert (run.groupby("qid").size() == 100).all()
+    assert not run.duplicated(["qid", "docno"]).any()
+    table = pt.Experiment([pt.Transformer.from_df(run)], many, collection.qrels, ["recip_rank"])
+    expected = sum(1 / rank for rank in range(1, 101)) / 100
+    assert table["recip_rank"].item() == pytest.approx(expected, abs=0.015)
+    assert collection.candidates(depth=100).equals(run)
+    assert not collection.candidates(depth=100, seed=1)["docno"].equals(run["docno"])
+    with pytest.raises(ValueError, match=r"depth=401 cannot be met for topic 'q0': 1 of 400 documents are relevant"):
+        collection.candidates(depth=401)
+    with pytest.raises(ValueError, match="no groups of equal length"):
+        collection.candidates(pool="same_length")
+    with pytest.raises(ValueError, match="pool='some' is unknown"):
+        collection.candidates(pool="some")
+
+
+def test_candidates_of_the_same_length():
+    collection = planted(groups={"d1": "short", "d2": "long", "d3": "long"})
+    same = collection.candidates(pool="same_length")
+    assert sorted(same["docno"]) == ["d2", "d3"]
+    assert collection.candidates("train", pool="same_length")["docno"].tolist() == ["d1"]
+    assert sorted(collection.candidates()["docno"]) == ["d1", "d2", "d3"]
+    unjudged = planted(groups={"d1": "short"}, qrels=planted().qrels.head(1))
+    with pytest.raises(ValueError, match="the pool of topic 'q2' is empty"):
+        unjudged.candidates(pool="same_length")
+
+
+# ---------------------------------------------------------------- leaks
+
+
+def test_every_kind_of_leak_is_found():
+    check_leaks(planted())
+    same_query = {"topics": pd.DataFrame({"qid": ["q1", "q2"], "query": ["The same", "the  SAME"]})}
+    moved = [("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 10, 25, 2, 4, "far", "")]
+    found = {
+        "shared query": planted(**same_query),
+        "shared passage": planted(**with_texts(d2="another b RELEVANT  alpha"), gold=moved),
+        "duplicate document": planted(**with_texts(d3="Filler one\nrelevant alpha")),
+        "unjudged passage": build(exclude="own"),
+        "relevant filler": planted(relevant_filler=lambda: [("q1", "d1", "p7")]),
+    }
+    for kind, collection in found.items():
+        leaks = find_leaks(collection)
+        assert set(leaks["kind"]) == {kind}
+        with pytest.raises(ValueError, match=f"x {kind}"):
+            check_leaks(collection)
+    assert find_leaks(found["shared passage"]).values.tolist() == [["shared passage", "train", "q1", "d1", "test"]]
+    assert find_leaks(found["duplicate document"]).values.tolist() == [["duplicate document", "", "", "d3", "d1"]]
+    check_leaks(planted(**same_query, splits={"dev": ["q1", "q2"], "sample": ["q1"]}))
+
+
+def test_filler_of_far_relevant_is_searched_for_leaks():
+    check_leaks(build())
+    check_leaks(build(passages=[*passages(), {"docno": "copy", "text": "  " + passages()[0]["text"].upper()}]))
+    leaks = find_leaks(build(exclude="own", distractors=20, copies=3))
+    assert not leaks["docno"].str.startswith("distractor").any()
+    assert all(other not in docno for docno, other in leaks[["docno", "other"]].values)
+    same = topics().assign(query=["One query", "another", "a third", "one  QUERY", "a fourth"])
+    check_leaks(build(topics=same, splits={"train": 1, "test": 1}))

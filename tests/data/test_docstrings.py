@@ -1,0 +1,341 @@
+import gzip
+import json
+import subprocess
+import sys
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+from pyterrier_longdoc.common.language import count_tokens
+from pyterrier_longdoc.data import docstrings
+from pyterrier_longdoc.data.docstrings import DocstringsDataset, collect, split_of, split_summary
+
+
+def words(seed, n=60):
+    """A text of n words that differs from that of any other seed."""
+    return " ".join(f"{seed}{i}" for i in range(n))
+
+
+def write_module(folder, name, **functions):
+    """A module with one function for each docstring."""
+    folder.mkdir(parents=True, exist_ok=True)
+    body = [f'def {function}():\n    """{text}"""\n' for function, text in functions.items()]
+    (folder / f"{name}.py").write_text("\n".join(body), encoding="utf-8")
+
+
+def topics_of(entries):
+    return {entry.docno: entry.query for entry in entries if entry.query}
+
+
+# ---------------------------------------------------------------- reading one
+
+
+@pytest.mark.parametrize(
+    ("docstring", "summary", "rest"),
+    [
+        ("Return the sum. Then more.\n\nAnd more.", "Return the sum", "Then more.\n\nAnd more."),
+        ("Two lines\nof summary.\n\n  Indented\n    more", "Two lines of summary", "Indented\n  more"),
+        ("No full stop at all\n\nRest", "No full stop at all", "Rest"),
+        ("Use, e.g. Version 1.5 of it. Rest", "Use, e.g. Version 1.5 of it", "Rest"),
+        ("=====\nTitle\n=====\nThe rest", "Title", "The rest"),
+        ("Call :func:`~numpy.linalg.svd` and ``foo`` *now*.", "Call svd and foo now", ""),
+        ("See :doc:`the guide <guide/index>`:\n\nRest", "See the guide", "Rest"),
+        ("", "", ""),
+    ],
+)
+def test_split_summary(docstring, summary, rest):
+    assert split_summary(docstring) == (summary, rest)
+
+
+# ---------------------------------------------------------------- a tree of modules
+
+
+def test_every_kind_of_definition_is_read_and_named_by_its_path(tmp_path):
+    (tmp_path / "sub").mkdir()
+    doc = {key: f'"""Summary of the {key} object.\n\n    {words(key)}\n    """' for key in "abcdefg"}
+    (tmp_path / "__init__.py").write_text(doc["a"])
+    (tmp_path / "sub" / "mod.py").write_text(
+        f"{doc['b']}\n"
+        f"class K:\n    {doc['c']}\n    def m(self):\n        {doc['d']}\n"
+        f"try:\n    pass\nexcept ImportError as missing:\n    async def g():\n        {doc['e']}\n"
+        f"else:\n    def g():\n        {doc['f']}\n        def inner():\n            {doc['g']}\n"
+    )
+    expected = {
+        "pkg": "Summary of the a object",
+        "pkg.sub.mod": "Summary of the b object",
+        "pkg.sub.mod.K": "Summary of the c object",
+        "pkg.sub.mod.K.m": "Summary of the d object",
+        "pkg.sub.mod.g": "Summary of the e object",
+        "pkg.sub.mod.g#2": "Summary of the f object",
+    }
+    entries = collect({"pkg": tmp_path})
+    assert topics_of(entries) == expected
+    assert [entry.docno for entry in entries] == sorted(expected)
+    assert entries[0].text == words("a")
+    assert entries[0].tokens == 60
+
+
+def test_sources_are_never_run_and_broken_ones_are_skipped(tmp_path):
+    write_module(tmp_path, "good", f=f"A function that is fine.\n\n{words('w')}")
+    text = f'"""A module that leaves at once.\n\n{words("x")}\n"""\nraise SystemExit("imported")\n'
+    (tmp_path / "exits.py").write_text(text)
+    (tmp_path / "broken.py").write_text(f'"""A broken module of Python.\n\n{words("y")}\n"""\ndef :\n')
+    (tmp_path / "binary.py").write_bytes(b'"""' + b"word " * 100 + b'"""\n\x00')
+    (tmp_path / "latin.py").write_bytes(b'"""caf\xe9 ' + b"word " * 100 + b'"""\n')
+    (tmp_path / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    assert [entry.docno for entry in collect({"pkg": tmp_path})] == ["pkg.exits", "pkg.good.f"]
+
+
+def test_tests_and_vendored_copies_are_left_out(tmp_path):
+    for number, folder in enumerate(("tests", "test", "_vendor", "externals", "site-packages", "kept")):
+        write_module(tmp_path / folder, "mod", f=f"A summary of number {folder}.\n\n{words(f'w{number}x')}")
+    write_module(tmp_path, "test_it", f=f"A summary in a test file.\n\n{words('t')}")
+    assert [entry.docno for entry in collect({"pkg": tmp_path})] == ["pkg.kept.mod.f"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (  # a document needs fifty words
+            {
+                "a": f"Another summary with enough words.\n\n{words('b', 49)}",
+                "b": f"It has words enough.\n\n{words('a', 50)}",
+            },
+            {"b": "It has words enough"},
+        ),
+        (  # a sentence that stands in its document is no topic
+            {"a": f"Compute the ``Big`` values\n    of it.\n\n{words('w')} compute the big\n    VALUES of it"},
+            {"a": ""},
+        ),
+        (  # nor is one for two texts, whatever its case and spacing
+            {
+                "a": f"Fit the model to data.\n\n{words('a')}",
+                "b": f"fit  the\n    Model to data\n\n{words('b')}",
+                "c": f"Fit the model to text.\n\n{words('c')}",
+            },
+            {"a": "", "b": "", "c": "Fit the model to text"},
+        ),
+        (  # of equal texts the first is taken
+            {
+                "b": f"Fit the model to data.\n\n{words('w')}",
+                "a": f"Fit the model to data.\n\n{words('w')}",
+                "c": f"Another first sentence than that.\n\n{words('w').upper()}",
+            },
+            {"a": "Fit the model to data"},
+        ),
+        (  # a sentence is ambiguous through a copy that is left out
+            {
+                "a": f"The first sentence of one.\n\n{words('w')}",
+                "b": f"The sentence of two others.\n\n{words('w')}",
+                "c": f"The sentence of two others.\n\n{words('v')}",
+            },
+            {"a": "The first sentence of one", "c": ""},
+        ),
+        (  # text can always be encoded
+            {"a": rf"Handle surrogates in a text \ud800.\n\n{words('w')} \udfff"},
+            {"a": "Handle surrogates in a text ?"},
+        ),
+    ],
+)
+def test_which_docstrings_are_documents_and_topics(tmp_path, texts, expected):
+    write_module(tmp_path, "mod", **texts)
+    entries = collect({"pkg": tmp_path})
+    assert {entry.docno: entry.query for entry in entries} == {
+        f"pkg.mod.{name}": query for name, query in expected.items()
+    }
+    assert all(entry.text.encode() for entry in entries)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "Only three words",
+        "svd(a, full_matrices=True, compute_uv=True) -> tuple of arrays",
+        "Return the %(klass)s of the object",
+        "Return the {klass} of the object",
+        "Args: one two three four",
+        "size (int, optional, defaults to 3): the size of it",
+        "Copyright 2024 The Authors of this file",
+        " ".join(["word"] * 41),
+    ],
+)
+def test_what_is_no_summary_is_no_topic_but_stays_a_document(tmp_path, summary):
+    write_module(tmp_path / "json", "decoder", f=f"{summary}\n\n{words('w')}")
+    [entry] = collect({docstrings.STDLIB: tmp_path})  # whose modules have no prefix
+    assert (entry.docno, entry.query, entry.text) == ("json.decoder.f", "", words("w"))
+
+
+def test_the_order_of_packages_does_not_matter(tmp_path):
+    same = f"Fit the model to data.\n\n{words('w')}"
+    write_module(tmp_path / "x", "mod", f=same, g=f"Something else that is here.\n\n{words('v')}")
+    write_module(tmp_path / "y", "mod", f=same)
+    forth = collect({"x": tmp_path / "x", "y": tmp_path / "y"})
+    assert collect({"y": tmp_path / "y", "x": tmp_path / "x"}) == forth
+    assert [entry.docno for entry in forth] == ["x.mod.f", "x.mod.g"]
+
+
+# ---------------------------------------------------------------- the data set
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """200 documents, every fourth of them long."""
+    folder = tmp_path_factory.mktemp("pkg")
+    for n in range(20):
+        length = 600 if n % 4 == 0 else 60
+        write_module(
+            folder,
+            f"m{n}",
+            **{f"f{i}": f"Function {n} of module {i} here.\n\n{words(f'w{n}x{i}y', length)}" for i in range(10)},
+        )
+    return DocstringsDataset({"pkg": folder})
+
+
+def test_splits_partition_the_topics(small):
+    parts = {split: set(small.get_topics(split)["qid"]) for split in docstrings.SPLITS}
+    assert sum(len(qids) for qids in parts.values()) == len(set.union(*parts.values())) == 200
+    assert 120 < len(parts["train"]) < 160
+    assert 20 < len(parts["test"]) < 60
+    assert small.get_topics().equals(small.get_topics("test"))
+    # Fixed for good: a document that moves from test to train invalidates published numbers.
+    assert split_of("numpy.linalg._linalg.svd") == "train"
+    assert split_of("pandas.core.frame.DataFrame") == "test"
+    assert split_of("sklearn.cluster._mean_shift.mean_shift") == "dev"
+
+
+def test_long_variants_are_the_topics_with_a_long_document(small):
+    tokens = {docno: count_tokens(row["text"]) for docno, row in small.documents.items()}
+    for split in docstrings.SPLITS:
+        every, long = small.get_qrels(split), small.get_qrels(f"{split}-long")
+        expected = [docno for docno in every["docno"] if tokens[docno] > 512]
+        assert 0 < len(expected) < len(every)
+        assert long["docno"].tolist() == expected
+        assert small.get_topics(f"{split}-long")["qid"].tolist() == long["qid"].tolist()
+    with pytest.raises(ValueError, match=r"no variant 'validation'.*'train', 'dev', 'test', 'train-long'"):
+        small.get_topics("validation")
+
+
+def test_topics_and_qrels_belong_together(small, tmp_path):
+    topics, qrels = small.get_topicsqrels("train")
+    assert topics["qid"].tolist() == qrels["qid"].tolist()
+    assert topics["qid"].is_unique
+    number, function = qrels["docno"][0].removeprefix("pkg.m").split(".f")
+    assert topics["query"][0] == f"Function {number} of module {function} here"
+    assert small.documents[qrels["docno"][0]]["title"] == qrels["docno"][0]
+    assert set(qrels["label"]) == {1}
+    empty = DocstringsDataset({"pkg": tmp_path})
+    assert repr(empty) == "DocstringsDataset(['pkg'])"
+    for frame, of_empty in zip((topics, qrels), empty.get_topicsqrels(), strict=True):
+        assert of_empty.dtypes.equals(frame.dtypes)
+        assert len(of_empty) == 0
+    assert list(empty.get_corpus_iter(verbose=False)) == []
+    assert empty.statistics()["documents"].tolist() == [0, 0, 0, 0]
+
+
+def test_statistics_count_documents_topics_and_lengths(small):
+    table = small.statistics().set_index("split")
+    assert list(table.index) == ["train", "dev", "test", "all"]
+    assert table.loc["all", ["documents", "topics", "topics_long", "median", "max"]].tolist() == [200, 200, 50, 60, 600]
+    assert table.loc["all", "mean"] == (50 * 600 + 150 * 60) / 200
+    for split in docstrings.SPLITS:
+        assert table.loc[split, "topics_long"] == len(small.get_topics(f"{split}-long"))
+    assert table["documents"].iloc[:3].sum() == 200
+
+
+# ---------------------------------------------------------------- kept on disk
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def installed(home, tmp_path, monkeypatch):
+    """A package that is all that is installed."""
+    write_module(tmp_path / "pkg", "mod", f=f"A summary with enough words.\n\n{words('é')}")
+    monkeypatch.setattr(docstrings, "installed_packages", lambda: {"pkg": tmp_path / "pkg"})
+    return tmp_path / "pkg"
+
+
+def test_the_default_collection_is_built_once_for_each_set_of_versions(home, installed, monkeypatch):
+    first = DocstringsDataset().entries
+    assert first == collect({"pkg": installed})
+    [file] = (home / "longdoc").iterdir()
+    with gzip.open(file, "rt") as stream:
+        assert json.loads(next(stream)) == {"format": 1, "versions": {"pkg": "unknown"}}
+    (installed / "mod.py").unlink()
+    assert DocstringsDataset().entries == first
+    monkeypatch.setattr(docstrings, "_version", lambda name: "2")
+    assert DocstringsDataset().entries == []
+    assert len(list((home / "longdoc").iterdir())) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "foreign", "empty"])
+def test_damaged_file_is_built_again(home, installed, damage, caplog):
+    first = DocstringsDataset().entries
+    [file] = (home / "longdoc").iterdir()
+    whole = file.read_bytes()
+    content = {
+        "cut": whole[:-12],
+        "text": b"not gzip",
+        "foreign": gzip.compress(b'{"v": 0}\n{"n": 3}\n'),
+        "empty": b"",
+    }
+    file.write_bytes(content[damage])
+    assert DocstringsDataset().entries == first
+    assert "damaged" in caplog.text
+    assert file.read_bytes() == whole
+    assert list((home / "longdoc").iterdir()) == [file]
+
+
+def test_folder_that_cannot_be_written_is_no_error(home, installed, caplog):
+    home.mkdir()
+    (home / "longdoc").write_text("a file where the folder should be")
+    assert DocstringsDataset().entries == collect({"pkg": installed})
+    assert "cannot be kept" in caplog.text
+
+
+# ---------------------------------------------------------------- what is installed
+
+
+@pytest.mark.slow
+def test_packages_are_found_without_being_imported():
+    code = (
+        "import sys; from pyterrier_longdoc.data import docstrings\n"
+        "found = docstrings.installed_packages([*docstrings.PACKAGES, 'no_such_package_here', 'sys'])\n"
+        "loaded = {'torch', 'transformers', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        "assert {'stdlib', 'numpy', 'torch', 'transformers'} <= set(found), found\n"
+        "assert not {'no_such_package_here', 'sys'} & set(found)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_only_top_level_packages_can_be_found():
+    with pytest.raises(ValueError, match=r"'numpy\.linalg' is not a top-level package"):
+        docstrings.installed_packages(["numpy.linalg"])
+
+
+@pytest.mark.slow
+def test_the_installed_collection():
+    dataset = pt.get_dataset("longdoc:docstrings")
+    assert {"stdlib", "numpy", "pandas", "torch", "transformers"} <= set(dataset.versions)
+    variants = {split: dataset.get_topicsqrels(split) for split in docstrings.SPLITS}
+    topics = pd.concat([pair[0] for pair in variants.values()])
+    qrels = pd.concat([pair[1] for pair in variants.values()])
+    assert len(topics) > 3000
+    assert topics["qid"].is_unique
+    assert topics["query"].str.casefold().is_unique
+    assert qrels["docno"].is_unique
+    assert topics["qid"].tolist() == qrels["qid"].tolist()
+    with_text = dataset.text_loader()(qrels)
+    words_each = with_text["text"].str.split().str.len()
+    assert words_each.min() >= 50
+    assert not any(q.casefold() in t.casefold() for q, t in zip(topics["query"], with_text["text"], strict=True))
+    assert 0.65 < len(variants["train"][0]) / len(topics) < 0.75
+    assert 100 < len(dataset.get_topics("test-long")) < len(variants["test"][0])
+    assert not any(any(c.isspace() for c in docno) for docno in dataset.documents)

@@ -1,0 +1,233 @@
+import gzip
+import json
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+from pyterrier_longdoc.data import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
+from pyterrier_longdoc.data.collection import GOLD_COLUMNS
+
+from ..conftest import SHARED_DATA
+from ..support.sources import build, passages, qrels
+
+# ---------------------------------------------------------------- folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    docs = [{"docno": "d1", "text": "one\u2028\x0ctext"}, {"docno": "d2", "text": "", "title": "Two", "other": 3}]
+    files = {
+        "docs.jsonl": "\n".join(json.dumps(d, ensure_ascii=False) for d in docs) + "\n\n",
+        "topics.tsv": "1\twhat is\ta tab\n2\tnaïve query \n",
+        "qrels.txt": "1 0 d1 2\n1\t0\td9\t-1\n2 Q0 d2 0\n",
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, "utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+def test_folder_reads_its_three_files(folder, mark):
+    for file in folder.iterdir():
+        file.write_bytes(mark + file.read_bytes())
+    dataset = FolderDataset(folder)
+    assert dataset.get_topics().values.tolist() == [["1", "what is\ta tab"], ["2", "naïve query"]]
+    assert dataset.get_qrels().values.tolist() == [["1", "d1", 2], ["1", "d9", -1], ["2", "d2", 0]]
+    assert list(dataset.get_corpus_iter(verbose=False)) == [
+        {"docno": "d1", "text": "one\u2028\x0ctext", "title": ""},
+        {"docno": "d2", "text": "", "title": "Two"},
+    ]
+    assert dataset.text_loader()(pd.DataFrame({"docno": ["d2", "d1"]}))["title"].tolist() == ["Two", ""]
+    assert [dataset._describe_component(name) for name in ("corpus", "topics", "index")] == [True, True, None]
+    for read in (dataset.get_topics, dataset.get_qrels):
+        with pytest.raises(ValueError, match=r"no variants of its (topics|qrels), but 'test' was asked for"):
+            read("test")
+
+
+def test_folder_says_what_is_missing(folder):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is missing; .*docs\.jsonl.*topics\.tsv.*qrels\.txt"):
+        FolderDataset(folder / "nowhere")
+    (folder / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
+    (folder / "qrels.txt").unlink()
+    dataset = FolderDataset(folder)
+    assert dataset.documents == {"d1": {"docno": "d1", "text": "one"}}  # nobody has a title
+    assert len(dataset.get_topics()) == 2
+    with pytest.raises(FileNotFoundError, match=r"qrels\.txt is missing"):
+        dataset.get_qrels()
+    (folder / "docs.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"docs\.jsonl is missing"):
+        FolderDataset(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        ("docs.jsonl", "{not json", "not a JSON object"),
+        ("docs.jsonl", '["d3"]', "expected a JSON object, got \"\\['d3'\\]\""),
+        ("docs.jsonl", '{"docno": 3, "text": "x"}', "field 'docno' must be a string, got 3"),
+        ("docs.jsonl", '{"docno": "d3"}', "field 'text' must be a string, got None"),
+        ("docs.jsonl", '{"docno": "d3", "text": "x", "title": 1}', "field 'title' must be a string, got 1"),
+        ("docs.jsonl", '{"docno": "d1", "text": "x"}', "docno 'd1' is there twice"),
+        ("topics.tsv", "3 no tab", "expected 'qid<tab>query', got '3 no tab'"),
+        ("topics.tsv", "3\t ", "expected 'qid<tab>query'"),
+        ("topics.tsv", "1\tanother", "qid '1' is there twice"),
+        ("qrels.txt", "1 0 d1", "expected 'qid iteration docno label', got '1 0 d1'"),
+        ("qrels.txt", "1 0 d1 yes", "expected 'qid iteration docno label'"),
+    ],
+)
+def test_folder_names_the_malformed_line(folder, file, line, message):
+    content = (folder / file).read_text("utf-8").rstrip("\n").split("\n")
+    (folder / file).write_text("\n".join([*content, "", line]), "utf-8")
+    dataset = FolderDataset(folder)
+    read = {"docs.jsonl": lambda: dataset.documents, "topics.tsv": dataset.get_topics, "qrels.txt": dataset.get_qrels}
+    with pytest.raises(ValueError, match=message) as error:
+        read[file]()
+    assert str(error.value).startswith(f"{folder / file}:{len(content) + 2}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "absent"),
+    [
+        ("time", (423, 83, 324), {"424", "425"}),
+        ("vaswani", (11429, 93, 2083), set()),
+        ("cranfield", (1400, 225, 1612), set()),
+    ],
+)
+def test_real_collections(name, sizes, absent):
+    if not (SHARED_DATA / name / "docs.jsonl").exists():
+        pytest.skip(f"the collection {name} is not here")
+    dataset = pt.get_dataset(f"longdoc:folder:{SHARED_DATA / name}")
+    topics, qrels = dataset.get_topicsqrels()
+    assert (len(dataset.documents), len(topics), len(qrels)) == sizes
+    assert set(qrels["docno"]) - set(dataset.documents) == absent
+    assert set(qrels["qid"]) <= set(topics["qid"])
+
+
+# ---------------------------------------------------------------- FarRelevant's files
+
+
+def released(folder, part="bitext", **changes):
+    """A collection in files, as released: with further fields, and without gold positions."""
+    files = {
+        "AnswerFields.jsonl": '{"DOCNO": "d1", "text_raw": "a text", "x": 1}\n\n{"DOCNO": "d2", "text_raw": "b"}\n',
+        "QuestionFields.jsonl": '{"DOCNO": "q1", "text_raw": "a query"}\n',
+        "qrels.txt": "q1 0 d1 1\n",
+        **changes,
+    }
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        if content:
+            (folder / part / name).write_text(content)
+    return folder
+
+
+def test_files_round_trip(tmp_path):
+    odd = {"docno": 'é/猫"\\,'}
+    source = [{**passages()[0], **odd}, *passages()[1:], {"docno": "é\u2028", "text": "ü\n\x0c"}]
+    judged = qrels().assign(docno=[odd["docno"], *qrels()["docno"][1:]])
+    collection = build(passages=source, qrels=judged, splits={"é, all": 2, "bitext": 3})
+    write_far_relevant(collection, tmp_path)
+    dataset = pt.get_dataset(f"longdoc:far-relevant:{tmp_path}")
+    assert list(dataset.corpus) == list(collection.corpus)
+    assert dataset.gold.equals(collection.gold)
+    assert dataset.splits.keys() == collection.splits.keys()
+    for split in collection.splits:
+        assert dataset.get_topics(split).equals(collection.get_topics(split))
+        expected = collection.get_qrels(split).values.tolist()
+        assert sorted(dataset.get_qrels(split).values.tolist()) == sorted(expected)
+    rows = collection.text_loader()(dataset.qrels)
+    assert dataset.text_loader()(dataset.qrels).equals(rows)
+    assert dataset.document_statistics().equals(collection.document_statistics())
+    lines = (tmp_path / "input_data" / "bitext" / "QuestionFields.jsonl").read_text(encoding="utf-8").splitlines()
+    assert set(json.loads(lines[0])) == {"DOCNO", "text_raw"}
+    assert len(dataset.documents) == 10
+    write_far_relevant(build(), tmp_path / "whole")
+    assert read_far_relevant(str(tmp_path / "whole")).splits == {"all": [f"q{i}" for i in range(5)]}
+
+
+def test_names_that_could_not_be_read_back_are_not_written(tmp_path):
+    for blank in ("a b", "a\u00a0b", "a\u2028"):
+        source = [{**passages()[0], "docno": blank}, *passages()[1:]]
+        with pytest.raises(ValueError, match=r"docno 'q0_a.*' cannot be written: .* no white space"):
+            write_far_relevant(build(passages=source, qrels=qrels(1, 1).assign(docno=blank)), tmp_path / "blank")
+    for part in ("", "..", "a/b"):
+        with pytest.raises(ValueError, match=f"split {part!r} cannot be written"):
+            write_far_relevant(build(splits={part: 1}), tmp_path / "blank")
+    assert not (tmp_path / "blank").exists()
+
+
+def test_released_files_are_read(tmp_path):
+    released(tmp_path, "bitext")
+    released(tmp_path, "dev", **{"QuestionFields.jsonl": '{"DOCNO": "q2", "text_raw": "x"}', "qrels.txt": "q2 0 d2 1"})
+    collection = read_far_relevant(tmp_path, default="dev")
+    assert collection.splits == {"bitext": ["q1"], "dev": ["q2"]}
+    assert collection.get_topics()["qid"].tolist() == ["q2"]
+    assert [row["text"] for row in collection.corpus] == ["a text", "b"]
+    assert (len(collection.gold), list(collection.gold.columns)) == (0, list(GOLD_COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"AnswerFields.jsonl": '{"DOCNO": 7, "text_raw": "x"}'}, r"jsonl:1: field 'DOCNO' must be a string, got 7"),
+        ({"AnswerFields.jsonl": '{"DOCNO": "d", "text_raw": "x"}\n{"DOCNO": "d", "text_raw": "y"}'}, "'d' .* twice"),
+        ({"QuestionFields.jsonl": None}, "holds no QuestionFields.jsonl or QuestionFields.jsonl.gz"),
+        ({"qrels.txt": None}, "holds no qrels.txt"),
+    ],
+)
+def test_malformed_files_are_named(tmp_path, changes, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        read_far_relevant(released(tmp_path, **changes))
+
+
+# ---------------------------------------------------------------- LongEmbed's files
+
+
+LONGEMBED = {
+    "corpus": [{"doc_id": f"d{i}", "text": f"text {i}", "context_length": 256 * (1 + i % 2)} for i in range(4)],
+    "queries": [{"qid": f"q{i}", "text": f"query {i}", "context_length": 256 * (1 + i % 2)} for i in range(2)],
+    "qrels": [{"qid": f"q{i}", "doc_id": f"d{i}"} for i in range(2)],
+}
+
+
+@pytest.mark.parametrize("source", ["rows", "jsonl", "jsonl.gz"])
+def test_published_longembed_is_read(tmp_path, source):
+    for name, rows in LONGEMBED.items():
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        (tmp_path / f"{name}.{source}").write_bytes(gzip.compress(content) if source == "jsonl.gz" else content)
+    rows = {name: iter(rows) for name, rows in LONGEMBED.items()}
+    collection = read_longembed(rows) if source == "rows" else pt.get_dataset(f"longdoc:longembed:{tmp_path}")
+    assert collection.splits == {"256": ["q0"], "512": ["q1"]}
+    assert collection.get_qrels("512").values.tolist() == [["q1", "d1", 1]]
+    assert sorted(collection.candidates("256", pool="same_length")["docno"]) == ["d0", "d2"]
+    assert len(collection.candidates()) == 8
+    assert collection.documents["d3"] == {"docno": "d3", "text": "text 3"}
+    assert len(collection.gold) == 0
+    assert collection.query_statistics()["queries"].tolist() == [1, 1, 2]
+
+
+def test_real_tasks_have_no_lengths():
+    collection = read_longembed(
+        {
+            "corpus": [{"doc_id": "d", "text": "x"}],
+            "queries": [{"qid": "q", "text": "y"}],
+            "qrels": [{"qid": "q", "doc_id": "d"}],
+        }
+    )
+    assert collection.splits == {}
+    assert len(collection.get_topics()) == 1
+
+
+def test_malformed_longembed_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no corpus.jsonl or corpus.jsonl.gz"):
+        read_longembed(tmp_path)
+    (tmp_path / "corpus.jsonl").write_text('{"id": 1}')
+    with pytest.raises(ValueError, match=r"corpus.jsonl:1: field 'doc_id' must be a string, got None"):
+        read_longembed(tmp_path)
+    with pytest.raises(ValueError, match=r"corpus, row 2: doc_id 'd0' is there twice"):
+        read_longembed({"corpus": [{"doc_id": "d0", "text": "x"}] * 2})
+    with pytest.raises(ValueError, match=r"source lacks 'queries'; it has \['corpus'\]"):
+        read_longembed({"corpus": LONGEMBED["corpus"]})
+    with pytest.raises(ValueError, match=r"qrels, row 1: field 'doc_id' must be a string, got 3"):
+        read_longembed({**LONGEMBED, "qrels": [{"qid": "q0", "doc_id": 3}]})

@@ -1,0 +1,89 @@
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pandas as pd
+import pytest
+
+from pyterrier_longdoc.common.language import token_counter
+from pyterrier_longdoc.data import far_relevant
+from pyterrier_longdoc.data.passages import PassagePool, TextSpool, read_source
+
+from ..support.sources import SMALL, build, passages, qrels, topics
+
+
+def test_texts_are_on_disk():
+    spool = TextSpool((f"n{number}", f"téxt {number} \ud800") for number in range(50))
+    assert len(spool) == 50
+    assert [(spool.name(number), spool.text(number)) for number in (49, 0)] == [
+        ("n49", "téxt 49 ?"),
+        ("n0", "téxt 0 ?"),
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(spool.text, [number % 50 for number in range(2000)]))
+    assert all(text == f"téxt {number % 50} ?" for number, text in enumerate(found))
+    copy = pickle.loads(pickle.dumps(spool))
+    assert (copy.name(7), copy.text(7)) == ("n7", "téxt 7 ?")
+    assert len(TextSpool([])) == 0
+
+
+def test_pool_knows_lengths_and_what_is_judged():
+    pool = PassagePool([*passages(3), {"docno": 3, "text": " A\nb "}], count=token_counter(), judged={"p1", "3"})
+    assert pool.tokens.tolist() == [len(row["text"].split()) for row in passages(3)] + [2]
+    assert pool.characters[-1] == len(pool.text(3)) == 3
+    found = pool.located(pd.DataFrame({"qid": list("ab"), "docno": ["3", "nowhere"]}))
+    assert found.drop(columns="digest").values.tolist() == [["a", "3", 3, 2], ["b", "nowhere", -1, -1]]
+    assert found["digest"][0] == pool.digests[3]
+
+
+def test_any_source_will_do(tmp_path):
+    expected = list(build().corpus)
+    assert list(build(passages=pd.DataFrame(passages())).corpus) == expected
+    assert list(build(passages=iter(passages())).corpus) == expected
+    renamed = [
+        {"docno": row["docno"], "title": row["text"].split(" ")[0], "body": row["text"].partition(" ")[2], "none": None}
+        for row in passages()
+    ]
+    assert list(build(passages=renamed, text_field=("none", "title", "body")).corpus) == expected
+    frames = {"docs.jsonl": pd.DataFrame(passages()).to_json(orient="records", lines=True)}
+    frames["topics.tsv"] = topics().to_csv(sep="\t", header=False, index=False)
+    frames["qrels.txt"] = (
+        qrels().assign(iteration=0)[["qid", "iteration", "docno", "label"]].to_csv(sep=" ", header=False, index=False)
+    )
+    for name, content in frames.items():
+        (tmp_path / name).write_text(content)
+    assert list(far_relevant(f"longdoc:folder:{tmp_path}", **SMALL).corpus) == expected
+    with pytest.raises(KeyError, match="no-such"):
+        far_relevant("no-such-collection")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"variant": "dev"}, "variant='dev' is of datasets only"),
+        ({"topics": None}, "topics and qrels are missing"),
+        ({"topics": topics().drop(columns="query")}, r"topics lack the column\(s\) query"),
+        ({"topics": pd.concat([topics(), topics(1)])}, "topics: qid 'q0' is there twice"),
+        ({"qrels": qrels().drop(columns="label")}, r"qrels lack the column\(s\) label"),
+        ({"qrels": qrels().astype({"label": str})}, "qrels: column label must hold numbers, not '1'"),
+        ({"qrels": qrels().assign(label=0)}, "no topic has a relevant passage"),
+        ({"qrels": qrels(0)}, "no topic has a relevant passage: none of 0 qrels"),
+    ],
+)
+def test_bad_topics_and_qrels_are_named(arguments, message):
+    given = {"topics": topics(), "qrels": qrels(), "variant": None, "min_label": 1, **arguments}
+    with pytest.raises(ValueError, match=message):
+        read_source(passages(), **given)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([*passages(), passages()[0]], "docno 'p0' is there twice"),
+        ([{"docno": "p0", "body": "x"}], r"'p0' has no text in field 'text' \(there are docno, body\)"),
+        ([{"docno": "p0", "text": b"x"}], "field 'text' of 'p0' holds bytes"),
+        ([{"text": "x"}], "a document has no docno"),
+    ],
+)
+def test_bad_passages_are_named(rows, message):
+    with pytest.raises(ValueError, match=message):
+        PassagePool(rows, count=token_counter(), judged={"p0"})

@@ -1,0 +1,96 @@
+from functools import partial
+
+import pyterrier as pt
+import pytest
+
+from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, check_leaks, needle, passkey, provider
+from pyterrier_longdoc.data.bodies import DecodedDataset
+from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
+from pyterrier_longdoc.data.far_relevant import POSITIONS
+from pyterrier_longdoc.data.needle import LENGTHS
+from pyterrier_longdoc.data.provider import LongDocDatasetProvider, docstrings_needle, docstrings_with, plain_passkey
+
+
+@pytest.fixture(scope="module")
+def short_docstrings(tmp_path_factory):
+    """A tree of modules with 60 documented functions, a third of them without a topic."""
+    folder = tmp_path_factory.mktemp("package")
+    for n in range(60):
+        words = " ".join(f"w{n}x{i}" for i in range(60 + 5 * n))
+        sentence = f"Function with the number {n} does this." if n % 3 else "Short."
+        (folder / f"m{n}.py").write_text(f'def f():\n    """{sentence}\n\n    {words}\n    """\n', encoding="utf-8")
+    return DocstringsDataset({"pkg": folder})
+
+
+def test_docstrings_with_known_positions(short_docstrings):
+    made = {position: docstrings_with(position, short_docstrings) for position in POSITIONS}
+    short = [entry for entry in short_docstrings.entries if entry.tokens <= 256]
+    for collection in made.values():
+        assert set(collection.gold["passage"]) == {entry.docno for entry in short if entry.query}
+        assert set(collection.splits) <= {"train", "dev", "test"}
+        assert collection.get_topics().equals(collection.get_topics("test"))
+        for split in collection.splits:
+            assert set(collection.get_topics(split)["qid"]) <= set(short_docstrings.get_topics(split)["qid"])
+        assert collection.lengths().max() <= 1431
+        check_leaks(collection)
+    early = made["early"].gold
+    assert (early["first_token"][early["end"] - early["start"] > 2000] == 0).all()
+    assert made["far"].gold["first_token"].min() >= 512
+    assert made["far"].gold["length"].tolist() == early["length"].tolist()
+
+
+def test_needle_and_passkey(tmp_path, monkeypatch):
+    for n in range(4):
+        prose = " ".join(f"Sentence {i} of text {n} is here to be read, as are all the others." for i in range(80))
+        (tmp_path / f"m{n}.py").write_text(f'"""A module with the number {n}.\n\n{prose}\n"""\n')
+    parameters = "\n\n".join(f"name{i} : the value of it" for i in range(90))
+    (tmp_path / "listing.py").write_text(f'"""A listing of all parameters.\n\n{parameters}\n"""\n')
+    monkeypatch.setattr(provider, "passkey", partial(passkey, queries=1, documents=2))
+    collection = plain_passkey()
+    assert [len(collection.documents), len(collection.topics)] == [16, 8]
+    assert list(collection.splits) == [str(length) for length in LENGTHS]
+    spare = collection.gold["docno"].str.partition("-")[0].astype(int) - collection.gold["length"]
+    assert spare.between(0, 3).all()
+    monkeypatch.setattr(provider, "needle", partial(needle, lengths=(256, 512), documents=50))
+    made = docstrings_needle(DocstringsDataset({"pkg": tmp_path}))
+    assert len(made.documents) == 100
+    assert not any("name1" in row["text"] for row in made.corpus)  # no prose
+
+
+def test_provider_is_found_by_name():
+    dataset = pt.get_dataset("longdoc:docstrings")
+    assert isinstance(dataset, DocstringsDataset)
+    assert (dataset.get_topics_lang(), dataset.get_corpus_lang()) == ("en", "en")
+    assert dataset.info_url().startswith("https://")
+
+
+def test_collections_by_name_and_argument(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
+    dataset = pt.get_dataset(f"longdoc:folder:{tmp_path}")
+    assert isinstance(dataset, FolderDataset)
+    assert dataset.path == tmp_path
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        pt.get_dataset("longdoc:folder:nowhere")
+    assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
+    with pytest.raises(KeyError):
+        pt.get_dataset("longdoc:irds:no-such-dataset")
+
+
+@pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])
+def test_unknown_name_lists_the_known_ones(name):
+    with pytest.raises(KeyError, match=r"docstrings.*folder:PATH"):
+        LongDocDatasetProvider().get_dataset(name)
+    with pytest.raises(KeyError, match="not found in provider 'longdoc'"):
+        pt.get_dataset(f"longdoc:{name}")
+
+
+def test_listing_builds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTERRIER_HOME", str(tmp_path / "home"))
+    names = LongDocDatasetProvider().list_dataset_names()
+    made = ["docstrings-far", "docstrings-uniform", "docstrings-early", "needle", "passkey"]
+    assert names == ["docstrings", *made]
+    for name in made:
+        variants = list(SPLITS) if "-" in name else [str(length) for length in LENGTHS]
+        assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == variants
+    assert pt.get_dataset("longdoc:docstrings")._describe_component("topics") == list(VARIANTS)
+    assert not (tmp_path / "home" / "longdoc").exists()

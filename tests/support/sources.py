@@ -1,0 +1,35 @@
+"""A small passage collection, and long documents made of it."""
+
+from __future__ import annotations
+
+import random
+
+import pandas as pd
+
+from pyterrier_longdoc.data import far_relevant
+
+SMALL = {"min_offset": 20, "max_doc_len": 60}
+_WORDS = "sun moon star sky tree river stone bird fish cat dog house road wind rain snow".split()  # noqa: SIM905
+
+
+def passages(count=80, seed=0):
+    rng = random.Random(seed)
+    return [
+        {"docno": f"p{i}", "text": " ".join([f"w{i}", *rng.choices(_WORDS, k=rng.randrange(2, 12))])}
+        for i in range(count)
+    ]
+
+
+def topics(count=5):
+    return pd.DataFrame({"qid": [f"q{i}" for i in range(count)], "query": [f"query number {i}" for i in range(count)]})
+
+
+def qrels(count=5, each=2):
+    rows = [(f"q{i}", f"p{i * each + j}", 1) for i in range(count) for j in range(each)]
+    return pd.DataFrame(rows, columns=["qid", "docno", "label"])
+
+
+def build(**arguments):
+    """A collection of ten documents, two for each topic, unless the arguments say otherwise."""
+    given = {"passages": passages(), "topics": topics(), "qrels": qrels(), **SMALL, **arguments}
+    return far_relevant(given.pop("passages"), given.pop("topics"), given.pop("qrels"), **given)
