@@ -35,9 +35,9 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
 
         return make
 
-    def experiment(**options):
+    def experiment(metric="AP", **options):
         systems = {"fast": RUNS[0], "slow": factory("slow"), "a/b: c": factory("a/b: c")}
-        return Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
+        return Experiment(systems, TOPICS, QRELS, [metric], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
 
     with pytest.raises(InterruptedRunError):
         experiment()
@@ -48,6 +48,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
     results = experiment()
     assert made == [("slow", 0), ("slow", 1), ("a/b: c", 0), ("a/b: c", 1)]
     pd.testing.assert_frame_equal(experiment(baselines=["fast"]).means, results.means, check_exact=True)
+    assert experiment("RR", test="wilcoxon").measures == ["RR"]
     assert len(made) == 4
     pd.testing.assert_frame_equal(results.run("slow", 1), RUNS[1], check_dtype=False, check_exact=True)
     assert not list((tmp_path / "exp").rglob("*.part"))
