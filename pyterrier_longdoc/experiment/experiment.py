@@ -184,7 +184,7 @@ class _Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
-    first: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
+    last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -251,8 +251,8 @@ class _Runner:
 
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
-        if self.first is not None:
-            known_stages, known_topics, frame, seconds = self.first
+        if self.last_candidates is not None:
+            known_stages, known_topics, frame, seconds = self.last_candidates
             # The same objects: equality of transformers may not look at weights.
             if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
                 return frame.copy(), seconds
@@ -260,7 +260,7 @@ class _Runner:
         frame = _through(stages, topics)
         seconds = time.perf_counter() - start
         if self.batch_size is None:
-            self.first = (stages, topics, frame.copy(), seconds)
+            self.last_candidates = (stages, topics, frame.copy(), seconds)
         return frame, seconds
 
 
