@@ -184,7 +184,7 @@ class _Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
-    first: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
+    last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -251,8 +251,8 @@ class _Runner:
 
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
-        if self.first is not None:
-            known_stages, known_topics, frame, seconds = self.first
+        if self.last_candidates is not None:
+            known_stages, known_topics, frame, seconds = self.last_candidates
             # The same objects: equality of transformers may not look at weights.
             if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
                 return frame.copy(), seconds
@@ -260,7 +260,7 @@ class _Runner:
         frame = _through(stages, topics)
         seconds = time.perf_counter() - start
         if self.batch_size is None:
-            self.first = (stages, topics, frame.copy(), seconds)
+            self.last_candidates = (stages, topics, frame.copy(), seconds)
         return frame, seconds
 
 
@@ -301,19 +301,12 @@ def _findings(
             rows.append(("different candidates", name, queries, message))
         if np.array_equal(values[name], values[reference]):
             rows.append(("equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"))
-    if statistics.baselines or statistics.partner:
-        rows += [("too few queries", "", len(qids), message) for message in _too_few(len(qids), statistics)]
+    if (statistics.baselines or statistics.partner) and len(qids) < FEW_QUERIES:
+        message = f"{len(qids)} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
+        rows.append(("too few queries", "", len(qids), message))
+        # Only signs are random in these tests: no p-value can be below 2 / 2^Q.
+        least = 2.0 ** (1 - len(qids))
+        if statistics.test in ("wilcoxon", "randomisation") and least >= statistics.alpha:
+            message = f"with {len(qids)} queries no p-value of test={statistics.test!r} can be below {least:g}"
+            rows.append(("too few queries", "", len(qids), message))
     return pd.DataFrame(rows, columns=CHECK_COLUMNS)
-
-
-def _too_few(queries: int, statistics: Statistics) -> list[str]:
-    messages = []
-    if queries < FEW_QUERIES:
-        messages.append(
-            f"{queries} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
-        )
-    # Only signs are random in these tests: no p-value can be below 2 / 2^Q.
-    least = 2.0 ** (1 - queries)
-    if statistics.test in ("wilcoxon", "randomisation") and least >= statistics.alpha:
-        messages.append(f"with {queries} queries no p-value of test={statistics.test!r} can be below {least:g}")
-    return messages

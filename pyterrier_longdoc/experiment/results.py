@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.files import replacing
+from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
 from .significance import TESTS, Statistics, Test, compare
@@ -207,15 +207,14 @@ class ExperimentResults:
             "statistics": self.statistics.as_dict(),
             **self.settings,
         }
-        _write(folder / "results.json", json.dumps(described, indent=1))
+        write_lines(folder / "results.json", [json.dumps(described, indent=1)])
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
         for file, frame in frames.items():
             if frame is not None:
-                with replacing(folder / file) as path:
-                    frame.to_csv(path, index=False, compression="gzip" if file.endswith(".gz") else None)
-        _write(folder / "table.md", self.to_markdown() + "\n")
-        _write(folder / "table.tex", self.to_latex() + "\n")
+                write_lines(folder / file, [frame.to_csv(index=False).rstrip("\n")])
+        write_lines(folder / "table.md", [self.to_markdown()])
+        write_lines(folder / "table.tex", [self.to_latex()])
 
     @classmethod
     def load(cls, folder: str | Path, *, test: Test | None = None) -> ExperimentResults:
@@ -253,11 +252,6 @@ class ExperimentResults:
             settings=described,
             folder=folder,
         )
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 TEST_NAMES = {

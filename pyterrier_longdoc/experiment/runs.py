@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.files import replacing
+from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .systems import Fold, Job
 
@@ -30,7 +30,6 @@ EXACT_FLOATS: dict[str, Any] = (
 )
 """For `pd.read_csv`, so that numbers come back as they were written: the default, and the only choice, since 3.1."""
 
-TREC_COLUMNS = ["qid", "Q0", "docno", "rank", "score", "system"]
 DOUBTS = ("missing queries", "NaN or infinite scores", "constant scores", "tied scores", "repeated documents")
 LIBRARIES = (
     "pyterrier-longdoc", "pyterrier", "ir-measures", "pytrec-eval-terrier", "numpy", "pandas", "scipy", "statsmodels",
@@ -99,11 +98,9 @@ def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
         if broken is not None:
             raise ValueError(f"column {column} holds {broken!r}: TREC runs cannot hold empty names or white space")
     ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
-    ranked = ranked.assign(Q0="Q0", system="_".join(name.split()) or "run")[TREC_COLUMNS]
-    # No modification time and no temporary name in the header: equal runs are equal files.
-    gzip: Any = {"method": "gzip", "compresslevel": 1, "mtime": 0, "filename": ""} if path.suffix == ".gz" else None
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        ranked.to_csv(file, sep=" ", header=False, index=False, quoting=csv.QUOTE_NONE, compression=gzip)
+    rows = zip(ranked["qid"], ranked["docno"], ranked["rank"], ranked["score"].tolist(), strict=True)
+    system = "_".join(name.split()) or "run"
+    write_lines(path, (f"{qid} Q0 {docno} {rank} {score!r} {system}" for qid, docno, rank, score in rows))
 
 
 def read_run(path: str | Path) -> pd.DataFrame:
@@ -125,7 +122,7 @@ def read_run(path: str | Path) -> pd.DataFrame:
         frame = pd.read_csv(
             path,
             sep=r"\s+",
-            names=TREC_COLUMNS,
+            names=["qid", "Q0", "docno", "rank", "score", "system"],
             usecols=["qid", "docno", "score"],
             dtype={"qid": str, "docno": str},
             keep_default_na=False,
@@ -225,8 +222,7 @@ class RunFolder:
                     raise ValueError(
                         f"{str(folder)!r} holds runs of other {what}: choose another save_dir, or save_mode='overwrite'"
                     )
-        with replacing(file) as temporary:
-            temporary.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+        write_lines(file, [json.dumps(settings, indent=1)])
 
     def find(self, job: Job, *, measured: bool) -> tuple[pd.DataFrame, dict[str, Any] | None] | None:
         """The finished run of a job and its cost; None if there is none, or it was not `measured` and should be."""
@@ -254,8 +250,7 @@ class RunFolder:
                 other.unlink()
         path = _run_file(self.folder, job)
         write_run(run, path, job.system)
-        with replacing(_notes_of(path)) as temporary:
-            temporary.write_text(json.dumps({**notes, "versions": self.versions}, indent=1), encoding="utf-8")
+        write_lines(_notes_of(path), [json.dumps({**notes, "versions": self.versions}, indent=1)])
 
 
 def run_files(folder: Path, system: str, seed: int | None) -> list[Path]:

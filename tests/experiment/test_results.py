@@ -7,14 +7,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from pyterrier_longdoc.experiment import (
-    Experiment,
-    ExperimentResults,
-    Statistics,
-    by_document_length,
-    by_query_value,
-    paper_table,
-)
+import pyterrier_longdoc.experiment as xp
+from pyterrier_longdoc.experiment import Experiment, ExperimentResults, Statistics
 
 from ..support import synthetic
 
@@ -94,13 +88,13 @@ def test_several_test_sets_side_by_side():
     two = ExperimentResults(
         fewer, two.seeds, two.qids, two.measures, Statistics(("P & 50%",), {"P & 50%": "FirstP"}, alpha=0.01)
     )
-    table = paper_table({"TIME": one, "Robust04": two})
+    table = xp.paper_table({"TIME": one, "Robust04": two})
     frame = table.frame()
     assert frame.columns.tolist() == ["TIME nDCG@10", "TIME AP", "Robust04 nDCG@10", "Robust04 AP", "Average gain"]
     assert frame.loc["MaxP_1"].tolist()[2:] == ["-", "-", "+30.0%"]
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="'b' differs from the other results in baselines"):
-        paper_table({"a": one, "b": one.retest(baselines=["FirstP"])})
+        xp.paper_table({"a": one, "b": one.retest(baselines=["FirstP"])})
 
 
 def test_the_order_of_columns_is_that_of_pyterrier():
@@ -178,7 +172,7 @@ def test_breakdown_by_length_of_relevant_documents():
     lengths = {f"d{i}": 100 * i for i in range(12)}
     third = QRELS.groupby("qid", sort=False)["docno"].nth(2).str[1:].astype(int)
     mean = ((0 + 1 + third) / 3 * 100).tolist()  # of d0, d1 and the third relevant one
-    table = by_document_length(results, QRELS, lengths, edges=(0, 200, 300))
+    table = xp.by_document_length(results, QRELS, lengths, edges=(0, 200, 300))
     groups = {"0 to < 200": (0, 200), "200 to < 300": (200, 300), ">= 300": (300, 1e9)}
     assert table["document length"].tolist() == [name for name in groups for _ in range(2)]
     for name, (low, high) in groups.items():
@@ -188,6 +182,6 @@ def test_breakdown_by_length_of_relevant_documents():
         assert rows["AP"].tolist() == results.subset(qids).table["AP"].tolist()
         assert rows["AP p-value"].iloc[1] == results.subset(qids).table["AP p-value"].iloc[1]
     with pytest.raises(ValueError, match="must ascend"):
-        by_query_value(results, {"q0": 3.0}, edges=(512, 0))
+        xp.by_query_value(results, {"q0": 3.0}, edges=(512, 0))
     with pytest.raises(ValueError, match="no evaluated query has a value"):
-        by_query_value(results, {"q0": 3.0}, edges=(10,))
+        xp.by_query_value(results, {"q0": 3.0}, edges=(10,))

@@ -19,27 +19,23 @@ RUNS = [synthetic.run(TOPICS, 1.0, seed) for seed in range(2)]
 pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")
 
 
-class InterruptedRunError(RuntimeError):
-    """Stands for a crash."""
-
-
 def test_an_interrupted_experiment_goes_on(tmp_path):
     made, fail_at = [], {("slow", 1)}
 
     def factory(name):
         def make(seed):
             if (name, seed) in fail_at:
-                raise InterruptedRunError
+                raise KeyboardInterrupt
             made.append((name, seed))
             return pt.Transformer.from_df(RUNS[seed])
 
         return make
 
-    def experiment(**options):
+    def experiment(metric="AP", **options):
         systems = {"fast": RUNS[0], "slow": factory("slow"), "a/b: c": factory("a/b: c")}
-        return Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
+        return Experiment(systems, TOPICS, QRELS, [metric], seeds=[0, 1], save_dir=tmp_path / "exp", **options)
 
-    with pytest.raises(InterruptedRunError):
+    with pytest.raises(KeyboardInterrupt):
         experiment()
     assert made == [("slow", 0)]
     with pytest.raises(FileNotFoundError, match=r"holds no results\.json"):
@@ -48,6 +44,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
     results = experiment()
     assert made == [("slow", 0), ("slow", 1), ("a/b: c", 0), ("a/b: c", 1)]
     pd.testing.assert_frame_equal(experiment(baselines=["fast"]).means, results.means, check_exact=True)
+    assert experiment("RR", test="wilcoxon").measures == ["RR"]
     assert len(made) == 4
     pd.testing.assert_frame_equal(results.run("slow", 1), RUNS[1], check_dtype=False, check_exact=True)
     assert not list((tmp_path / "exp").rglob("*.part"))

@@ -56,6 +56,8 @@ def test_bootstrap_test_is_the_studentised_one(pairs):
     observed = difference.mean() / (difference.std(ddof=1) / math.sqrt(40))
     expected = (np.abs(t) >= abs(observed)).mean()
     assert p_values(*pairs, "bootstrap")[3] == pytest.approx(expected, abs=4 * math.sqrt(expected / 10_000))
+    with pytest.raises(ValueError, match="test='sign' is unknown; choose one of t, wilcoxon"):
+        p_values(*pairs, "sign")
 
 
 def test_equal_systems():
@@ -112,8 +114,3 @@ def test_a_single_query_has_no_statistics_and_no_warnings(test):
     assert np.isnan(effect_sizes(x, y)).all()
     assert np.isnan(equivalence_p_values(x, y, 0.05)).all()
     assert bootstrap_intervals(x, y).low == pytest.approx([0.2, 0.0])
-
-
-def test_an_unknown_test_is_refused(pairs):
-    with pytest.raises(ValueError, match="test='sign' is unknown; choose one of t, wilcoxon"):
-        p_values(*pairs, "sign")

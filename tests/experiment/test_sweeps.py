@@ -1,5 +1,7 @@
 """Sweeps: one setting varied at a time."""
 
+from itertools import product
+
 import numpy as np
 import pyterrier as pt
 import pytest
@@ -44,6 +46,8 @@ def test_truncation():
     assert line.get_xydata().tolist() == sweep.table[["chunks", "AP"]].to_numpy().tolist()
     with pytest.raises(ValueError, match="measure 'RR' was not computed"):
         sweep.plot("RR")
+    with pytest.raises(ValueError, match="has no attribute max_doc_len to vary"):
+        sweep_truncation(FIRST, pt.Transformer.identity(), TOPICS, QRELS, METRICS)
 
 
 def test_truncation_with_a_model_trained_for_each_setting():
@@ -70,43 +74,28 @@ def test_windows_and_strides():
     assert labels == ["stride 50", "stride 100"]
 
 
-def test_passages_at_training_and_at_inference():
+@pytest.mark.parametrize("folds", [None, [TOPICS["qid"].iloc[i::2].tolist() for i in range(2)]])
+def test_passages_at_training_and_at_inference(folds):
     made = []
 
-    def model(seed, max_windows):
-        made.append((seed, max_windows))
+    def model(seed, max_windows, fold=None):
+        made.append((max_windows, seed, fold and fold.index))
         return Model(max_windows=max_windows, noise=100 * seed + 1000 * max_windows)
 
-    sweep = sweep_passages(FIRST, model, TOPICS, QRELS, METRICS, seeds=[0, 1], train=(1, 4), test=(2, 3))
-    assert made == [(0, 1), (1, 1), (0, 4), (1, 4)]  # each trained once
+    sweep = sweep_passages(FIRST, model, TOPICS, QRELS, METRICS, seeds=[0, 1], train=(1, 4), test=(2, 3), folds=folds)
+    assert made == list(product((1, 4), (0, 1), (0, 1) if folds else (None,)))  # each is trained once
     assert sweep.parameters.to_numpy().tolist() == [[2, 1], [3, 1], [2, 4], [3, 4]]
-    expected = [alone(Model(max_windows=3, noise=100 * seed + 4000)) for seed in (0, 1)]
-    assert sweep.table.loc[3, "AP"] == pytest.approx(np.mean(expected))
+    if not folds:
+        expected = [alone(Model(max_windows=3, noise=100 * seed + 4000)) for seed in (0, 1)]
+        assert sweep.table.loc[3, "AP"] == pytest.approx(np.mean(expected))
     with pytest.raises(ValueError, match="sweep_passages trains models"):
         sweep_passages(FIRST, Model(), TOPICS, QRELS, METRICS, seeds=[0])
-
-
-def test_a_model_for_each_fold():
-    folds = [TOPICS["qid"].iloc[i::2].tolist() for i in range(2)]
-    made = []
-
-    def model(seed, fold, max_windows):
-        made.append((fold.index, max_windows))
-        return Model(max_windows=max_windows)
-
-    sweep_passages(FIRST, model, TOPICS, QRELS, METRICS, seeds=[0], train=(1, 4), test=(2, 3), folds=folds)
-    assert made == [(0, 1), (1, 1), (0, 4), (1, 4)]
 
 
 def test_depth():
     sweep = sweep_depth(FIRST, Model(), TOPICS, QRELS, METRICS, depths=(3, 6))
     assert sweep.table["AP"].tolist() == [alone(Model(), FIRST % 3), alone(Model(), FIRST % 6)]
     assert sweep.table.columns[:3].tolist() == ["depth", "name", "nDCG@5"]
-
-
-def test_models_without_the_attribute():
-    with pytest.raises(ValueError, match="has no attribute max_doc_len to vary"):
-        sweep_truncation(FIRST, pt.Transformer.identity(), TOPICS, QRELS, METRICS)
 
 
 def test_real_rerankers_can_be_varied(cross_encoder):
