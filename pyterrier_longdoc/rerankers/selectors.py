@@ -20,6 +20,7 @@ from ..modelling.windows import windows_from_config, windows_to_config
 _DECIMALS = 5
 """Scores of models are rounded before they are compared: the same text may differ in the last bits between batches."""
 
+
 @dataclass(frozen=True)
 class ModelWindows(WindowSelector):
     """Base of the selectors that score a window with a model, as if it were a document of its own.
