@@ -303,7 +303,7 @@ def test_rules_of_users_own_are_read_back():
     assert type(windows_from_config(windows_to_config(windows))) is anew
     with pytest.raises(TypeError, match="two windows are named 'Truncate'"):
         halves("Truncate")
-    for missing in (lambda: windows.largest, lambda: windows.within(9)):
+    for missing in (lambda: windows.largest, lambda: windows.within(9), lambda: Windows()([1])):
         with pytest.raises(NotImplementedError):
             missing()
 
