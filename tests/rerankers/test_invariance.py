@@ -10,10 +10,10 @@ import torch
 
 import pyterrier_longdoc as ld
 
-from ..support import tiny, tiny_long
-from ..support.systems import BI_ENCODERS, make
+from ..support import tiny_long
+from ..support.systems import QUIET, make, slow_but
 
-pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning")
+pytestmark = QUIET
 
 CHECKS = [
     "repeated",
@@ -31,8 +31,12 @@ def check(model, results=None, **arguments) -> pd.DataFrame:
     return ld.check_invariance(model, results, verbose=False, **arguments).set_index("check")
 
 
-def test_a_sound_model_passes(cross_encoder, results):
-    model = ld.MaxP(cross_encoder, window_size=20, stride=10, max_query_len=8, device="cpu")
+def test_a_sound_model_passes(results):
+    model = make("MaxP", device="cpu")
+    before = results.copy()
+    shown, backbone = repr(model), model.load_scorer().encoder.backbone
+    state = {name: value.clone() for name, value in model.load_scorer().state_dict().items()}
+    random_state, implementation = torch.get_rng_state(), backbone.config._attn_implementation
     table = check(model, results)
     assert list(table.index) == CHECKS
     assert table["passed"].dropna().all()
@@ -40,14 +44,24 @@ def test_a_sound_model_passes(cross_encoder, results):
     assert table.loc["attention sdpa", "note"] == "the usual one"
     assert table.loc[["alone", "padding"], "difference"].max() < 1e-5
     assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
+    # The model, the rows and random numbers are as they were.
+    assert repr(model) == shown
+    assert model.coverage is None
+    assert backbone.config._attn_implementation == implementation
+    assert all(torch.equal(value, state[name]) for name, value in model.load_scorer().state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    pd.testing.assert_frame_equal(results, before)
 
 
-def test_bi_encoders_can_be_checked(plain_encoder, results):
-    table = check(ld.BiEncoder(plain_encoder, window_size=20, stride=10, device="cpu"), results)
+def test_bi_encoders_can_be_checked(results):
+    model = make("BiEncoder-max", device="cpu")
+    table = check(model, results)
     assert table["passed"].dropna().all()
     assert table.loc[["alone", "attention eager"], "passed"].all()
+    assert not len(model.load_scorer().encoder.shared.cache)  # states of another attention
 
 
+@pytest.mark.slow
 def test_made_up_rows_are_long(tmp_path):
     model = ld.LongP(tiny_long.encoder(tmp_path, "modernbert"), max_query_len=8, device="cpu")
     table = check(model, dtypes=())
@@ -94,57 +108,28 @@ def test_dependence_is_found(what, caught, results):
     assert table.loc["dtype bfloat16", "note"] == "Sneaky has no dtype"
 
 
-def test_a_backbone_that_looks_at_its_padding_is_found(cross_encoder, results, monkeypatch):
-    """Without an attention mask scores depend on how far an input is padded."""
-    model = ld.FirstP(cross_encoder, window_size=60, max_query_len=8, device="cpu")
+@pytest.mark.parametrize(
+    "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MORESPlus"])
+)
+def test_a_backbone_that_looks_at_its_padding_is_found(name, results, monkeypatch, tmp_path):
+    """Without an attention mask scores depend on the batch; what is remembered, or in a score cache, hides nothing."""
+    cache = {"score_cache": tmp_path / "scores.sqlite", "window_size": 60} if name == "FirstP" else {}
+    model = make(name, device="cpu", **cache)
     backbone = model.load_scorer().encoder.backbone
     forward = backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
     table = check(model, results)
     assert not table.loc["alone", "passed"]
     assert not table.loc["batch size 1", "passed"]
+    assert not any(tmp_path.iterdir())
+    assert getattr(model, "score_cache", None) == cache.get("score_cache")
 
 
-@pytest.mark.parametrize("name", ["BiEncoder-max", "LateIR", "MORESPlus"])
-def test_what_is_remembered_hides_nothing(name, cross_encoder, plain_encoder, results, monkeypatch):
-    """Without an attention mask states depend on the batch, although each text is encoded once and remembered."""
-    model = make(name, plain_encoder if name in BI_ENCODERS else cross_encoder, device="cpu")
-    backbone = model.load_scorer().encoder.backbone
-    forward = backbone.forward
-    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
-    table = check(model, results)
-    assert not table.loc["alone", "passed"]
-    assert not table.loc["batch size 1", "passed"]
-
-
-def test_scores_on_disk_hide_nothing(cross_encoder, results, monkeypatch, tmp_path):
-    file = tmp_path / "scores.sqlite"
-    model = ld.FirstP(cross_encoder, window_size=60, max_query_len=8, device="cpu", score_cache=file)
-    backbone = model.load_scorer().encoder.backbone
-    forward = backbone.forward
-    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
-    assert not check(model, results).loc["alone", "passed"]
-    assert model.score_cache == file
-    assert not file.exists()
-
-
-def test_states_of_another_attention_are_not_kept(plain_encoder, results):
-    model = ld.BiEncoder(plain_encoder, window_size=20, stride=10, device="cpu")
+def test_warnings_come_afterwards(results):
+    model = make("LongP", max_query_len=2, max_doc_len=10, device="cpu")
     check(model, results)
-    assert not len(model.load_scorer().encoder.shared.cache)
-
-
-def test_the_model_is_left_as_it_was(cross_encoder, results):
-    model = ld.LongP(cross_encoder, max_query_len=2, max_doc_len=10, device="cpu")
-    before = results.copy()
-    shown, implementation = repr(model), model.load_scorer().encoder.backbone.config._attn_implementation
-    check(model, results)
-    assert repr(model) == shown
-    assert model.coverage is None
-    assert model.load_scorer().encoder.backbone.config._attn_implementation == implementation
     with pytest.warns(ld.TruncationWarning):
         model(results)
-    pd.testing.assert_frame_equal(results, before)
 
 
 def test_tolerance_is_relative_to_large_scores(results):
@@ -159,29 +144,17 @@ def test_tolerance_is_relative_to_large_scores(results):
     assert not check(Large(), results, tolerance=1e-7)["passed"].dropna().any()
 
 
-def test_nothing_cannot_be_compared(results):
+def test_rows_that_cannot_be_compared(results):
     with pytest.raises(ValueError, match="results has no rows"):
         check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
-
-
-def test_rows_that_are_dropped_cannot_be_compared(results):
     with pytest.raises(ValueError, match="does not return every row"):
         check(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)
+    table = check(pt.apply.doc_score(lambda row: 1.0), results.drop(columns="text"))
+    assert table.loc["padding", "note"] == "the frame has no text column text"
 
 
-def test_the_table_is_printed(cross_encoder, results, capsys):
-    table = ld.check_invariance(ld.FirstP(cross_encoder, device="cpu"), results)
+def test_the_table_is_printed(results, capsys):
+    table = ld.check_invariance(make("FirstP", device="cpu"), results)
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].split() == list(table.columns)
     assert len(printed.splitlines()) == 1 + len(table)
-
-
-def test_no_gradient_state_is_touched(cross_encoder, results):
-    model = ld.FirstP(cross_encoder, device="cpu")
-    scorer = model.load_scorer()
-    state = {name: value.clone() for name, value in scorer.state_dict().items()}
-    random_state = torch.get_rng_state()
-    check(model, results)
-    assert all(torch.equal(value, state[name]) for name, value in model.load_scorer().state_dict().items())
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert tiny.results().equals(results)

@@ -1,0 +1,812 @@
+"""PyTerrier's contract of a reranker, for every class: frames in, frames out; pipelines; `fit`; changed arguments."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+import unittest
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.frames import EXPLANATION_COLUMNS
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.rerankers import biencoder, cross
+from pyterrier_longdoc.rerankers.base import WindowReranker
+
+from ..support import tiny
+from ..support.systems import (
+    AGGREGATING,
+    CROSS_ENCODERS,
+    QUIET,
+    REMEMBERING,
+    REPRESENTATIVE,
+    SYSTEMS,
+    UNTRAINED,
+    make,
+    scores,
+    slow_but,
+)
+
+pytestmark = QUIET
+
+NEEDED = ["qid", "query", "docno", "text"]
+
+
+def only(*names: str):
+    """A test about these systems alone."""
+    return pytest.mark.parametrize("name", names, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """No test may open a connection."""
+
+    def refuse(*_):
+        raise AssertionError("a connection was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+
+
+@pytest.fixture(params=slow_but(REPRESENTATIVE, SYSTEMS))
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def fresh(name):
+    """A new transformer that has loaded nothing yet."""
+    return make(name)
+
+
+@pytest.fixture(scope="session")
+def all_loaded():
+    return {name: make(name) for name in SYSTEMS}
+
+
+@pytest.fixture
+def loaded(name, all_loaded):
+    """A transformer shared between tests, which must not change it."""
+    return all_loaded[name]
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch):
+    """Loading a backbone is an error."""
+
+    def refuse(*_, **__):
+        raise AssertionError("a backbone was loaded")
+
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("pyterrier_longdoc.") and hasattr(module, "load_backbone"):
+            monkeypatch.setattr(module, "load_backbone", refuse)
+
+
+def changed(transformer, **attributes):
+    """A copy with its weights and other arguments."""
+    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
+
+
+def distinct(frame: pd.DataFrame) -> pd.DataFrame:
+    """Longer run without ties: 3 queries and 4 documents each."""
+    words = tiny.WORDS
+    rows = [
+        {
+            "qid": f"q{q}",
+            "query": f"{words[q + 22]} {words[q + 30]}",
+            "docno": f"d{d}",
+            "text": " ".join(words[(i * (d + 3) + q) % len(words)] for i in range(1 + 25 * d)),
+            "score": 10.0 - d,
+            "rank": d,
+        }
+        for q in range(3)
+        for d in range(4)
+    ]
+    return pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
+
+
+# Rows and columns.
+
+
+def test_empty_frame(fresh, name, nothing_loads):
+    for extra in ([], ["url", "_x", "title"]):
+        for ranked in ([], ["rank", "score"])[name == "Birch" :]:
+            out = fresh(pd.DataFrame(columns=[*NEEDED, *extra, *ranked]))
+            assert list(out.columns) == [*NEEDED, *extra, "score", "rank"]
+            assert len(out) == 0
+            assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+
+
+def test_rows_columns_index_and_dtypes(loaded, results):
+    frame = results.assign(_x=range(5), title="t", url=None).set_axis([7, 7, 3, 9, -1])
+    before = frame.copy(deep=True)
+    out = loaded(frame)
+    pd.testing.assert_frame_equal(frame, before)  # the input is unchanged
+    assert out.index.tolist() == [7, 7, 3, 9, -1]
+    given = ["qid", "query", "docno", "text", "_x", "title", "url"]
+    assert list(out.columns) == [*given, "score", "rank"] == list(loaded(frame.iloc[:0]).columns)
+    pd.testing.assert_frame_equal(out[given], frame[given])
+    assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+    assert np.isfinite(out["score"]).all()
+
+
+def test_ranks_follow_scores_from_zero(loaded, results):
+    for _, group in loaded(distinct(results)).groupby("qid"):
+        by_rank = group.sort_values("rank")
+        assert by_rank["rank"].tolist() == list(range(len(group)))
+        assert by_rank["score"].is_monotonic_decreasing
+
+
+def test_a_row_has_one_score(loaded, results):
+    """Alone, in any order, twice, in batches of any size."""
+    frame = distinct(results)
+    expected = scores(loaded, frame)
+    order = np.random.default_rng(0).permutation(len(frame))
+    out = loaded(frame.iloc[order])
+    assert out.index.tolist() == order.tolist()
+    np.testing.assert_allclose(out["score"], expected[order], atol=1e-5)
+    for i in range(len(results)):
+        alone = loaded(frame.iloc[[i]])
+        assert alone["rank"].tolist() == [0]
+        np.testing.assert_allclose(alone["score"], expected[[i]], atol=1e-5)
+    twice = scores(loaded, pd.concat([frame, frame]))
+    np.testing.assert_array_equal(*np.split(twice, 2))
+    for sizes in ({"batch_size": 1}, {"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}):
+        np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
+    generated = pd.concat(loaded.transform_gen(frame, batch_size=1))
+    np.testing.assert_allclose(generated["score"].loc[frame.index], expected, atol=1e-5)
+
+
+def test_frames_of_other_makes(loaded, name, results):
+    expected = scores(loaded, results)
+    out = loaded(results.astype({"qid": int, "score": "float32", "rank": "int32"}))
+    assert out["qid"].tolist() == [1, 1, 2, 2, 1]
+    assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+    np.testing.assert_allclose(out["score"], expected, atol=1e-6)
+    bare = results.drop(columns=["score", "rank"])
+    if name == "Birch":
+        with pytest.raises(pt.validate.InputValidationError, match="score"):
+            loaded(bare)
+    else:
+        np.testing.assert_array_equal(scores(loaded, bare), expected)
+    missing = pd.concat([results.iloc[[0]]] * 4, ignore_index=True).assign(text=["", None, float("nan"), "  "])
+    empty = scores(loaded, missing)
+    assert np.isfinite(empty).all()
+    np.testing.assert_allclose(empty, empty[0], atol=1e-5)
+
+
+def test_very_long_text(loaded, name, results, monkeypatch):
+    frame = results.iloc[[0, 1]].assign(text=["cat dog " * 1000, "x" * 5000])
+    if name in AGGREGATING:
+        with monkeypatch.context() as patch:
+            patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded before that
+            with pytest.raises(ValueError, match=r"a document has 199 windows.*raise stride, or set max_windows"):
+                loaded(frame.iloc[:1])
+        loaded = changed(loaded, max_windows=60)
+    assert np.isfinite(scores(loaded, frame)).all()
+
+
+text = st.one_of(
+    st.none(),
+    st.just(""),
+    st.text(max_size=60),
+    st.text(alphabet="\x00\ud800\u200b\u0301\ufeff\U0001f44d 中a.\n\t", max_size=30),
+    st.lists(st.sampled_from(tiny.WORDS), max_size=60).map(" ".join),
+)
+row = st.fixed_dictionaries(
+    {
+        "qid": st.sampled_from(["1", "2"]),
+        "query": text,
+        "docno": st.sampled_from(["a", "b", "c"]),
+        "text": text,
+        "score": st.floats(-10, 10),
+        "_x": st.none() | st.integers(),
+        "title": text,
+    }
+)
+
+
+@pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "Birch", "PARADE-query", "BiEncoder-avg"]), indirect=True)
+@settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(rows=st.lists(row, min_size=1, max_size=6), data=st.data())
+def test_any_frame_is_scored(loaded, rows, data):
+    index = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
+    frame = pd.DataFrame(rows, index=index, dtype=object)
+    before = frame.copy(deep=True)
+    out = loaded(frame)
+    assert out.index.tolist() == index
+    assert out["docno"].tolist() == frame["docno"].tolist()
+    assert out["title"].tolist() == frame["title"].tolist()
+    assert np.isfinite(out["score"].to_numpy()).all()
+    assert before.equals(frame)
+
+
+def test_frames_that_cannot_be_scored(fresh, name, results, nothing_loads):
+    with pytest.raises(pt.validate.InputValidationError, match=type(fresh).__name__):
+        fresh(pd.DataFrame())
+    with pytest.raises(pt.validate.InputValidationError) as error:
+        fresh(results.drop(columns="text"))
+    for part in (type(fresh).__name__, "text", "text_loader", "text_field", "docno"):
+        assert part in str(error.value)
+    for column in ("text", "query"):
+        with pytest.raises(ValueError, match=f"column '{column}' holds bytes"):
+            fresh(results.assign(**{column: [b"cat"] * 5}))
+    with pytest.raises(ValueError, match=r"column\(s\) text stand more than once"):
+        fresh(pd.concat([results, results[["text"]]], axis=1))
+
+
+# The text.
+
+
+def test_text_fields_are_joined(loaded, name, results):
+    titles = ["snow", None, "", "river", "old"]
+    texts = [" ".join(filter(None, pair)) for pair in zip(titles, results["text"].fillna(""), strict=True)]
+    both = scores(changed(loaded, text_field=("title", "text")), results.assign(title=titles))
+    # Remembered states come from batches of other windows.
+    tolerance = 1e-5 if name in REMEMBERING else 0
+    np.testing.assert_allclose(both, scores(loaded, results.assign(text=texts)), atol=tolerance)
+    body = scores(changed(loaded, text_field="body"), results.rename(columns={"text": "body"}))
+    np.testing.assert_array_equal(body, scores(loaded, results))
+
+
+class Store:
+    """A dataset that supplies texts."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.texts = dict(zip(frame["docno"], frame["text"], strict=True))
+        self.calls = 0
+
+    def text_loader(self, fields="*", *, verbose=False):
+        def load(frame):
+            self.calls += 1
+            return frame.assign(**{field: frame["docno"].map(self.texts) for field in fields}).reset_index(drop=True)
+
+        return pt.apply.generic(load)
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_text_loader(loaded, results, as_object):
+    store = Store(results)
+    loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
+    out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
+    np.testing.assert_array_equal(out["score"], scores(loaded, results))
+    assert list(out.columns) == ["qid", "query", "docno", "score", "rank"]
+    assert out.index.tolist() == [3, 1, 1, 0, 8]
+    assert store.calls == 1
+    loading(results)
+    assert store.calls == 1  # the column is there: nothing to load
+    inputs = pt.inspect.transformer_inputs(loading)
+    assert [set(columns) - {"score"} for columns in inputs] == [set(NEEDED), set(NEEDED) - {"text"}]
+
+
+def test_text_loader_that_does_not_supply(results):
+    without = results.drop(columns="text")
+    for load, message in (
+        (lambda frame: frame, "does not supply"),
+        (lambda frame: frame.iloc[1:].assign(text="a"), "did not return the rows"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make("FirstP", text_loader=pt.apply.generic(load))(without)
+    with pytest.raises(ValueError, match="must be a transformer that adds the text"):
+        make("FirstP", text_loader={"d1": "text"})
+
+
+# Weights: loaded late, pickled, reproducible.
+
+
+def test_construction_touches_neither_weights_nor_random_state(name, nothing_loads):
+    state = torch.get_rng_state()
+    made = make(name, "no/such-model")
+    assert repr(made).startswith(type(made).__name__)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_pickle_before_and_after_loading(fresh, loaded, results):
+    unloaded = pickle.loads(pickle.dumps(fresh))
+    expected = scores(fresh, results)
+    np.testing.assert_array_equal(scores(loaded, results), expected)  # scores are reproducible
+    np.testing.assert_array_equal(scores(unloaded, results), expected)
+    restored = pickle.loads(pickle.dumps(fresh))
+    np.testing.assert_array_equal(scores(restored, results), expected)
+    assert repr(restored) == repr(fresh)
+
+
+def test_low_precision(fresh, loaded, results):
+    expected = scores(loaded, results)
+    fresh.set_parameter("dtype", "bfloat16")
+    rough = scores(fresh, results)
+    assert not np.array_equal(rough, expected)
+    assert np.abs(rough - expected).max() < 0.1 + 0.1 * np.abs(expected).max()
+
+
+# Explanations, coverage, warnings, progress.
+
+
+def test_explanations(loaded, name, results):
+    explaining = changed(loaded, explain=True)
+    out = explaining(results)
+    np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
+    assert set(out.columns) - set(results.columns) == set(EXPLANATION_COLUMNS)
+    assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
+    for source, explained in zip(results["text"].fillna(""), out.itertuples(), strict=True):
+        count = len(explained.window_scores)
+        assert count >= 1
+        assert np.isfinite(explained.window_scores).all()
+        assert len(explained.window_spans) == count
+        assert all(0 <= start <= end <= len(source) for start, end in explained.window_spans)
+        best = int(np.argmax(explained.window_scores))
+        assert (explained.best_start, explained.best_end) == explained.window_spans[best]
+        if name in ("PARADE-attn", "PARADE-elementwise"):
+            assert len(explained.window_weights) == count
+            assert sum(explained.window_weights) == pytest.approx(1.0, abs=1e-5)
+        else:
+            assert explained.window_weights is None
+
+
+@only("MaxP", "BiEncoder-max")
+def test_best_span_is_the_text_of_the_best_window(loaded, results):
+    out = changed(loaded, explain=True)(results.iloc[[0]]).iloc[0]
+    window = results["text"].iloc[0][out["best_start"] : out["best_end"]]
+    assert scores(loaded, results.iloc[[0]].assign(text=window)) == pytest.approx(out["score"], abs=1e-5)
+
+
+def test_coverage(fresh, name, results):
+    assert fresh.coverage is None
+    fresh(results)
+    coverage = fresh.coverage
+    tokens = [6 * 22, 3, 0]  # the long text: 21 words and a full stop, six times
+    assert (coverage.documents, coverage.tokens) == (3, sum(tokens))
+    # The tiny backbone takes 128 tokens: 8 of the query, 3 special ones.
+    first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name)
+    if first is not None:
+        assert (coverage.documents_cut, coverage.tokens_read, coverage.windows) == (1, first + 3, 3)
+        assert coverage.is_cut
+    else:
+        assert (coverage.documents_cut, coverage.tokens_read) == (0, sum(tokens))
+        assert coverage.share_read == 1.0
+        assert not coverage.is_cut
+    assert (coverage.queries, coverage.queries_cut) == (2, 0)
+    assert coverage.as_dict()["windows_per_document"] == coverage.windows / 3
+
+
+@only("FirstP", "BiEncoder-first")
+def test_one_truncation_warning(fresh, results):
+    with pytest.warns(ld.TruncationWarning, match=rf"{type(fresh).__name__} did not read all.*23 of 135 tok") as caught:
+        fresh(results)
+    assert [w.filename for w in caught if w.category is ld.TruncationWarning] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ld.TruncationWarning)
+        fresh(results.iloc[[1]])
+        assert not fresh.coverage.is_cut
+        fresh(results)
+        assert fresh.coverage.is_cut
+
+
+@only("MaxP", "BiEncoder-max")
+def test_long_queries_are_reported(fresh, results):
+    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut at max_query_len \(see"):
+        fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS), indirect=True)
+def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
+    for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):
+        model = make(name, backbone)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(results)
+            model(results)
+        about = [w for w in caught if issubclass(w.category, ld.UntrainedWarning)]
+        assert len(about) == int(untrained)
+        assert all(type(model).__name__ in str(w.message) for w in about)
+        assert all(w.filename == __file__ or name == "Birch" for w in about)
+
+
+def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
+    bars = []
+
+    class Bar(pt.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.shown = not self.disable
+            bars.append(self)
+
+    monkeypatch.setattr(pt, "tqdm", Bar)
+    loaded(results)
+    assert not any(bar.shown for bar in bars)
+    bars.clear()
+    changed(loaded, verbose=True)(results)
+    (bar,) = bars
+    assert bar.shown
+    assert (bar.n, bar.total, bar.desc) == (5, 5, type(loaded).__name__)
+
+
+# Wrong arguments.
+
+
+def test_wrong_arguments_common_to_all(fresh):
+    for changes, message in (
+        ({"backbone": None}, "backbone=None must be a folder, or a model on the Hugging Face"),
+        ({"backbone": ""}, "backbone='' must be a folder"),
+        ({"dtype": "float8"}, "dtype='float8' is unknown.*bfloat16"),
+        ({"text_field": ()}, "text_field"),
+        ({"text_field": ("title", 3)}, "text_field"),
+        ({"text_field": ""}, "text_field"),
+        ({"text_field": 3}, "text_field=3 must be the name of a column"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"batch_size": None}, "batch_size=None must be a whole number"),
+        ({"batch_size": 4.0}, "batch_size=4.0 must be a whole number"),
+        ({"batch_size": True}, "batch_size=True must be a whole number"),
+        ({"max_batch_tokens": 0}, "max_batch_tokens=0 must be at least 1"),
+        ({"max_query_len": 0}, "max_query_len=0 must be at least 1"),
+        ({"max_doc_len": -5}, "max_doc_len=-5 must be at least 1"),
+        ({"max_windows": 0}, "max_windows=0 must be at least 1"),
+        ({"selection": "best"}, "selection='best' is unknown"),
+        ({"windows": 150}, "windows=150 must be windows"),
+        ({"seed": "a"}, "seed='a' must be a whole number"),
+        ({"device": "gpu"}, "device='gpu' is unknown to torch"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            type(fresh)(**{"backbone": fresh.backbone, **changes})
+
+
+def test_arguments_are_checked_again_at_transform(fresh, results, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for argument, value, message in (
+        ("batch_size", 0, "batch_size=0"),
+        ("device", "cuda", "torch sees no GPU here"),
+        ("backbone", "/no/such/folder", "'/no/such/folder' is neither a folder nor the id of a model"),
+    ):
+        kept = getattr(fresh, argument)
+        setattr(fresh, argument, value)
+        if not (argument == "backbone" and isinstance(fresh, ld.MORESPlus)):
+            with pytest.raises(ValueError, match=message):
+                fresh(results)
+        setattr(fresh, argument, kept)
+
+
+@only("MaxP", "BiEncoder-max")
+def test_windows_larger_than_the_backbone(name, results):
+    with pytest.raises(ValueError, match=r"does not fit.*lower the window size"):
+        make(name, window_size=150)(results)
+    with pytest.raises(ValueError, match="max_query_len=140"):
+        make(name, max_query_len=140)(results)
+
+
+def test_numpy_numbers_are_numbers(results):
+    pd.testing.assert_frame_equal(
+        make("MaxP", batch_size=np.int64(3), seed=np.int64(42))(results), make("MaxP")(results)
+    )
+
+
+def test_the_base_class_says_what_to_use():
+    with pytest.raises(NotImplementedError, match="FirstP, MaxP, PARADE"):
+        ld.LongDocReranker()
+
+
+# PyTerrier's own checks.
+
+
+def test_pyterrier_test_case(name, fresh, nothing_loads):
+    case = pt.testing.transformer_test_class(lambda: fresh)
+    outcome = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(case).run(outcome)
+    assert outcome.testsRun == 2
+    assert not outcome.failures + outcome.errors
+
+
+def test_inspection_loads_nothing(fresh, name, nothing_loads):
+    inputs = [*NEEDED, "score"] if name == "Birch" else NEEDED
+    assert [sorted(columns) for columns in pt.inspect.transformer_inputs(fresh)] == [sorted(inputs)]
+    outputs = pt.inspect.transformer_outputs(fresh, [*inputs, "url"])
+    assert set(outputs) == {*NEEDED, "url", "score", "rank"}
+    assert pt.inspect.subtransformers(fresh) == {}
+
+
+def test_attributes_are_the_arguments(fresh, loaded, results):
+    loaded(results)
+    for transformer in (fresh, loaded):
+        values = {attribute.name: attribute.value for attribute in pt.inspect.transformer_attributes(transformer)}
+        assert values == {key: getattr(transformer, key) for key in values}
+        assert {"backbone", "text_field", "batch_size", "verbose", "device"} <= set(values)
+
+
+def test_names_are_short_and_unique(all_loaded):
+    names = [repr(system) for system in all_loaded.values()]
+    assert len(set(names)) == len(names)
+    for system, shown in zip(all_loaded.values(), names, strict=True):
+        aggregator = getattr(system, "aggregator", None) or ""
+        assert len(shown) < len(system.backbone) + 2 * len(aggregator) + 120
+        assert "object at" not in shown
+    assert repr(ld.MaxP("a/b")) == "MaxP('a/b')"
+    assert repr(ld.MaxP("a/b", stride=50, verbose=True, text_loader=Store)) == "MaxP('a/b', stride=50)"
+    assert repr(ld.Birch("a/b", k=2, weights=np.ones(2))) == "Birch('a/b', k=2, weights=array([1., 1.]))"
+
+
+def test_every_reranker_is_tried_here():
+    found = [*vars(cross).values(), *vars(biencoder).values()]
+    classes = {cls.__name__ for cls in found if isinstance(cls, type) and issubclass(cls, WindowReranker)}
+    assert classes & set(ld.__all__) - {"LongDocReranker"} == {cls.__name__ for cls, _ in SYSTEMS.values()}
+
+
+# Pipelines.
+
+W = tiny.WORDS
+TOPICS = pd.DataFrame({"qid": ["1", "2", "3"], "query": ["cat river", "snow tree", "fish"]})
+TEXTS = {
+    f"d{i}": " ".join(W[(i * 5 + j * (i + 2)) % len(W)] + "." * (j % 7 == 6) for j in range(15 + 9 * i))
+    for i in range(5)
+}
+RUN = pd.DataFrame(
+    [
+        {"qid": qid, "docno": docno, "score": 9.0 - i, "rank": i}
+        for qid in TOPICS["qid"]
+        for i, docno in enumerate(TEXTS)
+    ]
+)
+QRELS = pd.DataFrame({"qid": ["1", "2", "2", "3"], "docno": ["d3", "d0", "d4", "d1"], "label": [1, 2, 1, 1]})
+FIRST_STAGE = pt.Transformer.from_df(RUN)
+LOADER = pt.apply.generic(lambda frame: frame.assign(text=frame["docno"].map(TEXTS)))
+
+
+@pytest.fixture
+def candidates() -> pd.DataFrame:
+    return (FIRST_STAGE >> LOADER)(TOPICS)
+
+
+def by_pair(frame: pd.DataFrame) -> pd.Series:
+    return frame.set_index(["qid", "docno"])["score"].sort_index()
+
+
+def test_operators(loaded, all_loaded, candidates):
+    everything, other = loaded(candidates), all_loaded["FirstP"]
+    top = everything[everything["rank"] < 2]
+    out = ((FIRST_STAGE >> LOADER >> loaded) % 2)(TOPICS)
+    pd.testing.assert_series_equal(by_pair(out), by_pair(top), atol=1e-5)
+    assert out["rank"].tolist() == [*top["rank"]]
+    before = by_pair((FIRST_STAGE % 3 >> LOADER >> loaded)(TOPICS))
+    assert len(before) == 9
+    ours, theirs = by_pair(everything), by_pair(other(candidates))
+    pd.testing.assert_series_equal(before, ours.loc[before.index], atol=1e-5)
+    pd.testing.assert_series_equal(by_pair((loaded + other)(candidates)), ours + theirs, atol=1e-5)
+    pd.testing.assert_series_equal(by_pair((2.0 * loaded)(candidates)), 2 * ours, atol=1e-5)
+    features = (loaded**other)(candidates).set_index(["qid", "docno"])["features"].sort_index()
+    np.testing.assert_allclose(np.stack(features), np.stack([ours, theirs], 1), atol=1e-5)
+    union = (loaded % 2 | other % 2)(candidates)
+    assert len(union) == len(union.drop_duplicates(["qid", "docno"])) >= 6
+    concatenated = (loaded % 2 ^ other)(candidates)
+    assert len(concatenated) == len(candidates)
+    first = concatenated[concatenated["rank"] < 2].set_index(["qid", "docno"]).index
+    assert set(first) == set((loaded % 2)(candidates).set_index(["qid", "docno"]).index)
+
+
+@pytest.mark.parametrize("names", slow_but([REPRESENTATIVE], [REPRESENTATIVE, tuple(SYSTEMS)]), ids=len)
+def test_experiment_plans_agree(names, all_loaded):
+    start = FIRST_STAGE >> LOADER
+    pipelines = [FIRST_STAGE, *(start >> all_loaded[name] for name in names)]
+    plans = (("linear", None), ("tree", None), ("linear", 1))
+    tables = [
+        pt.Experiment(
+            pipelines, TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], plan=plan, validate="error", batch_size=size
+        )
+        for plan, size in plans
+    ]
+    pd.testing.assert_frame_equal(tables[0], tables[1])
+    pd.testing.assert_frame_equal(tables[0], tables[2])
+    assert tables[0]["ndcg_cut_10"].between(0.01, 1).all()
+    assert all(repr(all_loaded[name]) in shown for name, shown in zip(names, tables[0]["name"][1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("KMaxP", {"k": [1, 3]}),
+        ("KMaxP", {"weights": [None, [-1.0, -1.0, -1.0]]}),
+        ("MaxP", {"window_size": [12, 20]}),
+        ("Birch", {"first_stage_weight": [0.0, 0.5, 1.0]}),
+    ],
+)
+def test_grid_search(name, parameters):
+    model = make(name)
+    ((parameter, values),) = parameters.items()
+    found, best, ((_, _, value),) = pt.GridSearch(
+        FIRST_STAGE >> LOADER >> model, {model: parameters}, TOPICS, QRELS, metric="map", return_type="both"
+    )
+    alone = {}
+    for candidate in values:
+        fixed = FIRST_STAGE >> LOADER >> make(name, **{parameter: candidate})
+        alone[str(candidate)] = pt.Experiment([fixed], TOPICS, QRELS, ["map"])["map"].item()
+    assert alone[str(value)] == max(alone.values()) == pytest.approx(best)
+    assert getattr(model, parameter) == value
+    assert pt.Experiment([found], TOPICS, QRELS, ["map"])["map"].item() == pytest.approx(best)
+
+
+def test_cross_validated_grid_search():
+    model = make("Birch")
+    folds = [TOPICS.iloc[:1], TOPICS.iloc[1:]]
+    table, chosen = pt.KFoldGridSearch(
+        FIRST_STAGE >> LOADER >> model, {model: {"first_stage_weight": [0.0, 0.5, 1.0]}}, folds, QRELS, metric="map"
+    )
+    assert sorted(table["qid"].unique()) == ["1", "2", "3"]
+    assert len(chosen) == 2
+
+
+# Changed arguments.
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+def test_apply_attributes_keeps_weights(name, candidates):
+    model = make(name)
+    weights = model.load_scorer().head.final.weight
+    weights.data.mul_(-3.0)
+    clone = changed(model, batch_size=3)
+    assert (clone.batch_size, model.batch_size) == (3, 64)
+    np.testing.assert_allclose(scores(clone, candidates), scores(model, candidates), atol=1e-5)
+    before = scores(clone, candidates)
+    weights.data.zero_()
+    np.testing.assert_array_equal(scores(clone, candidates), before)  # a copy, not a view
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("KMaxP", {"k": 2}),
+        ("KMaxP", {"weights": [1.0, 0.5, 0.1]}),
+        ("Birch", {"first_stage_weight": 0.9}),
+        ("Birch", {"k": 1}),
+        ("MaxP", {"window_size": 12}),
+        ("MaxP", {"stride": 5}),
+        ("MaxP", {"max_windows": 1}),
+        ("MaxP", {"max_doc_len": 11}),
+        ("MaxP", {"max_query_len": 1}),
+        ("MaxP", {"pad_query": True}),
+        ("MaxP", {"dtype": "bfloat16"}),
+        ("MaxP", {"preselect": ld.FirstK(1)}),
+        ("MaxP", {"windows": ld.SentenceWindows(max_tokens=7), "window_size": 150, "stride": 100}),
+        ("PARADE-attn", {"window_size": 12}),
+        ("FirstP", {"window_size": 30}),
+        ("BiEncoder-max", {"window_size": 12}),
+        ("BiEncoder-max", {"aggregation": "avg"}),
+        ("BiEncoder-max", {"pooling": "cls"}),
+        ("BiEncoder-max", {"similarity": "dot"}),
+        ("BiEncoder-max", {"query_prefix": "find "}),
+        ("BiEncoder-max", {"passage_prefix": "the "}),
+        ("BiEncoder-max", {"max_doc_len": 11}),
+    ],
+)
+def test_changed_argument_takes_effect(name, changes, candidates):
+    model = make(name)
+    before, original = scores(model, candidates), {name: getattr(model, name) for name in changes}
+    for parameter, value in changes.items():
+        model.set_parameter(parameter, value)
+    after = scores(model, candidates)
+    assert np.abs(after - before).max() > 1e-4
+    np.testing.assert_allclose(after, scores(make(name, **changes), candidates), atol=1e-5)
+    for parameter, value in original.items():
+        setattr(model, parameter, value)
+    np.testing.assert_allclose(scores(model, candidates), before, atol=1e-5)
+
+
+def test_an_argument_that_changes_in_place_takes_effect(candidates):
+    for weights in ([1.0, 0.5, 0.1], np.array([1.0, 0.5, 0.1])):
+        model = make("KMaxP", weights=weights)
+        before = scores(model, candidates)
+        weights[0] = -1.0
+        after = scores(model, candidates)
+        assert np.abs(after - before).max() > 1e-4
+        np.testing.assert_allclose(after, scores(make("KMaxP", weights=[-1.0, 0.5, 0.1]), candidates), atol=1e-5)
+
+
+@only("MaxP", "LateIR", "BiEncoder-max")
+def test_an_unchanged_model_is_not_set_up_again(fresh, results, monkeypatch):
+    expected, scorer = scores(fresh, results), fresh.load_scorer()
+    monkeypatch.setattr(type(fresh), "check", None)
+    monkeypatch.setattr(WindowEncoder, "prepare", None)
+    np.testing.assert_allclose(scores(fresh, results), expected, atol=1e-6)
+    assert fresh.load_scorer() is scorer
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("KMaxP", {"k": 1}), ("Birch", {"first_stage_weight": 1.0}), ("MaxP", {"window_size": 12, "stride": 6})],
+)
+def test_changed_argument_keeps_trained_weights(name, changes, candidates):
+    model = make(name).fit(candidates, QRELS)
+    trained = model.load_scorer().head.final.weight.clone()
+    for parameter, value in changes.items():
+        model.set_parameter(parameter, value)
+    model(candidates)
+    assert model.load_scorer().head.final.weight.equal(trained)
+    assert len(model.history) == 1
+
+
+def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_path, candidates):
+    other = tiny.checkpoint(tmp_path, seed=1)
+    model = make("PARADE-attn")
+    first = scores(model, candidates)
+    model.aggregation = "max"
+    np.testing.assert_array_equal(scores(model, candidates), scores(make("PARADE-max"), candidates))
+    model.backbone = other
+    np.testing.assert_array_equal(scores(model, candidates), scores(make("PARADE-max", other), candidates))
+    model.backbone, model.aggregation = cross_encoder, "attn"
+    np.testing.assert_array_equal(scores(model, candidates), first)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        (
+            "PARADE-attn",
+            [
+                ("backbone", tiny.encoder(None), "backbone, trust_remote_code or seed"),
+                ("aggregation", "max", "the aggregation"),
+                ("attention", "elementwise", "the aggregation"),
+                ("seed", 1, "backbone, trust_remote_code or seed"),
+            ],
+        ),
+        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code or seed")]),
+        ("LongP", [("pooling", "mean", "backbone, trust_remote_code, seed, pooling, template, answers, .* or attent")]),
+    ],
+)
+def test_trained_model_may_not(name, changes, candidates):
+    model = make(name).fit(candidates, QRELS)
+    expected = scores(model, candidates)
+    for parameter, value, what in changes:
+        kept = getattr(model, parameter)
+        setattr(model, parameter, value)
+        with pytest.raises(ValueError, match=f"holds trained weights, and a change of {what}.* would lose them"):
+            model(candidates)
+        setattr(model, parameter, kept)
+    np.testing.assert_array_equal(scores(model, candidates), expected)
+
+
+# Training inside a pipeline.
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+def test_fit_in_a_pipeline(name, validated, candidates):
+    model = make(name, training=ld.TrainingArgs(epochs=2, learning_rates={"": 1e-2}))
+    before = scores(model, candidates)
+    assert not model.is_trained
+    pipeline = FIRST_STAGE >> LOADER >> model
+    pipeline.fit(*(TOPICS, QRELS) * (1 + validated))
+    columns = ["epoch", "step", "loss", "learning_rate", "documents_per_second", *(["validation"] if validated else [])]
+    assert model.history.columns.tolist() == columns
+    assert len(model.history) == 2
+    assert model.is_trained
+    assert not model.load_scorer().training
+    after = scores(model, candidates)
+    assert np.isfinite(after).all()
+    assert np.abs(after - before).max() > 1e-3
+    np.testing.assert_array_equal(scores(pipeline, TOPICS), after)
+
+
+def test_what_fit_needs(candidates):
+    model = make("MaxP")
+    with pytest.raises(ValueError, match="both candidates and qrels"):
+        model.fit(candidates, QRELS, candidates)
+    with pytest.raises(ValueError, match="judge none of the validation candidates' queries: check the qids"):
+        model.fit(candidates, QRELS, candidates, QRELS.assign(qid="9"))
+    with pytest.raises(pt.validate.InputValidationError, match="needs the text"):
+        model.fit(FIRST_STAGE(TOPICS), QRELS)
+    assert not model.is_loaded
+
+
+def test_fit_with_text_loader(candidates):
+    model, run = make("MaxP", text_loader=LOADER), FIRST_STAGE(TOPICS)
+    same = make("MaxP").fit(candidates, QRELS)
+    np.testing.assert_array_equal(scores(model.fit(run, QRELS), run), scores(same, candidates))

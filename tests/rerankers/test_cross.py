@@ -1,0 +1,626 @@
+"""What each class is: windows and heads, arguments that it refuses, LongP's architectures, numbers of parameters."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import BertConfig
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.coverage import Coverage
+from pyterrier_longdoc.modelling.apart import LateInteractionEncoder, build_late_backbone
+from pyterrier_longdoc.modelling.backbones import architectures, load
+from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.training import TrainingArgs, evaluate
+
+from ..support import tiny, tiny_long
+from ..support.scorers import Passes
+from ..support.systems import QUIET, SMALL, make, scores, slow_but
+
+pytestmark = QUIET
+
+
+# Windows and heads.
+
+
+def test_explanation_of_score_aggregations(results):
+    aggregations = {
+        "FirstP": lambda s: s[0],
+        "MaxP": max,
+        "SumP": sum,
+        "AvgP": np.mean,
+        "KMaxP": lambda s: np.mean(sorted(s)[-3:]),
+    }
+    for name, aggregate in aggregations.items():
+        for row in make(name, explain=True)(results).itertuples():
+            assert row.score == pytest.approx(aggregate(row.window_scores), abs=1e-4), name
+
+
+def test_birch_mixes_in_the_first_stage(results):
+    sizes = {"window_size": 150, "stride": 100}
+    neural = scores(make("KMaxP", windows=ld.SentenceWindows(max_sentences=1), **sizes), results)
+    first_stage = results["score"].to_numpy()
+    for a in (0.0, 0.3, 1.0):
+        birch = make("Birch", first_stage_weight=a)
+        np.testing.assert_allclose(scores(birch, results), a * first_stage + (1 - a) * neural, atol=1e-6)
+    with pytest.raises(ValueError, match="not finite"):
+        birch(results.assign(score=[1.0, None, 1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"])
+def test_first_window_of_any_windows(name, results):
+    beginnings = results.assign(text=[" ".join(text.split()[:7]) for text in results["text"].fillna("")])
+    model = make(name, windows=ld.SlidingWords(7, 3), window_size=None)
+    np.testing.assert_allclose(scores(model, results), scores(make(name), beginnings), rtol=1e-5)
+    assert model.coverage.windows == model.coverage.documents
+    assert model.coverage.documents_cut == 1
+    assert model.coverage.tokens_read < model.coverage.tokens
+
+
+TRANSFORMER = {"aggregation": "transformer"}
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "message"),
+    [
+        (ld.PARADE, {"aggregation": "mean"}, "aggregation='mean' is unknown; choose one of avg, max, attn, transform"),
+        (ld.PARADE, {"attention": "scalar"}, "attention='scalar' is unknown; choose one of vector, elementwise"),
+        (ld.PARADE, {"aggregation": "avg", "layers": 3}, "layers would have no effect with aggregation='avg'"),
+        (ld.PARADE, {"aggregation": "max", "attention": "elementwise"}, "attention would have no effect"),
+        (ld.PARADE, {"aggregator": "a/b"}, "aggregator would have no effect with aggregation='attn'"),
+        (ld.PARADE, {"query_states": True}, "query_states would have no effect with aggregation='attn'"),
+        (ld.PARADE, {**TRANSFORMER, "separate_query_projection": True}, "only with query_states=True"),
+        (ld.PARADE, {**TRANSFORMER, "aggregator": "a/b", "layers": 3}, "layers would have no effect.*starts at random"),
+        (ld.PARADE, {**TRANSFORMER, "special_vectors": "zero"}, "special_vectors='zero' is unknown; choose one of wor"),
+        (ld.PARADE, {**TRANSFORMER, "layers": 0}, "layers=0 must be at least 1"),
+        (ld.CEDR, {"aggregation": "max"}, "aggregation='max' is unknown; choose one of knrm, pacrr, drmm"),
+        (ld.MaxP, {"window_size": 100, "stride": 101}, "stride=101 is larger than the window size 100"),
+        (ld.MaxP, {"window_size": 0}, "size=0 must be at least 1"),
+        (ld.MaxP, {"window_size": 40.0}, "size=40.0 must be a whole number"),
+        (ld.MaxP, {"window_size": None}, "size=None must be a whole number"),
+        (ld.MaxP, {"stride": None}, "stride=None must be a whole number"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows would have no effect next to windows"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "selection": "first_last_random"}, "selection would have no effect"),
+        (ld.MaxP, {"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size and stride would have"),
+        (ld.BiEncoder, {"windows": ld.SlidingWords(), "window_size": 40}, "window_size would have no effect"),
+        (ld.MaxP, {"training": {}}, "training={} must be TrainingArgs"),
+        (ld.KMaxP, {"k": 0}, "k=0 must be at least 1"),
+        (ld.KMaxP, {"k": None}, "k=None must be a whole number"),
+        (ld.KMaxP, {"k": "3"}, "k='3' must be a whole number"),
+        (ld.KMaxP, {"k": 2, "weights": [1.0]}, "must have k=2 entries"),
+        (ld.KMaxP, {"k": 2, "weights": 1.0}, "weights=1.0 must have k=2 entries"),
+        (ld.KMaxP, {"k": 2, "weights": [1.0, float("nan")]}, "must be finite"),
+        (ld.Birch, {"first_stage_weight": None}, "first_stage_weight=None must be between 0 and 1"),
+        (ld.Birch, {"first_stage_weight": 1.5}, "between 0 and 1"),
+        (ld.Birch, {"window_size": 20}, "Birch reads sentences"),
+        (ld.BiEncoder, {"aggregation": "attn"}, "aggregation='attn' is unknown; choose one of first, max, avg"),
+        (ld.BiEncoder, {"pooling": "max"}, "pooling='max' is unknown; choose one of mean, cls"),
+        (ld.BiEncoder, {"similarity": "l2"}, "similarity='l2' is unknown; choose one of cosine, dot"),
+        (ld.LongP, {"pooling": "max"}, "pooling='max'"),
+        (ld.LongP, {"global_attention": "all"}, "global_attention='all'"),
+        (ld.LongP, {"attention_type": "sparse"}, "attention_type='sparse'"),
+        (ld.LongP, {"answers": "yes"}, "answers='yes' must be two words"),
+        (ld.LongP, {"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
+        (ld.LongP, {"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
+        (ld.LongP, {"template": 3}, "template=3 must be a text"),
+        (ld.LongP, {"template": "{query} {document}", "pad_query": True}, "pad_query"),
+        *(
+            (ld.LongP, {"template": template}, r"must hold \{query\} and then \{document\}, once each")
+            for template in ("{query}", "{document} {query}", "{query} {query} {document}", "none")
+        ),
+    ],
+)
+def test_wrong_arguments(cls, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        cls("any/model", **arguments)
+
+
+# LongP over every architecture.
+
+KINDS = {
+    "longformer": lambda folder: tiny_long.encoder(folder, "longformer"),
+    "longformer cross-encoder": lambda folder: tiny_long.encoder(folder, "longformer", labels=1),
+    "bigbird": lambda folder: tiny_long.encoder(folder, "big_bird"),
+    "bigbird cross-encoder": lambda folder: tiny_long.encoder(folder, "big_bird", labels=1),
+    "modernbert": lambda folder: tiny_long.encoder(folder, "modernbert"),
+    "modernbert cross-encoder": lambda folder: tiny_long.encoder(folder, "modernbert", labels=1),
+    "nomicbert": lambda folder: tiny_long.encoder(folder, "nomic_bert"),
+    "nomicbert cross-encoder": lambda folder: tiny_long.encoder(folder, "nomic_bert", labels=1),
+    "eurobert": lambda folder: tiny_long.encoder(folder, "eurobert"),
+    "eurobert cross-encoder": lambda folder: tiny_long.encoder(folder, "eurobert", labels=1),
+    "jina": lambda folder: tiny_long.published(folder, "jina"),
+    "jina cross-encoder": lambda folder: tiny_long.published(folder, "jina-code", labels=1),
+    "mosaic": lambda folder: tiny_long.published(folder, "mosaic"),
+    "llama": lambda folder: tiny_long.decoder(folder, "llama", begin=True),
+    "llama cross-encoder": lambda folder: tiny_long.decoder(folder, "llama", labels=1),
+    "qwen3": lambda folder: tiny_long.decoder(folder, "qwen3"),
+    "qwen3 answers": lambda folder: tiny_long.decoder(folder, "qwen3"),
+}
+FAST = ("longformer", "bigbird", "qwen3 answers")
+ARGUMENTS = {"qwen3": {"pooling": "last"}, "qwen3 answers": {"answers": ("yes", "no")}}
+POOLINGS = {"jina": "mean", "llama": "mean", "llama cross-encoder": "last", "qwen3": "last", "qwen3 answers": "last",
+            "eurobert cross-encoder": "late"}  # fmt: skip
+
+if Version(transformers.__version__).major < 5:
+    KINDS = {kind: make for kind, make in KINDS.items() if not kind.startswith(("nomicbert", "eurobert"))}
+
+
+@pytest.fixture(scope="module", params=slow_but(FAST, KINDS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(kind, tmp_path_factory):
+    return KINDS[kind](tmp_path_factory.mktemp("long"))
+
+
+def longp(kind, checkpoint, **changes):
+    return ld.LongP(checkpoint, **{**SMALL, "device": "cpu", **ARGUMENTS.get(kind, {}), **changes})
+
+
+def frame() -> pd.DataFrame:
+    """Two queries with texts of 0 to 120 tokens, more than one block or window."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"qid": qid, "query": query, "docno": f"d{count}", "text": " ".join(rng.choice(tiny.WORDS, count))}
+        for qid, query, counts in (("1", "old dog", (0, 2, 30, 32, 70)), ("2", "snow in the city?", (1, 120)))
+        for count in counts
+    ]
+    return pd.DataFrame(rows)
+
+
+TEXTS = frame()
+FULL = TEXTS[TEXTS["text"] != ""]  # a tokenizer takes an empty second text for none
+PAIRS = list(FULL[["query", "text"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.slow
+def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
+    if kind.endswith("cross-encoder") and "modernbert" not in kind:
+        pytest.skip("the encoder is that of the plain checkpoint")
+    table = ld.check_invariance(longp(kind, checkpoint), TEXTS, tolerance=5e-5, verbose=False)
+    table = table.set_index("check")
+    assert table.loc[["repeated", "order", "alone", "padding", "batch size 1", "dtype bfloat16"], "passed"].all(), table
+    assert table["passed"].dropna().all(), table
+    if kind.startswith(("modernbert", "eurobert", "llama", "qwen3")) and Version(transformers.__version__).major >= 5:
+        assert table.loc["attention eager", "passed"]
+
+
+def test_saved_and_loaded_it_tells_texts_apart(kind, checkpoint, tmp_path):
+    model = longp(kind, checkpoint)
+    expected = scores(model, TEXTS)
+    assert model.load_scorer().encoder.pooling == POOLINGS.get(kind, "cls")
+    assert len(set(expected)) == len(expected)
+    assert expected.std() > 1e-3
+    assert model.coverage.documents_cut == 0
+    model.save(tmp_path)
+    restored = ld.LongP.load(tmp_path, device="cpu")
+    assert repr(restored) == repr(model)
+    np.testing.assert_allclose(scores(restored, TEXTS), expected, atol=1e-5)
+    assert restored.load_scorer().layout == model.load_scorer().layout
+
+
+def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results):
+    model = longp(kind, checkpoint)
+    results.loc[0, "text"] = "the old dog " * 400
+    with pytest.warns(ld.TruncationWarning):
+        assert np.isfinite(scores(model, results)).all()
+    assert model.coverage.documents_cut == 1
+    scorer = model.load_scorer()
+    trail = scorer.layout.query_trail_size
+    assert scorer.settings.windows.largest == scorer.encoder.longest_input - 8 - scorer.layout.specials - trail
+
+
+def test_the_firstp_twin_is_one_argument(kind, checkpoint):
+    twin, whole = longp(kind, checkpoint, max_doc_len=20), scores(longp(kind, checkpoint), TEXTS)
+    with pytest.warns(ld.TruncationWarning):
+        cut = scores(twin, TEXTS)
+    short = TEXTS["text"].str.split().str.len() <= 2
+    np.testing.assert_allclose(cut[short], whole[short], atol=1e-4)
+    assert (np.abs(cut - whole)[~short] > 1e-4).all()
+    assert twin.coverage.tokens_read <= 20 * twin.coverage.documents
+
+
+LEARNERS = {
+    "longformer": lambda folder, **sizes: tiny_long.encoder(folder, "longformer", attention_window=[8], **sizes),
+    "bigbird": lambda folder, **sizes: tiny_long.encoder(folder, "big_bird", block_size=1, **sizes),
+    "modernbert": lambda folder, **sizes: tiny_long.encoder(folder, "modernbert", **sizes),
+    "nomicbert": lambda folder, **sizes: tiny_long.encoder(folder, "nomic_bert", **sizes),
+    "eurobert": lambda folder, **sizes: tiny_long.encoder(folder, "eurobert", **sizes),
+    "jina": lambda folder, **sizes: tiny_long.published(folder, "jina", scale=0.1),
+    "mosaic": lambda folder, **sizes: tiny_long.published(folder, "mosaic", scale=0.1),
+    "llama": lambda folder, **sizes: tiny_long.decoder(folder, "llama", begin=True, **sizes),
+    "qwen3 answers": lambda folder, **sizes: tiny_long.decoder(folder, "qwen3", **sizes),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in LEARNERS if kind in KINDS], scope="function")
+def test_learns(kind, tmp_path):
+    """To find the one of 4 documents in which the query's only word occurs."""
+    rng, names = random.Random(0), tiny.WORDS[19:23]
+    rows = []
+    for word in names:
+        for i, inside in enumerate([word, *rng.sample([name for name in names if name != word], 3)]):
+            words = rng.choices(tiny.WORDS[:19], k=rng.randint(6, 12))
+            words.insert(rng.randrange(len(words) + 1), inside)
+            rows.append((word, word, f"d{i}", " ".join(words), 0.1 * i))
+    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
+    judged = pd.DataFrame({"qid": names, "docno": "d0", "label": 1})
+    # The large initialization of the other tests learns badly.
+    checkpoint = LEARNERS[kind](tmp_path, initializer_range=0.1, num_hidden_layers=1)
+    recipe = TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
+    arguments = {"template": "plain"} if kind == "qwen3 answers" else {}
+    model = longp(kind, checkpoint, training=recipe, **arguments)
+    generator = np.random.get_state()[1].copy()  # noqa: NPY002
+    before = evaluate(model(run), judged, "RR")
+    model.fit(run, judged)
+    losses = model.history["loss"].tolist()
+    assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:3])
+    assert evaluate(model(run), judged, "RR") > max(before, 0.8)
+    np.testing.assert_array_equal(np.random.get_state()[1], generator)  # noqa: NPY002
+
+
+# As the published classifiers.
+
+
+def logits_of(model, inputs) -> list[float]:
+    with torch.no_grad():
+        return [copy.deepcopy(model)(**each).logits.item() for each in inputs]
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling"),
+    [
+        ("longformer", None),
+        pytest.param("nomic_bert", None, marks=pytest.mark.slow),
+        *(pytest.param("eurobert", pooling, marks=pytest.mark.slow) for pooling in ("bos", "mean", "late")),
+    ],
+)
+def test_cross_encoders_are_the_published_classifiers(family, pooling, tmp_path):
+    options = {} if pooling is None else {"classifier_pooling": pooling}
+    folder = tiny_long.encoder(tmp_path, family, labels=1, **options)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = logits_of(model, [tokenizer(q, t, return_tensors="pt") for q, t in PAIRS])
+    cls_alone = {"global_attention": "cls"} if family == "longformer" else {}
+    np.testing.assert_allclose(scores(ld.LongP(folder, device="cpu", **cls_alone), FULL), expected, atol=1e-5)
+    if family == "longformer":
+        assert np.abs(scores(ld.LongP(folder, device="cpu"), FULL) - expected).max() > 1e-3
+
+
+def test_a_decoder_with_a_head_is_the_published_classifier(tmp_path):
+    folder = tiny_long.decoder(tmp_path, "llama", labels=1)
+    model = transformers.LlamaForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    template = "question: {query} text: {document}"
+    found = scores(ld.LongP(folder, template=template, max_query_len=40, device="cpu"), FULL)
+    filled = [tokenizer(template.format(query=q, document=t))["input_ids"] for q, t in PAIRS]
+    np.testing.assert_allclose(found, logits_of(model, [{"input_ids": torch.tensor([i])} for i in filled]), atol=1e-5)
+
+
+def test_a_model_that_answers_scores_as_its_model_card_says(tmp_path):
+    """As Qwen3-Reranker is used: log-probability of "yes" and "no" after the filled-in template."""
+    folder = tiny_long.decoder(tmp_path, "qwen3")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
+    reranker = ld.LongP(folder, answers=("yes", "no"), max_query_len=40, device="cpu")
+    texts = TEXTS[TEXTS["text"].str.len().between(1, 400)]
+    template = load.TEMPLATES["qwen3-reranker"]
+    for score, query, text in zip(scores(reranker, texts), texts["query"], texts["text"], strict=True):
+        ids = tokenizer(template.replace("{query}", query).replace("{document}", text))["input_ids"]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        chance = torch.softmax(logits[[no, yes]], 0)[1].item()
+        assert 1 / (1 + math.exp(-score)) == pytest.approx(chance, abs=1e-5)
+    assert reranker.load_scorer().layout.query_trail == "\n"
+
+
+# Longformer and BigBird.
+
+
+@pytest.fixture(scope="module")
+def longformer(tmp_path_factory):
+    return tiny_long.encoder(tmp_path_factory.mktemp("longformer"), "longformer", labels=1)
+
+
+def global_positions(model, query, text):
+    """Tokens of the one input with global attention, by position, and the input's ids."""
+    scorer = model.load_scorer()
+    passes = Passes(scorer)
+    scorer.score([query], [text])
+    [inputs] = passes.inputs
+    return inputs["global_attention_mask"][0].nonzero().flatten().tolist(), inputs["input_ids"][0].tolist()
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("query", [0, 1, 2, 3, 4]), ("query_only", [1, 2, 3]), ("cls", [0])])
+def test_longformer_global_attention(longformer, choice, expected):
+    model = ld.LongP(longformer, global_attention=choice, device="cpu")
+    positions, ids = global_positions(model, "the old dog", "a red fish " * 30)
+    assert positions == expected
+    assert (ids[0], ids[4], ids[5]) == (2, 3, 3)  # [CLS], and two separators of which the first counts
+
+
+def test_longformer_global_attention_of_other_layouts(longformer):
+    model = ld.LongP(longformer, pad_query=True, max_query_len=6, max_doc_len=40, device="cpu")
+    positions, ids = global_positions(model, "the old dog", "a red fish")
+    assert positions == [0, 1, 2, 3, 7]
+    assert ids[4:8] == [0, 0, 0, 3]
+    # Without a query [CLS] and the separator attend.
+    assert global_positions(ld.LongP(longformer, device="cpu"), "", "a red fish")[0] == [0, 1]
+
+
+@pytest.fixture(scope="module")
+def bigbird(tmp_path_factory):
+    return tiny_long.encoder(tmp_path_factory.mktemp("bigbird"), "big_bird", labels=1)
+
+
+def test_bigbird_is_the_published_classifier_fresh_for_every_input(bigbird):
+    fresh = transformers.BigBirdForSequenceClassification.from_pretrained(bigbird).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bigbird)
+    inputs = [tokenizer(q, t, return_tensors="pt") for q, t in PAIRS]
+    expected, generator = np.array(logits_of(fresh, inputs)), np.random.get_state()[1].copy()  # noqa: NPY002
+    np.testing.assert_allclose(scores(ld.LongP(bigbird, device="cpu"), FULL), expected, atol=1e-5)
+    np.testing.assert_array_equal(np.random.get_state()[1], generator)  # noqa: NPY002
+    long = np.array([each["input_ids"].numel() > (5 + 2) * 4 for each in inputs])
+    assert 0 < long.sum() < len(long)
+    full = scores(ld.LongP(bigbird, attention_type="original_full", device="cpu"), FULL)
+    np.testing.assert_allclose(full[~long], expected[~long], atol=1e-5)
+    assert (np.abs(full - expected)[long] > 1e-3).all()
+
+
+def test_bigbird_comes_back_to_block_sparse_attention(bigbird):
+    model = ld.LongP(bigbird, device="cpu")
+    before = scores(model, TEXTS.tail(1))
+    model(TEXTS.head(1))
+    assert model.load_scorer().encoder.backbone.attention_type == "original_full"
+    assert scores(model, TEXTS.tail(1)) == before
+    assert model.load_scorer().encoder.backbone.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize("positions", [252, 250])
+def test_bigbird_whose_positions_are_no_whole_number_of_blocks(positions, tmp_path):
+    folder = tiny_long.encoder(tmp_path, "big_bird", max_position_embeddings=positions)
+    model = ld.LongP(folder, max_query_len=8, device="cpu")
+    assert np.isfinite(scores(model, TEXTS.assign(query="dog " * 8, text="dog " * 400))).all()
+    scorer = model.load_scorer()
+    assert scorer.settings.windows.largest == positions // 4 * 4 - 8 - scorer.layout.specials
+    full = ld.LongP(folder, attention_type="original_full", max_query_len=8, device="cpu").load_scorer()
+    assert full.settings.windows.largest == positions - 8 - scorer.layout.specials
+
+
+def test_bigbird_passes_hold_inputs_of_one_number_of_blocks(bigbird):
+    scorer = ld.LongP(bigbird, device="cpu").load_scorer()
+    passes = Passes(scorer)
+    # With [CLS] cat [SEP] ... [SEP] 4 more; up to 28 tokens attention is full.
+    scorer.score(["cat"] * 6, ["dog " * n for n in (3, 5, 39, 40, 45, 60)])
+    assert sorted(passes.shapes) == [(1, 52), (1, 64), (2, 9), (2, 44)]
+
+
+# Templates and language models.
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "query: {query} document: {document}",
+        "{query}\n{document}",
+        "<|im_start|>q: {query}\n\nd: {document}<|im_end|>\n",
+        "plain",
+    ],
+)
+def test_template_gives_the_tokens_of_its_filled_in_text(template, tmp_path):
+    model = ld.LongP(tiny_long.decoder(tmp_path, "qwen3"), template=template, max_query_len=20, device="cpu")
+    scorer = model.load_scorer()
+    passes = Passes(scorer)
+    for query in ("old dog", "snow in the city?", "a"):
+        scorer.score([query], ["red fish."])
+        text = load.TEMPLATES.get(template, template)
+        filled = text.replace("{query}", query).replace("{document}", "red fish.")
+        assert passes.inputs[-1]["input_ids"].tolist() == [scorer.tokenizer(filled)["input_ids"]]
+
+
+def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
+    folder = tiny_long.decoder(tmp_path, "qwen3")
+    scorer = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu").load_scorer()
+    coverage = Coverage()
+    [ids] = scorer.read_queries(["the old dog in the rain"], coverage)
+    first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
+    assert ids.tolist() == [*first, *scorer.tokenizer("\n")["input_ids"]]
+    assert coverage.queries_cut == 1
+
+
+SLIDING = {"window_size": 20, "stride": 10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (ld.BiEncoder, SLIDING),
+        (ld.LateIR, {"interaction": tiny.aggregator(), "aggregator": None, **SLIDING}),
+        (ld.LongP, {"template": "{query}{document}", "pooling": "last"}),
+        (ld.LongP, {"template": "{query}{document}", "pooling": "mean"}),
+    ],
+)
+def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path):
+    model = cls(tiny_long.decoder(tmp_path, "qwen3"), device="cpu", **arguments)
+    texts = pd.concat([TEXTS.assign(query=""), TEXTS], ignore_index=True)
+    assert np.isfinite(scores(model, texts)).all()
+    table = ld.check_invariance(model, texts, tolerance=5e-5, dtypes=(), verbose=False)
+    assert table["passed"].dropna().all(), table
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "message"),
+    [
+        ("qwen3", {"answers": ("certainly so", "no")}, r"answer 'certainly so' is \d+ tokens of this backbone"),
+        ("llama", {"answers": ("yes", "no")}, "give template="),
+        (
+            "bert",
+            {"answers": ("dog", "cat")},
+            r"answers=\('dog', 'cat'\) would have no effect: it is for language mode",
+        ),
+        (
+            "jina",
+            {"answers": ("dog", "cat")},
+            r"answers=\('dog', 'cat'\) would have no effect: it is for language mode",
+        ),
+        ("bert", {"global_attention": "cls"}, "it is Longformer's, not bert's"),
+        ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
+        ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
+        ("qwen3", {"pad_query": True}, "this backbone reads the template 'plain': leave pad_query=False"),
+    ],
+)
+def test_options_that_a_backbone_does_not_have(family, arguments, message, tmp_path):
+    folder = tiny.encoder() if family == "bert" else KINDS[family](tmp_path)
+    with pytest.raises(ValueError, match=message):
+        ld.LongP(folder, **arguments).load_scorer()
+
+
+def test_attention_that_an_architecture_lacks(longformer):
+    with pytest.raises(ValueError, match="'sdpa' is not available for longformer"):
+        architectures.use_attention(load_backbone(longformer).model, "sdpa")
+
+
+def test_a_model_of_another_machine_s_attention(tmp_path):
+    """Saved where flash attention is installed, loaded where it is not."""
+    model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
+    expected = scores(model, TEXTS)
+    backbone = model.load_weights().backbone
+    backbone.options = replace(backbone.options, attn_implementation="flash_attention_2")
+    model.save(tmp_path / "saved")
+    again = ld.LongP.load(tmp_path / "saved", attn_implementation=None, device="cpu")
+    np.testing.assert_allclose(scores(again, TEXTS), expected, atol=1e-5)
+    eager = ld.LongP.load(tmp_path / "saved", attn_implementation="eager", device="cpu")
+    assert eager.load_scorer().encoder.backbone.config._attn_implementation == "eager"
+
+
+def test_another_pooling_than_the_head_was_trained_for_starts_untrained(results):
+    model = make("LongP", pooling="mean")
+    with pytest.warns(ld.UntrainedWarning):
+        model(results)
+    assert model.load_scorer().encoder.pooling == "mean"
+
+
+# Numbers of parameters of the papers' configurations, counted without weights (on the meta device). The papers' numbers
+# hold tables and layers that are never read, which this package drops: UNUSED has them.
+
+VOCABULARY, H, A = 30522, 768, 384
+BERT = BertConfig().to_dict()
+
+
+def minilm(layers: int) -> dict:
+    """The configuration of cross-encoder/ms-marco-MiniLM-L2/4/6-v2."""
+    sizes = {"hidden_size": A, "intermediate_size": 4 * A, "num_attention_heads": 12, "num_hidden_layers": layers}
+    return BertConfig(**sizes).to_dict()
+
+
+def linear(width: int, out: int) -> int:
+    return width * out + out
+
+
+def layer(width: int) -> int:
+    """Attention, the two linear layers between, and two layer norms."""
+    return 4 * linear(width, width) + linear(width, 4 * width) + linear(4 * width, width) + 2 * 2 * width
+
+
+def embeddings(width: int, *, words: bool) -> int:
+    """Words, 512 positions, 2 segments, layer norm."""
+    return (VOCABULARY * words + 512 + 2 + 2) * width
+
+
+ENCODER = embeddings(H, words=True) + 12 * layer(H)  # BERT-base without its pooler
+MINILM = {n: embeddings(A, words=False) + n * layer(A) for n in (2, 4, 6)}  # without words and pooler
+UNUSED = {"BERT": linear(H, H), "words": VOCABULARY * A, "pooler": linear(A, A)}
+SPECIAL = 2  # c and s
+
+
+def count(*modules: torch.nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def parade(head: str = "parade-transformer", **options) -> int:
+    """PARADE over BERT-base."""
+    with torch.device("meta"):
+        backbone = build_backbone({"config": BERT, "cross_encoder": False}, None)
+        return count(WindowEncoder(backbone), build_head(head, H, **options))
+
+
+@pytest.mark.parametrize(("layers", "published"), [(6, 132_491_905), (4, 128_942_977)])
+def test_pre_trained_aggregators(layers, published):
+    """PARADE Transf-PRETR-L6 and -L4: 132M and 128M in Boytsov et al. 2022; -Q: 295,296 more if projected apart."""
+    number = parade(aggregator=minilm(layers))
+    assert number == ENCODER + linear(H, A) + MINILM[layers] + SPECIAL * A + linear(A, 1)
+    assert number + sum(UNUSED.values()) == published
+    assert parade("parade-transformer-query", aggregator=minilm(layers)) == number
+    separate = parade("parade-transformer-query", aggregator=minilm(layers), separate_projection=True)
+    assert separate - number == linear(H, A) == 295_296
+
+
+def test_random_aggregator():
+    """PARADE Transf-RAND-L2: 148M in Boytsov et al. 2025, of which 24M are an unused BERT's words and pooler."""
+    number = parade()
+    assert number == ENCODER + embeddings(H, words=False) + 2 * layer(H) + SPECIAL * H + linear(H, 1) == 123_465_985
+    # Our own table of words has been dropped.
+    assert number + UNUSED["BERT"] + VOCABULARY * H + linear(H, H) == 148_088_065
+
+
+@pytest.mark.parametrize(("interaction", "published"), [(2, 148_108_033), (6, 155_205_889)])
+def test_late_interaction(interaction, published):
+    """PARADE-LATEIR: 148M in Boytsov et al. 2025, which is that of an interaction with two layers."""
+    with torch.device("meta"):
+        description = {"config": BERT, "cross_encoder": False, "interaction": minilm(interaction)}
+        backbone = build_late_backbone(description, tiny.tokenizer())
+        head = build_head("parade-transformer", backbone.hidden_size, aggregator=minilm(6))
+        number = count(LateInteractionEncoder(backbone), head)
+    parts = MINILM[interaction] + MINILM[6] + 2 * SPECIAL * A
+    assert number == ENCODER + linear(H, A) + parts + linear(A, 1)
+    assert number + UNUSED["BERT"] + 2 * (UNUSED["words"] + UNUSED["pooler"]) == published
+
+
+POOLER, FINAL = linear(H, H), linear(H, 1)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "expected"),
+    [
+        # Boytsov et al. 2025 report 149M, 127M, 1034M and (JINA, MOSAIC) 137M, with poolers, which are never used.
+        (
+            "longformer",
+            {"max_position_embeddings": 4098, "vocab_size": 50265, "type_vocab_size": 1,
+             "attention_window": [512] * 12, "pad_token_id": 1},
+            148_659_456 + FINAL - POOLER,
+        ),
+        (
+            "big_bird",
+            {"vocab_size": 50358, "type_vocab_size": 2, "max_position_embeddings": 4096},
+            127_468_800 + FINAL - POOLER,
+        ),
+        (
+            "llama",
+            {"vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+             "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 2048},
+            1_034_512_384 + 2049,
+        ),
+        ("alibi-bert", {"vocab_size": 30528}, 136_777_728 + FINAL),
+    ],
+)  # fmt: skip
+def test_parameter_counts(family, sizes, expected):
+    with torch.device("meta"):
+        tokenizer = tiny_long.byte_tokenizer(begin=True) if family == "llama" else tiny.tokenizer()
+        backbone = build_backbone({"config": {"model_type": family, **sizes}, "cross_encoder": False}, tokenizer)
+        assert count(backbone.model, torch.nn.Linear(backbone.hidden_size, 1)) == expected
