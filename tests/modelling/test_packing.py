@@ -20,6 +20,8 @@ from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.settings import Settings
+from pyterrier_longdoc.modelling.windows import WholeText
 
 from ..support import tiny
 from ..support.packing import attend_in_groups
@@ -61,22 +63,26 @@ def packed(monkeypatch):
             patch.setattr(runtimes, "kernel_for", lambda *_: kernel)
             patch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
             # A CPU makes passes of windows of one length, which leaves nothing to pack.
-            patch.setattr(WindowEncoder, "on_cpu", False)
+            patch.setattr(encoder_module, "EXACT_RUN", 10**9)
+            patch.setattr(encoder_module, "PACKING_DEVICES", ("cpu",))
             yield seen
 
     return context
 
 
-def encoder_of(backbone, batch_size=4):
-    return WindowEncoder(backbone, batch_size=batch_size).eval()
+SETTINGS = Settings(WholeText(), batch_size=4)
+
+
+def encoder_of(backbone):
+    return WindowEncoder(backbone).eval()
 
 
 def windows_of(layout, lengths=LENGTHS):
-    """Windows of documents that have two each, the last but one."""
+    """A layout, queries, and windows of documents that have two each, the last but one."""
     rng = np.random.default_rng(0)
     windows = [rng.integers(5, 60, length) for length in lengths]
     documents = [windows[i : i + 2] for i in range(0, len(windows), 2)]
-    return layout.collate([rng.integers(5, 60, 2 + i % 3) for i in range(len(documents))], documents)
+    return layout, [rng.integers(5, 60, 2 + i % 3) for i in range(len(documents))], documents
 
 
 def cosine(queries, states, same):
@@ -86,8 +92,11 @@ def cosine(queries, states, same):
 @torch.inference_mode()
 def encode(encoder, batch):
     """All that an encoder gives: vectors, the query's states, matches in every layer, and tokens' states."""
-    encoded = encoder(batch, match=cosine, all_layers=True, query_states=True)
-    return [encoded.cls, encoded.query.states, encoded.matches.values, *encoder.token_states(batch)]
+    layout, *inputs = batch
+    encoded = encoder(*inputs, layout, SETTINGS, needs="all", match=cosine)
+    query = encoder(*inputs, layout, SETTINGS, needs="query").query
+    states = encoder.token_states(layout.collate(*inputs), SETTINGS)
+    return [encoded.cls, query.states, encoded.matches.values, *states]
 
 
 def assert_same(actual, expected):
@@ -150,7 +159,8 @@ def test_situations_in_which_passes_are_padded(situation, tmp_path, packed, monk
     kernel = None if situation == "no kernel" else attend_in_groups
     batch = windows_of(layout, (20, 20)) if situation == "nothing padded" else windows_of(layout)
     with packed(kernel) as seen, torch.set_grad_enabled(situation == "gradients"):
-        encoder(batch)
+        layout, *inputs = batch
+        encoder(*inputs, layout, SETTINGS, needs="query")
     assert seen
     assert any(seen) == (EXCHANGEABLE and situation == "inference")
 
@@ -288,14 +298,13 @@ def test_kernel_of_an_older_torch(monkeypatch):
 @pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
 def test_states_on_a_gpu(backbones, monkeypatch, family):
     backbone = backbones(family)
-    batch = windows_of(backbone.pair_layout())
+    layout, *inputs = windows_of(backbone.pair_layout())
     with torch.inference_mode():
-        expected = encoder_of(backbone)(batch).cls
+        expected = encoder_of(backbone)(*inputs, layout, SETTINGS).cls
     encoder = encoder_of(copy.deepcopy(backbone)).cuda()
-    moved = replace(batch, **{k: v.cuda() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)})
     seen = []
     monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
-        vectors = encoder(moved).cls
+        vectors = encoder(*inputs, layout, replace(SETTINGS, device=torch.device("cuda"))).cls
     assert any(seen)
     torch.testing.assert_close(vectors.cpu(), expected, rtol=0.1, atol=0.1)
