@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,7 @@ def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
         scorer = scorer_of(backbone, windows=GreedyChunks(size), max_query_len=10, pad_query=pad_query)
         assert np.isfinite(scorer.score(["the " * 50], ["cat " * 200]).scores).all()
         with pytest.raises(ValueError, match=f"the backbone takes {size} document tokens"):
-            scorer.read_with(GreedyChunks(size + 1), max_query_len=10, pad_query=pad_query)
+            scorer.use(replace(scorer.settings, windows=GreedyChunks(size + 1)))
 
 
 def test_roberta_with_its_own_padding_id():
