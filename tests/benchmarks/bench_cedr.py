@@ -15,17 +15,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support import tiny
+from tests.support.scorers import scorer_of
 
 HEADS = ("avgp", "cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
 
@@ -37,12 +38,12 @@ def checkpoint(folder: str, args: argparse.Namespace) -> str:
     return tiny.checkpoint(Path(folder), **sizes)
 
 
-def scorer(folder: str, name: str) -> LongDocScorer:
+def scorer(folder: str, name: str) -> Any:
     """A model with that head."""
     backbone = load_backbone(folder)
     torch.manual_seed(0)
     head = build_head(name, backbone.hidden_size, channels=backbone.channels)
-    return LongDocScorer(backbone, GreedyChunks(477), head).eval()
+    return scorer_of(backbone, GreedyChunks(477), head)
 
 
 def pairs(query: int, tokens: int, documents: int) -> tuple[list[str], list[str]]:

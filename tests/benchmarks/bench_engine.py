@@ -44,7 +44,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import resolve_device, resolve_dtype
-from pyterrier_longdoc.modelling.encoder import WindowEncoder, encode_distinct
+from pyterrier_longdoc.modelling.encoder import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, WindowEncoder
+from pyterrier_longdoc.modelling.settings import Settings
 from tests.support import tiny
 
 GIGA = 1e9
@@ -80,7 +81,8 @@ def flops_of_window(model: torch.nn.Module, tokens: int) -> float:
 def table_of_peak(args: argparse.Namespace, device: torch.device) -> None:
     """The GEMM peak and the encoder's share of it."""
     backbone = load_backbone(args.backbone)
-    encoder = WindowEncoder(backbone).eval().to(device)
+    encoder, settings = WindowEncoder(backbone).eval().to(device), Settings(ld.WholeText(), device=device)
+    tokens = CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
     layout, vocabulary = backbone.pair_layout(), backbone.model.config.vocab_size
     rng, empty = np.random.default_rng(0), np.zeros(0, dtype=np.int32)
     chosen = resolve_dtype(args.dtype, device)
@@ -89,12 +91,10 @@ def table_of_peak(args: argparse.Namespace, device: torch.device) -> None:
         peak = gemm_peak(dtype, device, args.size, args.rounds)
         for length in args.lengths:
             size = length - layout.specials
-            windows = list(
-                rng.integers(1000, vocabulary, (args.passes * encoder.batch_tokens // length, size), np.int32)
-            )
+            windows = list(rng.integers(1000, vocabulary, (args.passes * tokens // length, size), np.int32))
             with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
                 seconds = least_seconds(
-                    lambda windows=windows: encode_distinct(encoder, layout, [empty] * len(windows), windows),
+                    lambda windows=windows: encoder.vectors([empty] * len(windows), windows, layout, settings),
                     args.rounds,
                     device,
                 )

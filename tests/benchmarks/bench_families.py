@@ -47,6 +47,7 @@ from pyterrier_longdoc.modelling.texts import tokenize
 from tests.benchmarks.bench_engine import grown
 from tests.benchmarks.bench_speed import collection
 from tests.support import tiny
+from tests.support.scorers import scorer_of
 
 WINDOWED: dict[str, Callable[..., ld.LongDocReranker]] = {
     "MaxP": ld.MaxP,
@@ -79,15 +80,17 @@ def build(name: str, args: argparse.Namespace) -> LongDocScorer:
     """A system, on its device."""
     if name in WINDOWED:
         windows = ld.SlidingWindows(args.window_size, args.stride or args.window_size)
-        model = WINDOWED[name](args.backbone, windows=windows, max_doc_len=args.max_doc_len, device=args.device)
+        model = WINDOWED[name](args.backbone, windows=windows, max_doc_len=args.max_doc_len)
+        model.device, model.dtype = args.device, args.dtype
         return model.load_scorer().eval()
     pretrained = load_backbone(args.backbone)
     config = configuration(LONG[name], pretrained.model.config, pretrained.tokenizer, args.max_doc_len)
     torch.manual_seed(0)
     backbone = build_backbone({"config": config, "cross_encoder": False}, pretrained.tokenizer)
     head = build_head("firstp", backbone.hidden_size)
-    scorer = LongDocScorer(backbone, ld.WholeText(), head, max_doc_len=args.max_doc_len)
-    return scorer.eval().to(resolve_device(args.device))
+    device = resolve_device(args.device)
+    reading = {"max_doc_len": args.max_doc_len, "device": device, "dtype": resolve_dtype(args.dtype, device)}
+    return scorer_of(backbone, ld.WholeText(), head, **reading)
 
 
 def candidates(args: argparse.Namespace) -> pd.DataFrame:
@@ -108,28 +111,30 @@ def read_of(scorer: LongDocScorer, texts: list[str], max_doc_len: int) -> tuple[
     return tokens, {text: len(scorer.settings.windows(head)) for text, head in zip(distinct, heads, strict=True)}
 
 
-def run(systems: dict[str, LongDocScorer], frame: pd.DataFrame, args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of every round of each system."""
-    names, seconds = list(systems), {name: [] for name in systems}
+def run(
+    systems: dict[str, LongDocScorer], frame: pd.DataFrame, args: argparse.Namespace
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds of every round of each system, and how many tokens each has read."""
+    names, seconds, read = list(systems), {name: [] for name in systems}, {}
     queries, texts = frame["query"].tolist(), frame["text"].tolist()
     for scorer in systems.values():
-        scorer.score(["a cat"], ["the dog"], dtype=resolve_dtype(args.dtype, scorer.device))
+        scorer.score(["a cat"], ["the dog"])
     for round_ in range(args.rounds):
         for i in range(len(names)):
             name = names[(round_ + i) % len(names)]
             scorer = systems[name]
             forget_embeddings()
             start = time.perf_counter()
-            scorer.score(queries, texts, dtype=resolve_dtype(args.dtype, scorer.device))
+            read[name] = scorer.score(queries, texts).coverage.tokens_read
             seconds[name].append(time.perf_counter() - start)
-    return seconds
+    return seconds, read
 
 
-def check(systems: dict[str, LongDocScorer], tokens: int) -> None:
+def check(read: dict[str, int], tokens: int) -> None:
     """Raises RuntimeError for a system that did not read every token of the distinct texts."""
-    for name, scorer in systems.items():
-        if scorer.coverage.tokens_read != tokens:
-            raise RuntimeError(f"{name} read {scorer.coverage.tokens_read} tokens of {tokens}")
+    for name, own in read.items():
+        if own != tokens:
+            raise RuntimeError(f"{name} read {own} tokens of {tokens}")
 
 
 def weights(scorer: LongDocScorer) -> float:
@@ -142,7 +147,7 @@ def weights(scorer: LongDocScorer) -> float:
 def peak(name: str, query: str, text: str, args: argparse.Namespace) -> float:
     """MB that scoring this pair takes at most."""
     scorer = build(name, args)
-    score = partial(scorer.score, dtype=resolve_dtype(args.dtype, scorer.device))
+    score = scorer.score
     score(["a cat"], ["the dog"])
     if scorer.device.type == "cpu":
         return grown(lambda: score([query], [text]))[0]
@@ -174,8 +179,8 @@ def table(frame: pd.DataFrame, args: argparse.Namespace) -> None:
         f"{args.threads} thread(s), best of {args.rounds} round(s)",
         flush=True,
     )
-    seconds = run(systems, frame, args)
-    check(systems, sum(tokens.values()))
+    seconds, read = run(systems, frame, args)
+    check(read, sum(tokens.values()))
     longest = frame.iloc[int(read.argmax())]
     print(f"{'system':20}{'weights':>9}{'s/document':>12}{'windows/s':>11}{'to MaxP':>9}{'slowest':>9}{'peak MB':>9}")
     for name, scorer in systems.items():

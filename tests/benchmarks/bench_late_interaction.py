@@ -59,16 +59,16 @@ def main() -> None:
         maxp = ld.MaxP(six, **WINDOWS).load_scorer()
         late = ld.LateIR(six, interaction=two, aggregator=six, **WINDOWS).load_scorer()
     for scorer in (maxp, late):
-        scorer.score(["a cat"], [texts[0]])
+        read = scorer.score(["a cat"], texts[:1]).coverage
     times: dict[str, list[tuple[float, float]]] = {"MaxP": [], "LateIR, first query": [], "LateIR, later queries": []}
     for query in queries:
         times["MaxP"].append(timed(maxp.score, query, texts))
         forget_embeddings()
         times["LateIR, first query"].append(timed(late.score, query, texts))
         times["LateIR, later queries"].append(timed(late.score, f"{query} snow", texts))
-    remembered = late.states.cache
+    remembered = late.encoder.states.cache
     print(
-        f"{args.tokens} tokens, {maxp.coverage.windows_per_document:.0f} windows per document, "
+        f"{args.tokens} tokens, {read.windows_per_document:.0f} windows per document, "
         f"{torch.get_num_threads()} thread(s); {remembered._bytes / args.documents / 2**20:.1f} MiB remembered per "
         f"document"
     )

@@ -60,9 +60,9 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from pyterrier_longdoc.modelling.backbones.load import build_backbone
     from pyterrier_longdoc.modelling.heads import build_head
-    from pyterrier_longdoc.modelling.scorer import LongDocScorer
     from pyterrier_longdoc.modelling.windows import SlidingWindows, WholeText
     from tests.support import tiny
+    from tests.support.scorers import scorer_of
 
     config = configuration(name, layers)
     if config["model_type"] == "alibi-bert":
@@ -72,7 +72,7 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     backbone = build_backbone({"config": config, "cross_encoder": False}, tokenizer)
     head = build_head("maxp" if name == "maxp" else "firstp", backbone.hidden_size)
     windows = SlidingWindows(150, 100) if name == "maxp" else WholeText()
-    scorer = LongDocScorer(backbone, windows, head, max_query_len=QUERY).eval()
+    scorer = scorer_of(backbone, windows, head, max_query_len=QUERY)
     rng = np.random.default_rng(0)
     length = tokens - QUERY - scorer.layout.specials
     queries = [" ".join(rng.choice(tiny.WORDS, QUERY)) for _ in range(documents)]
@@ -80,9 +80,9 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     seconds = []
     for _ in range(rounds):
         start = time.perf_counter()
-        scorer.score(queries, texts)
+        scored = scorer.score(queries, texts)
         seconds.append((time.perf_counter() - start) / documents)
-    read = scorer.coverage.tokens_read
+    read = scored.coverage.tokens_read
     if read != documents * length:
         raise RuntimeError(f"{name} read {read} tokens instead of {documents * length}")
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())

@@ -29,23 +29,29 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.modelling.backbones.architectures import EqualLengthRules
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.batching import PairLayout, WindowBatch
+from pyterrier_longdoc.modelling.batching import PairLayout
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.settings import Settings
+from pyterrier_longdoc.modelling.windows import WholeText
 from tests.support.packing import attend_in_groups
 
+Inputs = tuple[PairLayout, list[np.ndarray], list[list[np.ndarray]]]
+"""A layout, queries, and the windows of a document for each."""
 
-def windows_of(layout: PairLayout, lengths: np.ndarray, device: str) -> WindowBatch:
+
+def windows_of(layout: PairLayout, lengths: np.ndarray) -> Inputs:
     """One document per window, with a query of 8 tokens, in inputs of these lengths."""
     rng = np.random.default_rng(0)
     query = rng.integers(1000, 2000, 8)
     texts = [[rng.integers(1000, 2000, length - 8 - layout.specials)] for length in lengths]
-    return layout.collate([query] * len(texts), texts, device)
+    return layout, [query] * len(texts), texts
 
 
-def ways(args: argparse.Namespace) -> dict[str, Callable[[WindowBatch], None]]:
+def ways(args: argparse.Namespace) -> dict[str, Callable[[Inputs], None]]:
     """What encodes windows in each of the ways."""
     backbone = load_backbone(args.backbone)
     own_kernel = runtimes.kernel_for
@@ -53,18 +59,21 @@ def ways(args: argparse.Namespace) -> dict[str, Callable[[WindowBatch], None]]:
     def kernel_for(*args: Any) -> runtimes.Kernel:
         return own_kernel(*args) or attend_in_groups
 
-    def encoder(wants_packing: bool, **changes: object) -> Callable[[WindowBatch], None]:
-        made = WindowEncoder(replace(backbone, **changes), batch_size=args.batch_size).eval().to(args.device)
+    def encoder(wants_packing: bool, **changes: object) -> Callable[[Inputs], None]:
+        made = WindowEncoder(replace(backbone, **changes)).eval().to(args.device)
+        settings = Settings(WholeText(), batch_size=args.batch_size, device=torch.device(args.device))
         precise = args.dtype == "float32"
 
         @torch.inference_mode()
-        def encode(batch: WindowBatch) -> None:
+        def encode(batch: Inputs) -> None:
             with (
+                patch.object(encoder_module, "PACKING_DEVICES", ("cpu", "cuda")),
                 patch.object(runtimes, "kernel_for", kernel_for if wants_packing else lambda *_: None),
                 torch.autocast(args.device, getattr(torch, args.dtype), enabled=not precise),
             ):
                 # Reading a value waits for a GPU to finish.
-                made(batch).cls[0, 0, 0].item()
+                layout, queries, windows = batch
+                made(queries, windows, layout, settings).cls[0, 0, 0].item()
 
         return encode
 
@@ -94,7 +103,7 @@ def main() -> None:
     print(f"{'lengths':12}{'padding':>9}" + "".join(f"{name:>12}" for name in encoders) + f"{'packed/padded':>15}")
     for title, low, high in (("60 to 180", 60, 180), ("182", 182, 182)):
         lengths = rng.integers(low, high + 1, args.windows)
-        batch = windows_of(layout, lengths, args.device)
+        batch = windows_of(layout, lengths)
         seconds = dict.fromkeys(encoders, float("inf"))
         # The first round warms up.
         for number in range(args.rounds + 1):

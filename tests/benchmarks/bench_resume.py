@@ -23,7 +23,7 @@ import json
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training.resume import STATE_FILE
-from tests import processes, tiny
+from tests.support import processes, tiny
 from tests.support.toy import toy_task
 
 
