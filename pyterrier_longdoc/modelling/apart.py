@@ -30,16 +30,13 @@ from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, build_backbone, check_folder, load_backbone, load_tokenizer
 from .batching import ApartLayout, Encoded, PairLayout, to_dense
-from .encoder import MatchFunction, WindowEncoder, micro_batches
+from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, micro_batches
 from .fingerprint import WeightsWatch
 from .settings import Settings
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 
 NOTHING = np.zeros(0, dtype=np.int32)
 """The query of an input that is a text alone."""
-
-TOKEN_BLOCK_CHARACTERS = 150_000
-"""Text that is held at a time where the states of all its tokens are."""
 
 
 class StateEncoder:

@@ -111,8 +111,10 @@ class Weights:
             Whether it was done; False if the encoders differ in kind, and then nothing has changed.
         """
         encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
-        if _shapes(encoder.backbone) != _shapes(its_encoder.backbone):
-            return False
+        # What they have beyond windows and queries read together may differ.
+        for part in ("backbone", "representation"):
+            if _shapes(getattr(encoder, part)) != _shapes(getattr(its_encoder, part)):
+                return False
         for name, module in encoder.named_children():
             its_module = getattr(its_encoder, name, None)
             if its_module is not None and _shapes(module) == _shapes(its_module):

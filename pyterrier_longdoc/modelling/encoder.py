@@ -37,6 +37,10 @@ is faster. In half precision a single window does, as a mask makes such passes s
 PACKING_DEVICES = ("cuda",)
 """Kinds of devices that may have a kernel for windows of unequal length."""
 
+BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 1_000_000, 150_000
+"""Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less. And where states or matches
+of all its tokens are held, which take `channels * 32` numbers for each token."""
+
 MICRO_TOKENS = 2**18
 """Tokens, padding included, that are laid out as tensors at a time, about 17 bytes each. Sixteen times a pass of the
 largest default size, so that cutting the sorted windows here costs next to nothing."""
@@ -60,8 +64,7 @@ class WindowEncoder(nn.Module):
         runtime: what computes the backbone.
     """
 
-    block_characters = 1_000_000
-    """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less."""
+    block_characters = BLOCK_CHARACTERS
 
     build_backbone = staticmethod(build_backbone)
     """Makes a saved model's backbone again."""

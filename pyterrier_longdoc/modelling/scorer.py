@@ -19,7 +19,7 @@ from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
 from .batching import Encoded
-from .encoder import WindowEncoder
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
 from .settings import Settings
@@ -142,8 +142,9 @@ class LongDocScorer(nn.Module):
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
         query_ids = self.read_queries(asked, coverage)
+        characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
         with self.inference():
-            for block in blocks(query_of_row, texts, characters=self.encoder.block_characters, pairs=BLOCK_PAIRS):
+            for block in blocks(query_of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
                 work.begin(sum(map(len, block.rows)))
                 tokenized = self.tokenize(block.texts, offsets=explain)
                 read = self.read(

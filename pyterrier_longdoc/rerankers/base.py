@@ -31,6 +31,7 @@ from ..common.frames import (
     EXPLANATION_COLUMNS,
     TextField,
     TruncationWarning,
+    check_columns,
     field_names,
     strings,
     texts_of,
@@ -61,7 +62,6 @@ from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     TrainingArgs,
-    check_qrels,
     evaluate,
     history_frame,
     make_groups,
@@ -487,7 +487,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         if results is None or qrels is None:
             raise ValueError("validation needs both candidates and qrels, or neither")
         validated(results, self.text_field, self.text_loader, self)
-        check_qrels(qrels)
+        check_columns(qrels, ("qid", "docno", "label"), "qrels")
         if not set(qrels["qid"].astype(str)) & set(results["qid"].astype(str)):
             raise ValueError("the validation qrels judge none of the validation candidates' queries: check the qids")
         return lambda: evaluate(self.transform(results), qrels, metric)

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from ..common.arguments import check_positive
 from ..common.files import replacing
 from ..common.language import sentence_starts
 from .examples import Group, make_groups
@@ -48,8 +49,7 @@ class Segments:
     def __post_init__(self) -> None:
         if not 1 <= self.min_words <= self.max_words:
             raise ValueError(f"min_words={self.min_words} must be between 1 and max_words={self.max_words}")
-        if self.max_segments is not None and self.max_segments < 1:
-            raise ValueError(f"max_segments={self.max_segments} must be at least 1, or None for all")
+        check_positive(max_segments=self.max_segments)
 
     def __call__(self, text: str, key: str) -> list[Span]:
         """Characters of each segment.
@@ -133,10 +133,9 @@ def fit_on_best_segments(
         raise ValueError("fit_on_best_segments takes recipes without a teacher, checkpoint (see folder=) and augment")
     if not isinstance(ranker.text_field, str):
         raise ValueError(f"fit_on_best_segments needs one text column, not text_field={ranker.text_field!r}")
-    cut = segments or Segments()
-    data = TrainingData(_with_strings(topics_or_res_tr, ranker.text_field), qrels_tr, topics_or_res_va, qrels_va)
-    spans = _spans(data.run, cut, ranker.text_field)
-    fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, spans=spans)
+    candidates = _Candidates(topics_or_res_tr, segments or Segments(), ranker.text_field)
+    data = TrainingData(candidates.frame, qrels_tr, topics_or_res_va, qrels_va)
+    fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
     own_data, since_best = data, 0
@@ -145,12 +144,12 @@ def fit_on_best_segments(
         if iteration > 1:
             new = make()
             check_new(new, [ranker, selector])
-            ranker, own_data = new, data._replace(run=_cut_to(data.run, selections[-1], new.text_field))
+            ranker, own_data = new, data._replace(run=candidates.cut_to(selections[-1]))
         ranker.training, fit = args, fit_first if iteration == 1 else None
         own = None if folder is None else Path(folder) / f"iteration-{iteration}"
         is_new = own is None or not is_finished(own)
-        ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(cut)})
-        selections.append(_select_or_read(ranker, data.run, spans, own, is_new=is_new))
+        ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
+        selections.append(_select_or_read(ranker, candidates, own, is_new=is_new))
         value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
@@ -166,9 +165,8 @@ def first_segments(
     results: pd.DataFrame, *, segments: Segments | None = None, text_field: str = "text"
 ) -> pd.DataFrame:
     """Training candidates cut to their first segment: what BERT (First P) and BERT (Max P) of the paper learn from."""
-    frame = _with_strings(results, text_field)
-    spans = [own[0] for own in _spans(frame, segments or Segments(), text_field)]
-    return _cut_to(frame, _selection(frame, spans), text_field)
+    candidates = _Candidates(results, segments or Segments(), text_field)
+    return candidates.cut_to(candidates.selection([own[0] for own in candidates.spans]))
 
 
 def gold_segments(
@@ -188,13 +186,13 @@ def gold_segments(
         segments: how all other documents are cut; which segment is drawn by its seed.
         text_field: the column with the text.
     """
-    cut, known = segments or Segments(), _known(gold)
-    relevant = set(_keys(qrels[qrels["label"] > 0]))
-    frame = _with_strings(results[[key in known or key not in relevant for key in _keys(results)]], text_field)
+    known, relevant = _known(gold), set(_keys(qrels[qrels["label"] > 0]))
+    results = results[[key in known or key not in relevant for key in _keys(results)]]
+    candidates = _Candidates(results, segments or Segments(), text_field)
     spans = []
-    for key, own in zip(_keys(frame), _spans(frame, cut, text_field), strict=True):
-        spans.append(known[key] if key in known else Random(f"{cut.seed}:{key}").choice(own))
-    return _cut_to(frame, _selection(frame, spans), text_field)
+    for key, own in zip(_keys(results), candidates.spans, strict=True):
+        spans.append(known[key] if key in known else Random(f"{candidates.segments.seed}:{key}").choice(own))
+    return candidates.cut_to(candidates.selection(spans))
 
 
 def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
@@ -218,34 +216,59 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     return float(np.mean(hits))
 
 
-def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, spans: list[list[Span]]) -> None:
+class _Candidates:
+    """Training candidates and the segments of their texts."""
+
+    def __init__(self, results: pd.DataFrame, segments: Segments, text_field: str) -> None:
+        self.segments, self.text_field = segments, text_field
+        self.texts = results[text_field].fillna("").astype(str).tolist()
+        self.frame = results.reset_index(drop=True).assign(**{text_field: self.texts})
+        docnos = self.frame["docno"].astype(str)
+        self.spans = [segments(text, docno) for text, docno in zip(self.texts, docnos, strict=True)]
+
+    def selection(self, spans: Sequence[Span]) -> pd.DataFrame:
+        """`qid, docno, start, end`: one segment of each."""
+        return self.frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
+
+    def selected_by(self, model: Any) -> pd.DataFrame:
+        """Each one's best segment by the model."""
+        queries = [str(query) for query, own in zip(self.frame["query"], self.spans, strict=True) for _ in own]
+        segments = [text[a:b] for text, own in zip(self.texts, self.spans, strict=True) for a, b in own]
+        ends = np.cumsum([len(own) for own in self.spans])
+        scores = np.split(model.load_scorer().score(queries, segments).scores, ends[:-1])
+        return self.selection([own[int(s.argmax())] for own, s in zip(self.spans, scores, strict=True)])
+
+    def cut_to(self, selected: pd.DataFrame) -> pd.DataFrame:
+        """The candidates with these segments as their texts."""
+        rows = zip(self.texts, selected["start"], selected["end"], strict=True)
+        return self.frame.assign(**{self.text_field: [text[a:b] for text, a, b in rows]})
+
+
+def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Candidates) -> None:
     """The first iteration: the ranker learns from what the selector selects while that learns from all segments."""
     args: TrainingArgs = ranker.training
-    texts = data.run[ranker.text_field].tolist()
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in args.learning_rates.items()}
     weights, judged = ranker.load_weights(), cast(pd.DataFrame, data.validation_qrels)
     train(
         nn.ModuleDict({"selector": selector.load_scorer(), "ranker": weights.scorer}),
         # Groups hold row numbers in place of texts; the objective looks up the segments.
-        make_groups(data.run, [str(row) for row in range(len(texts))], data.qrels, args),
+        make_groups(data.run, [str(row) for row in range(len(data.run))], data.qrels, args),
         replace(args, learning_rates={**rates, "": 0.0}),
         validate=lambda: evaluate(ranker.transform(data.validation_run), judged, args.metric),
         on_step=partial(weights.mark_trained, args.as_dict()),
         history=weights.history,
-        objective=partial(_joint_loss, texts=texts, spans=spans),
+        objective=partial(_joint_loss, candidates=candidates),
         settings=lambda: {
             **training_settings(ranker, data.validation_run, judged),
-            "segments": crc32(repr((texts, spans)).encode()),
+            "segments": crc32(repr((candidates.texts, candidates.spans)).encode()),
         },
         verbose=ranker.verbose,
     )
 
 
-def _joint_loss(
-    joint: Any, examples: Sequence[Group], args: TrainingArgs, *, texts: list[str], spans: list[list[Span]]
-) -> torch.Tensor:
+def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, candidates: _Candidates) -> torch.Tensor:
     """The selector's loss over all segments (Eq. 2) and the ranker's over those that it selects (Eq. 3)."""
-    loss = LOSSES[args.loss]
+    loss, texts, spans = LOSSES[args.loss], candidates.texts, candidates.spans
     losses = []
     chosen_queries, chosen_texts = [], []
     for example in examples:
@@ -272,43 +295,16 @@ def _rows(
             yield row[None], row.new_tensor([example.labels[i] for i in having])[None]
 
 
-def _select_or_read(
-    model: Any, frame: pd.DataFrame, spans: list[list[Span]], folder: Path | None, *, is_new: bool
-) -> pd.DataFrame:
-    """Each candidate's best segment by the model; read from the folder if it is there and the model is not new."""
+def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None, *, is_new: bool) -> pd.DataFrame:
+    """What the model selects; read from the folder if it is there and the model is not new."""
     path = None if folder is None else folder / "selection.csv"
     if path is not None and path.is_file() and not is_new:
-        return frame[["qid", "docno"]].join(pd.read_csv(path))
-    selected = _select(model, frame, spans)
+        return candidates.frame[["qid", "docno"]].join(pd.read_csv(path))
+    selected = candidates.selected_by(model)
     if path is not None and is_first_process():
         with replacing(path) as temporary:
             selected[["start", "end"]].to_csv(temporary, index=False)
     return selected
-
-
-def _select(model: Any, frame: pd.DataFrame, spans: list[list[Span]]) -> pd.DataFrame:
-    queries = [str(query) for query, own in zip(frame["query"], spans, strict=True) for _ in own]
-    segments = [text[a:b] for text, own in zip(frame[model.text_field], spans, strict=True) for a, b in own]
-    scores = np.split(model.load_scorer().score(queries, segments).scores, np.cumsum([len(own) for own in spans])[:-1])
-    return _selection(frame, [own[int(s.argmax())] for own, s in zip(spans, scores, strict=True)])
-
-
-def _selection(frame: pd.DataFrame, spans: list[Span]) -> pd.DataFrame:
-    return frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
-
-
-def _cut_to(frame: pd.DataFrame, selected: pd.DataFrame, text_field: str) -> pd.DataFrame:
-    cut = [text[a:b] for text, a, b in zip(frame[text_field], selected["start"], selected["end"], strict=True)]
-    return frame.assign(**{text_field: cut})
-
-
-def _spans(frame: pd.DataFrame, cut: Segments, text_field: str) -> list[list[Span]]:
-    return [cut(text, str(docno)) for text, docno in zip(frame[text_field], frame["docno"], strict=True)]
-
-
-def _with_strings(frame: pd.DataFrame, text_field: str) -> pd.DataFrame:
-    """With rows from 0 on, and texts that are strings."""
-    return frame.reset_index(drop=True).assign(**{text_field: frame[text_field].fillna("").astype(str).tolist()})
 
 
 def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:

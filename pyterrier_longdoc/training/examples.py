@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import check_columns
 from .recipe import TrainingArgs
 
 
@@ -66,7 +67,7 @@ def make_groups(
             finite.
     """
     args = args or TrainingArgs()
-    check_qrels(qrels)
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
     keys = zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True)
     judged = dict(zip(keys, qrels["label"].astype(float), strict=True))
     rows = zip(results["qid"].astype(str), results["docno"].astype(str), strict=True)
@@ -144,13 +145,6 @@ def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
         raise ValueError(f"relevant={relevant} must be at least 1")
     labels = [int(position < relevant) for position in _positions(results)]
     return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
-
-
-def check_qrels(qrels: pd.DataFrame) -> None:
-    """Raises ValueError, naming the missing columns, if these are no qrels."""
-    missing = {"qid", "docno", "label"} - set(qrels.columns)
-    if missing:
-        raise ValueError(f"qrels lack the columns {sorted(missing)}; they need qid, docno and label")
 
 
 Pick = tuple[Group, tuple[int, ...]]

@@ -33,11 +33,13 @@ _CHOICES = {
 
 def _number(holds: Callable[[Any], bool], *, or_none: bool = False) -> Callable[[Any], bool]:
     """Tells of any value whether it is a number for which this holds."""
-    return lambda value: or_none if value is None else _is_number(value) and holds(value)
 
+    def is_valid(value: Any) -> bool:
+        if value is None:
+            return or_none
+        return isinstance(value, Real) and not isinstance(value, bool) and holds(value)
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return is_valid
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -84,8 +86,7 @@ class Lora:
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rank, Integral) or self.rank < 1:
-            raise ValueError(f"rank={self.rank!r} must be a whole number of at least 1")
+        check_given(rank=self.rank)
         if not isinstance(self.alpha, Real) or not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha!r} must be above 0")
         if not 0.0 <= self.dropout < 1.0:

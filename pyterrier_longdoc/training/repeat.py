@@ -18,7 +18,6 @@ from ..common.presentation import Presented
 from ..experiment.experiment import Experiment
 from ..experiment.results import ExperimentResults
 from ..experiment.systems import Fold, make_folds
-from .examples import check_qrels
 from .recipe import TrainingArgs
 from .resume import TrainingData, check_new, fit_or_load, transform_or_read
 
@@ -156,7 +155,7 @@ def k_fold_fit(
         TypeError: if the model cannot be fitted or copied.
     """
     check_columns(run, ("qid", "query", "docno"), "the candidates")
-    check_qrels(qrels)
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
     is_fraction = isinstance(validation, Real) and not isinstance(validation, bool) and 0.0 < float(validation) < 1.0
     if not (validation is None or validation == NEXT_FOLD or is_fraction):
         raise ValueError(

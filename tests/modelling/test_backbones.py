@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,11 @@ from transformers import AutoModelForSequenceClassification, BertConfig, Roberta
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
-from ..support import tiny
+from ..support import scorers, tiny
 from ..support.systems import slow_but
 
 FAMILIES = {name: (name, {}) for name in tiny.FAMILIES} | {
@@ -56,9 +57,9 @@ def logits(folder, queries, texts):
 def scorer_of(backbone, head="firstp", windows=None, **reading):
     """A head that is warm-started from its backbone, in evaluation mode."""
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
-    scorer = LongDocScorer(backbone, windows or GreedyChunks(), module, **reading)
+    scorer = scorers.scorer_of(backbone, windows or GreedyChunks(), module, **reading)
     scorer.warm_start(backbone)
-    return scorer.eval()
+    return scorer
 
 
 def count(module):
@@ -70,13 +71,13 @@ def count(module):
 
 def test_scores_are_those_of_the_cross_encoder(checkpoint):
     backbone = load_backbone(checkpoint)
-    scores = scorer_of(backbone).score(QUERIES, TEXTS)
+    scores = scorer_of(backbone).score(QUERIES, TEXTS).scores
     assert np.abs(scores - logits(checkpoint, QUERIES, TEXTS)).max() < 1e-5
     assert scores.std() > 0.01
     # Whole words that are one token each, so that any slice of the text has the tokens of its window.
     text = " ".join(tiny.WORDS[i * 7 % len(tiny.WORDS)] for i in range(60))
     queries = ["old dog", "snow in the city", "fish"]
-    scores, explanations = scorer_of(backbone, "maxp", SlidingWindows(20, 10)).explain(queries, [text] * 3)
+    scores, explanations = scorers.explained(scorer_of(backbone, "maxp", SlidingWindows(20, 10)), queries, [text] * 3)
     for query, score, explanation in zip(queries, scores, explanations, strict=True):
         slices = [text[a:b] for a, b in explanation.spans]
         assert slices == [" ".join(text.split()[i * 10 : i * 10 + 20]) for i in range(5)]
@@ -93,7 +94,7 @@ def test_two_labels_score_their_difference(tmp_path, caplog):
     assert "has two labels: its score is logit[1] - logit[0]" in caplog.text
     both = logits(folder, QUERIES, TEXTS)
     assert both.shape == (5, 2)
-    np.testing.assert_allclose(scorer_of(backbone).score(QUERIES, TEXTS), both[:, 1] - both[:, 0], atol=1e-5)
+    np.testing.assert_allclose(scorer_of(backbone).score(QUERIES, TEXTS).scores, both[:, 1] - both[:, 0], atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "labels"), [(torch.float16, 1), (torch.bfloat16, None)])
@@ -130,7 +131,7 @@ def test_plain_encoders_have_no_pooler_and_a_new_final_layer(family, tmp_path):
     assert backbone.representation is None
     assert backbone.final is None
     assert not [name for name, _ in backbone.model.named_parameters() if "pooler" in name]
-    scorer = LongDocScorer(backbone, GreedyChunks(), build_head("avgp", 32)).eval()
+    scorer = scorers.scorer_of(backbone, GreedyChunks(), build_head("avgp", 32))
     before = scorer.head.final.weight.clone()
     assert not scorer.warm_start(backbone)
     assert torch.equal(scorer.head.final.weight, before)
@@ -140,7 +141,7 @@ def test_plain_encoders_have_no_pooler_and_a_new_final_layer(family, tmp_path):
         inputs.pop("token_type_ids", None)
     with torch.no_grad():
         expected = scorer.head.final(backbone.model(**inputs).last_hidden_state[:, 0]).item()
-    assert scorer.score(["old dog"], ["a red fish"])[0] == pytest.approx(expected, abs=1e-5)
+    assert scorer.score(["old dog"], ["a red fish"]).scores[0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("labels", [1, 2, None])
@@ -152,7 +153,7 @@ def test_descriptions_build_the_same_modules(checkpoint, labels, tmp_path):
         assert getattr(first, name) == getattr(second, name)
     one, other = (scorer_of(backbone) for backbone in (first, second))
     other.load_state_dict(one.state_dict(), strict=True)
-    assert np.array_equal(one.score(QUERIES, TEXTS), other.score(QUERIES, TEXTS))
+    assert np.array_equal(one.score(QUERIES, TEXTS).scores, other.score(QUERIES, TEXTS).scores)
 
 
 # The longest input.
@@ -167,9 +168,9 @@ def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
         layout = backbone.pair_layout().fixed(1, None) if pad_query else backbone.pair_layout()
         size = backbone.longest_input - 10 - layout.specials
         scorer = scorer_of(backbone, windows=GreedyChunks(size), max_query_len=10, pad_query=pad_query)
-        assert np.isfinite(scorer.score(["the " * 50], ["cat " * 200])).all()
+        assert np.isfinite(scorer.score(["the " * 50], ["cat " * 200]).scores).all()
         with pytest.raises(ValueError, match=f"the backbone takes {size} document tokens"):
-            scorer.read_with(GreedyChunks(size + 1), max_query_len=10, pad_query=pad_query)
+            scorer.use(replace(scorer.settings, windows=GreedyChunks(size + 1)))
 
 
 def test_roberta_with_its_own_padding_id():
@@ -273,7 +274,7 @@ def test_parameters_are_as_many_as_in_the_papers(classifier):
     with torch.device("meta"):  # real sizes without their memory
         backbone = build_backbone({"config": config.to_dict(), "cross_encoder": classifier}, tiny.tokenizer())
         heads = {key: build_head(key[0], 768, channels=backbone.channels, **dict(key[1])) for key in COUNTS}
-        found = {key: count(LongDocScorer(backbone, SlidingWindows(), head)) for key, head in heads.items()}
+        found = {key: count(WindowEncoder(backbone)) + count(head) for key, head in heads.items()}
     # The papers' counts include BERT's pooler, which no model on a plain encoder uses.
     assert found == {key: BERT + number + (POOLER if classifier else 0) for key, number in COUNTS.items()}
     for head, number in PUBLISHED.items():
@@ -351,7 +352,7 @@ def test_unsupported_head_is_left_out_and_said_so(tmp_path, caplog):
         backbone = load_backbone(folder)
     assert "the classification head of mpnet is not among those that can be taken over" in caplog.text
     assert (backbone.representation, backbone.final) == (None, None)
-    assert not LongDocScorer(backbone, GreedyChunks(20), build_head("maxp", 32)).warm_start(backbone)
+    assert not scorers.scorer_of(backbone, GreedyChunks(20), build_head("maxp", 32)).warm_start(backbone)
 
 
 def test_loading_is_quiet_and_leaves_the_settings_as_they_were(plain_encoder, capfd):

@@ -14,11 +14,10 @@ from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.batching import Encoded, Matches
 from pyterrier_longdoc.modelling.encoder import MatchCollector
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 from ..modelling.test_scorer import QUERIES, TEXTS, text_of
-from ..support import tiny
+from ..support import scorers, tiny
 from ..support.arithmetic import array, linear
 from ..support.systems import CHUNKS, make, slow_but
 
@@ -45,12 +44,12 @@ def scorer_of(backbone, name, chunk=CHUNK, options=None, **arguments):
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
-    return LongDocScorer(backbone, GreedyChunks(chunk), head, **{"max_query_len": 8, **arguments}).eval()
+    return scorers.scorer_of(backbone, GreedyChunks(chunk), head, **{"max_query_len": 8, **arguments})
 
 
 @torch.no_grad()
 def encode(scorer, queries, texts):
-    return scorer._encode(scorer._query_ids(queries), scorer.tokenize(texts), queries)[0]
+    return scorer.encode(scorer.read(queries, scorer.read_queries(queries), scorer.tokenize(texts)))
 
 
 @torch.no_grad()
@@ -152,7 +151,8 @@ def test_cosines_are_fp32_in_low_precision(backbone):
         return values
 
     scorer.head.match = spy
-    scorer.score(QUERIES, TEXTS, dtype=torch.bfloat16)
+    scorer.use(replace(scorer.settings, dtype=torch.bfloat16))
+    scorer.score(QUERIES, TEXTS)
     assert set(seen) == {(torch.float32, torch.float32, torch.float32, False)}
 
 
@@ -302,7 +302,7 @@ def test_drmm_trains_the_backbone_through_cls_alone(backbone):
 
 def test_an_empty_document_has_the_background_probability(backbone):
     scorer = scorer_of(backbone, "model1", options={"smoothing": 0.2, "background": 1e-3})
-    assert scorer.score([QUERY, ""], ["", "a cat"]) == pytest.approx([4 * np.log(0.2 * 1e-3), 0.0], rel=1e-5)
+    assert scorer.score([QUERY, ""], ["", "a cat"]).scores == pytest.approx([4 * np.log(0.2 * 1e-3), 0.0], rel=1e-5)
 
 
 def test_self_translation(backbone):
@@ -320,8 +320,8 @@ def test_options_that_cannot_be():
         for value in (0.0, 1.0, -0.5):
             with pytest.raises(ValueError, match=rf"{option}={value} must be between 0 and 1"):
                 ld.NeuralModel1("any/model", **{option: value})
-    with pytest.raises(ValueError, match="head='krnm' is unknown; choose one of knrm, pacrr, drmm"):
-        ld.CEDR("any/model", head="krnm")
+    with pytest.raises(ValueError, match="aggregation='krnm' is unknown; choose one of knrm, pacrr, drmm"):
+        ld.CEDR("any/model", aggregation="krnm")
 
 
 # Explanations.
@@ -330,7 +330,7 @@ def test_options_that_cannot_be():
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
 def test_query_terms_add_up(backbone, name):
     scorer = scorer_of(backbone, name)
-    scores, explanations = scorer.explain(QUERIES, TEXTS)
+    scores, explanations = scorers.explained(scorer, QUERIES, TEXTS)
     rest = np.zeros(len(scores))
     if name == "cedr-knrm":
         encoded = encode(scorer, QUERIES, TEXTS)
@@ -405,16 +405,16 @@ def test_a_document_of_32_000_tokens(name, tmp_path):
         return match(query, document, same)
 
     scorer.head.match = spy
-    scores = scorer.score([QUERY] * 2, [text_of(32_000), text_of(30)])
-    assert np.isfinite(scores).all()
-    assert scorer.coverage.tokens_read == 32_000 + 30
+    scored = scorer.score([QUERY] * 2, [text_of(32_000), text_of(30)])
+    assert np.isfinite(scored.scores).all()
+    assert scored.coverage.tokens_read == 32_000 + 30
     # No pass holds more token states than it may, whatever the document's length.
     assert max(largest) <= 1024
 
 
 def test_blocks_of_token_heads_are_smaller(backbone, monkeypatch):
     scorer = scorer_of(backbone, "cedr-knrm")
-    scores = scorer.score(QUERIES, TEXTS)
+    scores = scorer.score(QUERIES, TEXTS).scores
     blocks = []
     collect = MatchCollector.collect
 
@@ -425,6 +425,6 @@ def test_blocks_of_token_heads_are_smaller(backbone, monkeypatch):
 
     monkeypatch.setattr(MatchCollector, "collect", spy)
     monkeypatch.setattr("pyterrier_longdoc.modelling.scorer.TOKEN_BLOCK_CHARACTERS", 300)
-    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS), scores, **CLOSE)
+    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, scores, **CLOSE)
     assert sum(blocks) == len(QUERIES)
     assert len(blocks) > 1

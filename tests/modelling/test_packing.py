@@ -7,7 +7,6 @@ import inspect
 import pickle
 import sys
 import types
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -19,10 +18,12 @@ from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.modelling.backbones.architectures import BackboneOptions
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 from ..support import tiny
 from ..support.packing import attend_in_groups
+from ..support.scorers import scorer_of
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 CAMEMBERT = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
@@ -43,83 +44,87 @@ def backbones(tmp_path_factory):
     def backbone(family):
         if family not in made:
             changes = CAMEMBERT if family == "camembert" else {}
-            folder = tiny.checkpoint(tmp_path_factory.mktemp(family), family, **changes)
-            made[family] = load_backbone(folder)
+            made[family] = load_backbone(tiny.checkpoint(tmp_path_factory.mktemp(family), family, **changes))
+            made[family].model.eval()
         return made[family]
 
     return backbone
 
 
 @pytest.fixture
-def packed(monkeypatch):
-    """Within the context that it opens, passes are packed where that is possible; yields what they were packed to."""
+def kernel(monkeypatch):
+    """Lets a CPU pack by the kernel that it is called with."""
 
-    @contextmanager
-    def context(kernel=attend_in_groups):
-        seen = []
-        with monkeypatch.context() as patch:
-            patch.setattr(runtimes, "kernel_for", lambda *_: kernel)
-            patch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
-            # A CPU makes passes of windows of one length, which leaves nothing to pack.
-            patch.setattr(WindowEncoder, "on_cpu", False)
-            yield seen
+    def use(found=attend_in_groups):
+        monkeypatch.setattr(runtimes, "kernel_for", lambda *_: found)
 
-    return context
+    use()
+    return use
 
 
-def encoder_of(backbone, batch_size=4):
-    return WindowEncoder(backbone, batch_size=batch_size).eval()
-
-
-def windows_of(layout, lengths=LENGTHS):
-    """Windows of documents that have two each, the last but one."""
+def pass_of(layout, lengths=LENGTHS):
+    """A pass as the encoder makes it: what the backbone reads, and the mask."""
     rng = np.random.default_rng(0)
-    windows = [rng.integers(5, 60, length) for length in lengths]
-    documents = [windows[i : i + 2] for i in range(0, len(windows), 2)]
-    return layout.collate([rng.integers(5, 60, 2 + i % 3) for i in range(len(documents))], documents)
-
-
-def cosine(queries, states, same):
-    return torch.cosine_similarity(queries.unsqueeze(2), states.unsqueeze(1), dim=-1)
+    queries = [rng.integers(5, 60, 2 + i % 3) for i in range(len(lengths))]
+    batch = layout.collate(queries, [[rng.integers(5, 60, length)] for length in lengths])
+    mask = batch.attention_mask
+    inputs = {"input_ids": batch.input_ids, "attention_mask": None if bool(mask.all()) else mask.long()}
+    further = {"token_type_ids": batch.token_type_ids, "position_ids": batch.position_ids}
+    return inputs | {name: values for name, values in further.items() if values is not None}, mask
 
 
 @torch.inference_mode()
-def encode(encoder, batch):
-    """All that an encoder gives: vectors, the query's states, matches in every layer, and tokens' states."""
-    encoded = encoder(batch, match=cosine, all_layers=True, query_states=True)
-    return [encoded.cls, encoded.query.states, encoded.matches.values, *encoder.token_states(batch)]
+def padded(model, inputs, mask):
+    """The states of real tokens in the padded pass."""
+    return model(**inputs).last_hidden_state[mask]
 
 
-def assert_same(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
+@torch.inference_mode()
+def packed(model, inputs, mask):
+    """The same without padding, zeros at padding."""
+    packing = runtimes.pack(model, inputs, mask)
+    states = packing.padded(packing.encode(model))
+    assert (states[~mask] == 0).all()
+    return states[mask]
 
 
 # The same states.
 
 CASES = {
-    **{family: (family, lambda layout: layout, "cls") for family in runtimes.PACKED_FAMILIES},
-    **{pooling: ("bert", lambda layout: layout, pooling) for pooling in ("mean", "last", "late")},
-    "padding inside windows": ("bert", lambda layout: layout.fixed(6, 90), "cls"),
-    "padding inside RoBERTa's": ("roberta", lambda layout: layout.fixed(6, 90), "cls"),
-    "given positions": ("bert", lambda layout: replace(layout, spread=(64, 2)), "cls"),
+    **{family: (family, lambda layout: layout) for family in runtimes.PACKED_FAMILIES},
+    "padding inside windows": ("bert", lambda layout: layout.fixed(6, 90)),
+    "padding inside RoBERTa's": ("roberta", lambda layout: layout.fixed(6, 90)),
+    "given positions": ("bert", lambda layout: replace(layout, spread=(64, 2))),
 }
 
 
 @exchangeable
 @pytest.mark.parametrize("case", CASES)
-def test_states_are_those_of_the_padded_pass(case, backbones, packed):
-    family, change, pooling = CASES[case]
+def test_states_are_those_of_the_padded_pass(case, backbones, kernel):
+    family, change = CASES[case]
     backbone = backbones(family)
-    encoder, batch = encoder_of(backbone), windows_of(change(backbone.pair_layout()))
-    encoder.pooling = pooling
-    expected = encode(encoder, batch)
-    with packed() as seen:
-        assert_same(encode(encoder, batch), expected)
-        assert sum(pass_ is not None for pass_ in seen) >= 4
-        with torch.autocast("cpu", torch.bfloat16):
-            vectors = encode(encoder, batch)[0]
-    torch.testing.assert_close(vectors, expected[0], rtol=0.1, atol=0.2)
+    inputs, mask = pass_of(change(backbone.pair_layout()))
+    expected = padded(backbone.model, inputs, mask)
+    torch.testing.assert_close(packed(backbone.model, inputs, mask), expected, **CLOSE)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(packed(backbone.model, inputs, mask).float(), expected, rtol=0.1, atol=0.3)
+
+
+@exchangeable
+@pytest.mark.parametrize("head", ["maxp", "parade-transformer-query", "cedr-knrm"])
+def test_scores_are_those_of_padded_passes(head, backbones, kernel, monkeypatch):
+    """Also for heads that look at the query's states, and at the states of all layers."""
+    backbone = backbones("bert")
+    module = build_head(head, backbone.hidden_size, channels=backbone.channels)
+    scorer = scorer_of(backbone, GreedyChunks(20), module, max_query_len=8)
+    pairs = ["old dog", "snow", "a red fish"], ["the cat " * 30, "rain", "a dog and a bird " * 8]
+    monkeypatch.setattr(encoder_module, "EXACT_RUN", 1000)  # so that passes have windows of several lengths
+    expected = scorer.score(*pairs).scores
+    seen = []
+    monkeypatch.setattr(encoder_module, "PACKING_DEVICES", ("cpu",))
+    monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
+    np.testing.assert_allclose(scorer.score(*pairs).scores, expected, rtol=1e-4, atol=1e-5)
+    assert any(seen)
 
 
 # When passes are packed.
@@ -131,28 +136,26 @@ SITUATIONS = (
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_situations_in_which_passes_are_padded(situation, tmp_path, packed, monkeypatch):
+def test_situations_in_which_passes_are_padded(situation, tmp_path, kernel, monkeypatch):
     families = {"another family": "deberta-v2", "local attention that counts padding": "modernbert"}
     options = BackboneOptions(attn_implementation="eager" if situation == "eager" else None)
     backbone = load_backbone(tiny.checkpoint(tmp_path, families.get(situation, "bert")), options=options)
-    encoder, layout = encoder_of(backbone), backbone.pair_layout()
-    if situation == "dropout":
-        encoder.train()
+    model, layout = backbone.model.train(situation == "dropout"), backbone.pair_layout()
     if situation == "decoder":
-        backbone.model.config.is_decoder = True
+        model.config.is_decoder = True
     if situation == "compiled":
         # What `compile()` sets, without waiting for a compiler.
-        backbone.model._compiled_call_impl = backbone.model._call_impl
+        model._compiled_call_impl = model._call_impl
     if situation == "own code":
-        monkeypatch.setattr(type(backbone.model), "__module__", "transformers_modules.bert")
+        monkeypatch.setattr(type(model), "__module__", "transformers_modules.bert")
     if situation == "local attention that counts padding":
         layout = layout.fixed(6, 90)
-    kernel = None if situation == "no kernel" else attend_in_groups
-    batch = windows_of(layout, (20, 20)) if situation == "nothing padded" else windows_of(layout)
-    with packed(kernel) as seen, torch.set_grad_enabled(situation == "gradients"):
-        encoder(batch)
-    assert seen
-    assert any(seen) == (EXCHANGEABLE and situation == "inference")
+    if situation == "no kernel":
+        kernel(None)
+    inputs, mask = pass_of(layout, (20,) if situation == "nothing padded" else LENGTHS)
+    with torch.set_grad_enabled(situation == "gradients"):
+        packing = runtimes.pack(model, inputs, mask)
+    assert (packing is not None) == (EXCHANGEABLE and situation == "inference")
 
 
 # The model is left as it was.
@@ -160,41 +163,39 @@ def test_situations_in_which_passes_are_padded(situation, tmp_path, packed, monk
 
 @exchangeable
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_is_left_as_it_was(fails, cross_encoder, packed):
+def test_the_model_is_left_as_it_was(fails, cross_encoder, kernel):
     backbone = load_backbone(cross_encoder)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    config, expected = backbone.model.config, encode(encoder, batch)
+    model, given = backbone.model.eval(), pass_of(backbone.pair_layout())
+    config, expected = model.config, padded(model, *given)
     before = copy.deepcopy(config.to_dict()), pickle.dumps(config), backbone.describe()
 
     def failing(*args, **kwargs):
         raise ValueError("no such kernel")
 
     if fails:
-        with packed(failing), pytest.raises(ValueError, match="no such kernel"):
-            encode(encoder, batch)
+        kernel(failing)
+        with pytest.raises(ValueError, match="no such kernel"):
+            packed(model, *given)
+        kernel()
     for _ in range(2):
-        with packed() as seen:
-            assert_same(encode(encoder, batch), expected)
-        assert any(seen)
+        torch.testing.assert_close(packed(model, *given), expected, **CLOSE)
         assert config._attn_implementation == "sdpa"
         assert (config.to_dict(), pickle.dumps(config), backbone.describe()) == before
-    assert_same(encode(pickle.loads(pickle.dumps(encoder)), batch), expected)
+    torch.testing.assert_close(padded(pickle.loads(pickle.dumps(model)), *given), expected, **CLOSE)
 
 
 @exchangeable
 @pytest.mark.parametrize("family", ["bert", "modernbert"])
-def test_other_threads_attend_as_before(backbones, packed, family):
+def test_other_threads_attend_as_before(backbones, family):
     """Another thread finds the model switched, and has no packing of its own."""
     backbone = backbones(family)
-    encoder, batch = encoder_of(backbone), windows_of(backbone.pair_layout())
-    expected = encode(encoder, batch)
+    given = pass_of(backbone.pair_layout())
+    expected = padded(backbone.model, *given)
     backbone.model.config._attn_implementation = "longdoc_packed"
     try:
-        with packed() as seen:
-            assert_same(encode(encoder, batch), expected)
+        torch.testing.assert_close(padded(backbone.model, *given), expected, **CLOSE)
     finally:
         backbone.model.config._attn_implementation = "sdpa"
-    assert set(seen) == {None}
 
 
 # Kernels.
@@ -286,16 +287,11 @@ def test_kernel_of_an_older_torch(monkeypatch):
 @pytest.mark.gpu
 @exchangeable
 @pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
-def test_states_on_a_gpu(backbones, monkeypatch, family):
+def test_states_on_a_gpu(backbones, family):
     backbone = backbones(family)
-    batch = windows_of(backbone.pair_layout())
-    with torch.inference_mode():
-        expected = encoder_of(backbone)(batch).cls
-    encoder = encoder_of(copy.deepcopy(backbone)).cuda()
-    moved = replace(batch, **{k: v.cuda() for k, v in vars(batch).items() if isinstance(v, torch.Tensor)})
-    seen = []
-    monkeypatch.setattr(encoder_module, "pack", lambda *args: seen.append(runtimes.pack(*args)) or seen[-1])
-    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
-        vectors = encoder(moved).cls
-    assert any(seen)
-    torch.testing.assert_close(vectors.cpu(), expected, rtol=0.1, atol=0.1)
+    inputs, mask = pass_of(backbone.pair_layout())
+    expected = padded(backbone.model, inputs, mask)
+    model = copy.deepcopy(backbone.model).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        states = packed(model, {name: values.cuda() for name, values in inputs.items()}, mask.cuda())
+    torch.testing.assert_close(states.float().cpu(), expected, rtol=0.1, atol=0.3)

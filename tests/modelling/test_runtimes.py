@@ -134,7 +134,7 @@ def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, ex
         if run == "transform":
             return scores(model, results)
         with torch.no_grad():
-            return np.asarray(scorer.score(*pairs) if run == "score" else scorer(*pairs))
+            return np.asarray(scorer.score(*pairs).scores if run == "score" else scorer(*pairs))
 
     before = values()
     values()

@@ -18,7 +18,7 @@ from transformers import BertConfig
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.modelling.apart import LateInteractionEncoder, build_late_backbone
-from pyterrier_longdoc.modelling.backbones import architectures, load
+from pyterrier_longdoc.modelling.backbones import architectures, templates
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
@@ -319,7 +319,7 @@ def test_a_model_that_answers_scores_as_its_model_card_says(tmp_path):
     yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
     reranker = ld.LongP(folder, answers=("yes", "no"), max_query_len=40, device="cpu")
     texts = TEXTS[TEXTS["text"].str.len().between(1, 400)]
-    template = load.TEMPLATES["qwen3-reranker"]
+    template = templates.TEMPLATES["qwen3-reranker"]
     for score, query, text in zip(scores(reranker, texts), texts["query"], texts["text"], strict=True):
         ids = tokenizer(template.replace("{query}", query).replace("{document}", text))["input_ids"]
         with torch.no_grad():
@@ -428,7 +428,7 @@ def test_template_gives_the_tokens_of_its_filled_in_text(template, tmp_path):
     passes = Passes(scorer)
     for query in ("old dog", "snow in the city?", "a"):
         scorer.score([query], ["red fish."])
-        text = load.TEMPLATES.get(template, template)
+        text = templates.TEMPLATES.get(template, template)
         filled = text.replace("{query}", query).replace("{document}", "red fish.")
         assert passes.inputs[-1]["input_ids"].tolist() == [scorer.tokenizer(filled)["input_ids"]]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def test_first_iteration_is_equations_2_and_3():
     texts = ["a b c d e f", "g h i j", "k"]
     spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]  # words: 2 4; 1 1 2; 1
     both, example = joint(0.5, 0.1), Group("q", "query", ("0", "1"), (1.0, 0.0))
-    loss = _joint_loss(both, [example], TrainingArgs(), texts=texts, spans=spans)
+    loss = _joint_loss(both, [example], TrainingArgs(), candidates=SimpleNamespace(texts=texts, spans=spans))
     # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
     hinges = [max(0, 1 - 0.5 * 2 + 0.5 * 1), max(0, 1 - 0.5 * 4 + 0.5 * 1), max(0, 1 - 0.1 * 4 + 0.1 * 2)]
     assert loss.item() == pytest.approx(sum(hinges))
@@ -94,7 +95,7 @@ def test_first_iteration_with_several_negatives_and_pointwise():
         ("pointwise_bce", positive + negative + 3 * np.log(2)),
     ):
         args = TrainingArgs(negatives=2, loss=loss)
-        found = _joint_loss(joint(1.0, 0.0), [example], args, texts=texts, spans=spans)
+        found = _joint_loss(joint(1.0, 0.0), [example], args, candidates=SimpleNamespace(texts=texts, spans=spans))
         assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
