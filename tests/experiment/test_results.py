@@ -95,6 +95,9 @@ def test_several_test_sets_side_by_side():
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="'b' differs from the other results in baselines"):
         xp.paper_table({"a": one, "b": one.retest(baselines=["FirstP"])})
+    with pytest.raises(ValueError, match="there are no results"):
+        xp.paper_table({})
+    assert xp.paper_table(one, average=False).frame().columns.tolist() == ["nDCG@10", "AP"]
 
 
 def test_the_order_of_columns_is_that_of_pyterrier():
