@@ -471,21 +471,14 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
     """
     if not splits or min(splits.values()) <= 0:
         raise ValueError(f"splits={dict(splits)!r} must be names with positive shares")
-    parent = {qid: qid for qid in qids}
-
-    def root(qid: str) -> str:
-        while parent[qid] != qid:
-            parent[qid] = parent[parent[qid]]
-            qid = parent[qid]
-        return qid
-
+    group_of = {qid: [qid] for qid in qids}
     for first, *others in groups:
         for other in others:
-            parent[root(other)] = root(first)
-    members: dict[str, list[str]] = {}
-    for qid in qids:
-        members.setdefault(root(qid), []).append(qid)
-    joined = list(members.values())
+            if group_of[first] is not group_of[other]:
+                smaller, larger = sorted((group_of[first], group_of[other]), key=len)
+                larger.extend(smaller)
+                group_of.update(dict.fromkeys(smaller, larger))
+    joined = list({id(group): group for group in group_of.values()}.values())
     random.Random(f"{seed}/splits").shuffle(joined)
     joined.sort(key=len, reverse=True)
     size = dict.fromkeys(splits, 0)

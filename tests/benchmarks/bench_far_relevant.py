@@ -26,7 +26,6 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.data import far_relevant, write_far_relevant
-from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
 POSITIONS = ("early", "uniform", "far")
@@ -84,6 +83,9 @@ def candidates(collection: pt.datasets.Dataset, topics: pd.DataFrame, bm25: pt.T
 
 def effectiveness(positions: list[str], count: int, depth: int, maxp: bool) -> pd.DataFrame:
     """MRR of BM25, random order and bi-encoders, by position of the relevant passage."""
+    # Here, since it imports torch, whose memory would be counted in the first table.
+    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
+
     rows = []
     aggregations = {"FirstP": "first", **({"MaxP": "max"} if maxp else {})}
     models = {name: ld.BiEncoder(ENCODER, aggregation=kind, window_size=WINDOW) for name, kind in aggregations.items()}

@@ -1,4 +1,3 @@
-import json
 import os
 import random
 import subprocess
@@ -37,11 +36,13 @@ def check_documents(collection, source, *, recipe, count=count_tokens):
         assert [piece for piece in pieces if digest(text_of[piece]) in relevant] == [row.passage]
         if recipe.position == "far":
             assert row.first_token >= recipe.min_offset
+        if recipe.position == "early":
+            assert row.start == 0 or count(text[: row.end]) <= recipe.beginning
         size = row.length - max((count(text_of[piece]) for piece in pieces if piece != row.passage), default=0)
         assert (size if recipe.extra_passage else row.length) <= recipe.max_doc_len
 
 
-# ---------------------------------------------------------------- properties on real collections
+# ---------------------------------------------------------------- properties of the algorithm
 
 
 def test_positions_share_filler_and_lengths():
@@ -62,46 +63,29 @@ def test_positions_share_filler_and_lengths():
     assert (uniform > 0.75).any()
 
 
-WRITE = """
-import json, sys
-import pandas as pd
-from pyterrier_longdoc.data import far_relevant, write_far_relevant
-passages, topics, qrels, settings, folder = json.load(sys.stdin)
-write_far_relevant(far_relevant(passages, pd.DataFrame(topics), pd.DataFrame(qrels), **settings), folder)
-"""
-
-
 @pytest.mark.slow
 def test_same_seed_same_bytes_in_another_process_too(tmp_path):
     splits = {"train": 0.6, "test": 0.4}
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+    for name, seed in (("a", 1), ("b", 2)):
         write_far_relevant(build(seed=seed, splits=splits), tmp_path / name)
-    given = [passages(), topics().to_dict("list"), qrels().to_dict("list"), {**SMALL, "seed": 1, "splits": splits}]
-    subprocess.run(
-        [sys.executable, "-c", WRITE],
-        input=json.dumps([*given, str(tmp_path / "d")]),
-        cwd=Path(__file__).resolve().parents[2],
-        env={**os.environ, "PYTHONHASHSEED": "3"},
-        text=True,
-        check=True,
-    )
+    code = f"""
+from pyterrier_longdoc.data import write_far_relevant
+from tests.support.sources import build
+write_far_relevant(build(seed=1, splits={splits}), {str(tmp_path / "c")!r})
+"""
+    root, environment = Path(__file__).resolve().parents[2], {**os.environ, "PYTHONHASHSEED": "3"}
+    subprocess.run([sys.executable, "-c", code], cwd=root, env=environment, check=True)
     files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*") if path.is_file()]
     assert len(files) == 6
-    for file in files:
-        content = (tmp_path / "a" / file).read_bytes()
-        assert (tmp_path / "b" / file).read_bytes() == content
-        assert (tmp_path / "d" / file).read_bytes() == content
-    documents = "input_data/docs/AnswerFields.jsonl.gz"
-    assert (tmp_path / "a" / documents).read_bytes() != (tmp_path / "c" / documents).read_bytes()
+    contents = {name: [(tmp_path / name / file).read_bytes() for file in files] for name in "abc"}
+    assert contents["a"] == contents["c"]
+    assert contents["a"] != contents["b"]
 
 
 def test_a_document_does_not_depend_on_the_others():
     every, fewer = build(), build(relevant_per_query=1)
     assert set(fewer.documents) < set(every.documents)
     assert all(fewer.documents[docno] == every.documents[docno] for docno in fewer.documents)
-
-
-# ---------------------------------------------------------------- properties on random collections
 
 
 @settings(max_examples=20, deadline=None)
@@ -131,25 +115,6 @@ def test_random_collections_have_the_properties(recipe, copies):
     assert set(own["kind"]) <= {"unjudged passage"}
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=30), st.integers(1, 300), st.integers(0, 600))
-def test_slots_are_where_the_position_says(sizes, passage, min_offset):
-    before = np.cumsum([0, *sizes])
-    slots = {
-        position: Recipe(position, min_offset, None, min_offset + 1000).slots(before, passage) for position in POSITIONS
-    }
-    assert slots["uniform"] == (0, len(sizes))
-    first, last = slots["early"]
-    assert first == 0
-    assert last == 0 or before[last] + passage <= min_offset
-    assert last == len(sizes) or before[last + 1] + passage > min_offset
-    if before[-1] >= min_offset:
-        first, last = slots["far"]
-        assert last == len(sizes)
-        assert before[first] >= min_offset
-        assert first == 0 or before[first - 1] < min_offset
-
-
 def test_length_is_drawn_uniformly_and_from_functions():
     rng = random.Random(0)
     drawn = [Recipe(min_offset=5, max_doc_len=14).target(rng, 10) for _ in range(2000)]
@@ -171,24 +136,17 @@ def test_offsets_are_in_the_tokens_of_the_tokenizer():
     check_documents(collection, passages(), recipe=Recipe(**SMALL), count=count)
 
 
-def test_early_passages_end_early_where_lengths_do_not_add_up():
-    # A token for each character: the separators count too.
-    source = [{"docno": f"p{i}", "text": "x" * (i % 9) + str(i)} for i in range(400)]
-    collection = build(passages=source, tokenizer=len, position="early", min_offset=30, max_doc_len=60, copies=20)
-    assert not collection.documents.lengths_add_up
-    assert collection.gold["end"].between(1, 30).all()
-    assert (collection.gold["start"] > 0).any()
-
-
-def test_offsets_are_kept_where_lengths_do_not_add_up():
-    # A token for three characters: what stands in front of the passage has fewer than its pieces together.
+@pytest.mark.parametrize(
+    ("count", "position"),
+    [(len, "early"), (lambda text: -(-len(text) // 3), "far"), (lambda text: len(text) // 3, "far")],
+)
+def test_offsets_hold_where_lengths_do_not_add_up(count, position):
     source = [{"docno": f"p{i}", "text": f"{i:04}"} for i in range(400)]
-    collection = build(passages=source, tokenizer=lambda text: -(-len(text) // 3), min_offset=30, max_doc_len=60)
+    settings = {"position": position, "min_offset": 30, "max_doc_len": 60}
+    collection = build(passages=source, tokenizer=count, copies=20, **settings)
     assert not collection.documents.lengths_add_up
-    for row in collection.gold.itertuples():
-        text = collection.documents[row.docno]["text"]
-        assert -(-len(text[: row.start].rstrip()) // 3) == row.first_token >= 30
-        assert -(-len(text) // 3) == row.length
+    check_documents(collection, source, recipe=Recipe(position, 30, max_doc_len=1000), count=count)
+    assert (collection.gold["start"] > 0).any()
     assert collection.lengths().tolist() == collection.gold["length"].tolist()
 
 
