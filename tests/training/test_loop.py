@@ -476,7 +476,7 @@ def launch(count: int, *arguments: str, dies: bool = False) -> None:
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"] if count > 1 else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, program, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode != 0) == dies, done.stderr[-3000:]
 
 
