@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 import pyterrier_longdoc as ld
 
 from ..support import tiny
-from ..support.systems import QUIET, scores, slow_but
+from ..support.systems import QUIET, scores
 from ..support.tiny import frame
 
 pytestmark = QUIET
@@ -64,14 +64,6 @@ def test_equals_hugging_face(pooling, similarity, plain_encoder):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     rough = scores(ld.BiEncoder(plain_encoder, dtype="bfloat16", **arguments), frame([query], texts))
     np.testing.assert_allclose(rough, expected, rtol=0.1, atol=0.1)
-
-
-@pytest.mark.parametrize("family", slow_but(["roberta"], ["roberta", "distilbert", "modernbert", "deberta-v2"]))
-def test_other_families(family, tmp_path):
-    name = tiny.checkpoint(tmp_path, family, labels=None)
-    query, texts = "old dog", ["the cat in the rain", "snow in the city by the river"]
-    expected = [cosine(embedding(name, query), embedding(name, text)) for text in texts]
-    np.testing.assert_allclose(scores(ld.BiEncoder(name, **SMALL), frame([query], texts)), expected, atol=1e-5)
 
 
 def test_prefixes(plain_encoder):

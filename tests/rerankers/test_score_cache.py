@@ -192,22 +192,6 @@ def test_scores_and_ranks_are_those_of_the_model(name, caching, path, encoded):
         pd.testing.assert_frame_equal(full(results), expected)
 
 
-def test_text_loader_behind_the_cache(caching, path, results):
-    texts = results.drop_duplicates("docno").set_index("docno")["text"]
-    loads = []
-
-    def load(frame):
-        loads.append(len(frame))
-        return frame.assign(text=frame["docno"].map(texts))
-
-    loader = pt.apply.generic(load, required_columns=["docno"])
-    with caching.ScorerCache(path, make("MaxP", text_loader=loader)) as cache:
-        for _ in range(2):
-            found = scores(cache, results.drop(columns="text"))
-            np.testing.assert_allclose(found, scores(make("MaxP"), results), rtol=1e-6)
-    assert sum(loads) == len(results)
-
-
 def fit(model, frame):
     model.training = FAST_LEARNING
     model.fit(frame, QRELS)
