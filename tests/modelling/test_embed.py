@@ -13,7 +13,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
 from pyterrier_longdoc.modelling.apart import NOTHING
 from pyterrier_longdoc.modelling.backbones.load import Backbone
-from pyterrier_longdoc.modelling.embed import EmbeddingEncoder, embedding_settings, shared_encoder
+from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
@@ -251,20 +251,6 @@ def test_the_cache_is_bounded():
     cache.put(3, vectors[4])
     assert len(cache) == 3
     EmbeddingCache(max_bytes=1).put(0, vectors[0])
-
-
-@pytest.mark.parametrize("limits", [{"batch_size": 1}, {"batch_size": 3}, {"max_batch_tokens": 30}, {}])
-def test_batches_and_blocks_do_not_matter(limits, own, tmp_path_factory, monkeypatch):
-    inp = frame(["old dog", "snow in the city"], ["the cat", LONG, "", "a", LONG[:90]])
-    expected = scores(ld.BiEncoder(own, **SMALL), inp)
-    if not limits:
-        monkeypatch.setattr(EmbeddingEncoder, "block_characters", 1)
-    model = ld.BiEncoder(tiny.checkpoint(tmp_path_factory.mktemp("twin"), labels=None), **limits, **SMALL)
-    passes = Passes(model.load_scorer())
-    np.testing.assert_allclose(model(inp.sample(frac=1, random_state=1))["score"].sort_index(), expected, atol=1e-5)
-    assert (model.coverage.documents, model.coverage.queries) == (5, 2)
-    assert max(rows for rows, _ in passes.shapes) <= limits.get("batch_size", 64)
-    assert len(passes.shapes) >= 3
 
 
 @pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])

@@ -121,13 +121,6 @@ def test_rows_columns_index_and_dtypes(loaded, results):
     assert np.isfinite(out["score"]).all()
 
 
-def test_ranks_follow_scores_from_zero(loaded):
-    for _, group in loaded(tiny.longer_results()).groupby("qid"):
-        by_rank = group.sort_values("rank")
-        assert by_rank["rank"].tolist() == list(range(len(group)))
-        assert by_rank["score"].is_monotonic_decreasing
-
-
 def test_a_row_has_one_score(loaded):
     """Alone, in any order, twice, in batches of any size."""
     frame = tiny.longer_results()
@@ -136,6 +129,10 @@ def test_a_row_has_one_score(loaded):
     out = loaded(frame.iloc[order])
     assert out.index.tolist() == order.tolist()
     np.testing.assert_allclose(out["score"], expected[order], atol=1e-5)
+    for _, group in out.groupby("qid"):
+        by_rank = group.sort_values("rank")
+        assert by_rank["rank"].tolist() == list(range(len(group)))
+        assert by_rank["score"].is_monotonic_decreasing
     for i in range(5):
         alone = loaded(frame.iloc[[i]])
         assert alone["rank"].tolist() == [0]
@@ -309,36 +306,22 @@ def test_explanations(loaded, name, results):
     np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
     assert set(out.columns) - set(results.columns) == set(EXPLANATION_COLUMNS)
     assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
-    for source, explained in zip(results["text"].fillna(""), out.itertuples(), strict=True):
-        count = len(explained.window_scores)
-        assert count >= 1
-        assert np.isfinite(explained.window_scores).all()
-        assert len(explained.window_spans) == count
-        assert all(0 <= start <= end <= len(source) for start, end in explained.window_spans)
+    for explained in out.itertuples():
+        assert len(explained.window_scores) == len(explained.window_spans) >= 1
         best = int(np.argmax(explained.window_scores))
         assert (explained.best_start, explained.best_end) == explained.window_spans[best]
-        if name in ("PARADE-attn", "PARADE-elementwise"):
-            assert len(explained.window_weights) == count
-            assert sum(explained.window_weights) == pytest.approx(1.0, abs=1e-5)
-        else:
-            assert explained.window_weights is None
+        assert (explained.window_weights is not None) == (name in ("PARADE-attn", "PARADE-elementwise"))
 
 
 def test_coverage(fresh, name, results):
     assert fresh.coverage is None
     fresh(results)
-    coverage = fresh.coverage
     tokens = [6 * 22, 3, 0]  # the long text: 21 words and a full stop, six times
-    assert (coverage.documents, coverage.tokens) == (3, sum(tokens))
     # The tiny backbone takes 128 tokens: 8 of the query, 3 special ones.
-    first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name)
-    if first is not None:
-        assert (coverage.documents_cut, coverage.tokens_read, coverage.windows) == (1, first + 3, 3)
-        assert coverage.is_cut
-    else:
-        assert (coverage.documents_cut, coverage.tokens_read) == (0, sum(tokens))
-        assert coverage.share_read == 1.0
-        assert not coverage.is_cut
+    first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name, tokens[0])
+    coverage = fresh.coverage
+    assert (coverage.documents, coverage.tokens, coverage.tokens_read) == (3, sum(tokens), first + 3)
+    assert coverage.is_cut == bool(coverage.documents_cut) == (first < tokens[0])
     assert (coverage.queries, coverage.queries_cut) == (2, 0)
     assert coverage.as_dict()["windows_per_document"] == coverage.windows / 3
 
