@@ -140,13 +140,10 @@ def test_any_class_is_found_in_a_new_process(saved, results):
 # What is in the folder.
 
 
-def test_files(saved):
+def test_config_and_training(saved):
     names = {path.name for path in saved.iterdir()}
     assert FILES | {"training.json"} <= names
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pickle", ".py"))]
-
-
-def test_config_and_training(saved, cross_encoder):
     config = json.loads((saved / "config.json").read_text())
     assert (config["format"], config["format_version"], config["class"]) == ("pyterrier_longdoc", 1, "MaxP")
     assert config["parameters"]["window_size"] == 20

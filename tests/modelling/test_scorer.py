@@ -137,18 +137,6 @@ def test_queries_are_cut(backbone):
     assert whole != pytest.approx(long)
 
 
-def test_reading_can_be_changed(backbone):
-    scorer = make(backbone)
-    before, old = scores(scorer), scorer.settings
-    other = {"max_doc_len": 30, "max_query_len": 4, "pad_query": True}
-    scorer.use(replace(old, windows=GreedyChunks(10), **other))
-    assert (scorer.layout.query_size, scorer.layout.window_size) == (4, 10)
-    assert np.array_equal(scores(scorer), scores(make(backbone, windows=GreedyChunks(10), **other)))
-    scorer.use(old)
-    assert (scorer.layout.query_size, scorer.layout.window_size) == (None, None)
-    assert np.array_equal(scores(scorer), before)
-
-
 def test_windows_adapt_to_the_backbone(backbone):
     # 128 positions, 8 of them for the query, 3 for special tokens
     for windows in (GreedyChunks(), SentenceWindows(), SlidingWindows(117, 60)):

@@ -19,7 +19,7 @@ from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import texts as texts_module
 from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, TokenCache, blocks, same_tokens, tokenize
 
-from ..support import tiny, tiny_long
+from ..support import tiny
 from ..support.systems import QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -201,11 +201,3 @@ def test_copies_and_saved_models_do_not_carry_it(results, tmp_path):
         assert len(copied.load_scorer().tokens.cache) == 0
         np.testing.assert_allclose(scores(copied, results), expected, rtol=1e-6)
     assert len(model.load_scorer().tokens.cache) > 0
-
-
-def test_prompts_are_remembered_too(tmp_path, results, seen):
-    model = ld.LongP(tiny_long.decoder(tmp_path), max_query_len=8)
-    before = scores(model, results)
-    seen.clear()
-    np.testing.assert_allclose(scores(model, results), before, rtol=1e-6)
-    assert not seen

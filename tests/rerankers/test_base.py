@@ -17,12 +17,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.frames import EXPLANATION_COLUMNS
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.rerankers import biencoder, cross
 from pyterrier_longdoc.rerankers.base import WindowReranker
 
-from ..support import tiny
+from ..support import frames, tiny
 from ..support.systems import (
     AGGREGATING,
     CROSS_ENCODERS,
@@ -134,12 +135,14 @@ def test_a_row_has_one_score(loaded):
         assert by_rank["rank"].tolist() == list(range(len(group)))
         assert by_rank["score"].is_monotonic_decreasing
     for i in range(5):
+        forget_embeddings()  # or they would be those of the whole frame
         alone = loaded(frame.iloc[[i]])
         assert alone["rank"].tolist() == [0]
         np.testing.assert_allclose(alone["score"], expected[[i]], atol=1e-5)
     twice = scores(loaded, pd.concat([frame, frame]))
     np.testing.assert_array_equal(*np.split(twice, 2))
     for sizes in ({"batch_size": 1}, {"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}):
+        forget_embeddings()
         np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
     generated = pd.concat(loaded.transform_gen(frame, batch_size=1))
     np.testing.assert_allclose(generated["score"].loc[frame.index], expected, atol=1e-5)
@@ -174,26 +177,6 @@ def test_very_long_text(loaded, name, results, monkeypatch):
     assert np.isfinite(scores(loaded, frame)).all()
 
 
-text = st.one_of(
-    st.none(),
-    st.just(""),
-    st.text(max_size=60),
-    st.text(alphabet="\x00\ud800\u200b\u0301\ufeff\U0001f44d 中a.\n\t", max_size=30),
-    st.lists(st.sampled_from(tiny.WORDS), max_size=60).map(" ".join),
-)
-row = st.fixed_dictionaries(
-    {
-        "qid": st.sampled_from(["1", "2"]),
-        "query": text,
-        "docno": st.sampled_from(["a", "b", "c"]),
-        "text": text,
-        "score": st.floats(-10, 10),
-        "_x": st.none() | st.integers(),
-        "title": text,
-    }
-)
-
-
 @pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "Birch", "PARADE-query", "BiEncoder-avg"]), indirect=True)
 @settings(
     max_examples=20,
@@ -201,7 +184,7 @@ row = st.fixed_dictionaries(
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-@given(rows=st.lists(row, min_size=1, max_size=6), data=st.data())
+@given(rows=st.lists(frames.ROWS, min_size=1, max_size=6), data=st.data())
 def test_any_frame_is_scored(loaded, rows, data):
     index = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
     frame = pd.DataFrame(rows, index=index, dtype=object)

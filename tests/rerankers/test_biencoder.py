@@ -101,19 +101,3 @@ def test_given_windows_replace_sizes(plain_encoder):
     assert model(inp)["window_spans"][0] == [(0, 8), (9, 22), (23, 28)]
     assert ld.BiEncoder("any/model").make_windows() == ld.SlidingWindows(150, 100)
     assert ld.BiEncoder("any/model", aggregation="first").make_windows() == ld.Truncate()
-
-
-def test_max_doc_len(plain_encoder):
-    cut, whole = ld.BiEncoder(plain_encoder, max_doc_len=25, **SMALL), ld.BiEncoder(plain_encoder, **SMALL)
-    short = " ".join(LONG.split()[:25])
-    found = scores(cut, frame(["old dog"], [LONG]))
-    np.testing.assert_allclose(found, scores(whole, frame(["old dog"], [short])), atol=1e-6)
-    assert (cut.coverage.tokens, cut.coverage.tokens_read, cut.coverage.documents_cut) == (50, 25, 1)
-    assert (whole.coverage.tokens, whole.coverage.tokens_read, whole.coverage.documents_cut) == (25, 25, 0)
-
-
-def test_long_queries_are_cut(plain_encoder):
-    model = ld.BiEncoder(plain_encoder, **SMALL)
-    found = scores(model, frame([" ".join(W[:12]), " ".join(W[:8])], ["the cat"]))
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
-    assert (model.coverage.queries, model.coverage.queries_cut) == (2, 1)
