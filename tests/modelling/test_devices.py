@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import devices
 
 from ..support.systems import QUIET, make, scores
@@ -39,6 +40,7 @@ def computed(monkeypatch) -> list[str]:
 @pytest.mark.usefixtures("fast_bfloat16")
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 def test_the_fastest_precision(name, results, computed):
+    forget_embeddings()
     model = make(name, dtype="fastest")
     low = scores(model, results)
     assert "bfloat16" in computed
