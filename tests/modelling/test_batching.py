@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyterrier_longdoc.modelling.backbones.load import Backbone, load_backbone
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.batching import Encoded, PairLayout, to_dense
 
 from ..support import tiny
@@ -128,34 +128,6 @@ def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
         assert batch.token_type_ids.tolist() == expected["token_type_ids"].tolist()
     assert (layout.types is not None) == (family in ("bert", "electra"))
     assert layout.specials == (4 if "roberta" in family else 3)
-
-
-def encoder_with(tokenizer, segments):
-    """As much of a backbone as its layouts need."""
-    from transformers import BertConfig
-
-    model = torch.nn.Module()
-    model.config = BertConfig(type_vocab_size=segments)
-    return Backbone(model, tokenizer, None, None, "mean")
-
-
-@pytest.mark.parametrize("prefix", ["", "find the :", "a"])
-def test_text_layout(prefix):
-    tokenizer = tiny.tokenizer()
-    texts = ["the cat and the dog", "", "rain"]
-    layout, _ = encoder_with(tokenizer, 2).text_layout(prefix)
-    words = [ids(*tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-    batch = layout.collate([ids()] * 3, [[text] for text in words])
-    expected = tokenizer([f"{prefix} {text}" for text in texts], padding=True, return_tensors="pt")
-    assert batch.input_ids.tolist() == expected["input_ids"].tolist()
-    assert batch.attention_mask.tolist() == expected["attention_mask"].bool().tolist()
-    assert batch.token_type_ids.unique().tolist() == [0]
-    assert layout.specials == 2 + len(tokenizer(prefix, add_special_tokens=False)["input_ids"])
-
-
-def test_text_layout_without_segments():
-    assert encoder_with(tiny.tokenizer(), 1).text_layout()[0].types is None
-    assert encoder_with(tiny.tokenizer(segments=False), 2).text_layout()[0].types is None
 
 
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 100))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import devices
-from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support.systems import QUIET, make, scores
 
@@ -40,6 +40,7 @@ def computed(monkeypatch) -> list[str]:
 @pytest.mark.usefixtures("fast_bfloat16")
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
 def test_the_fastest_precision(name, results, computed):
+    forget_embeddings()
     model = make(name, dtype="fastest")
     low = scores(model, results)
     assert "bfloat16" in computed
@@ -60,21 +61,6 @@ def test_training_stays_in_its_own_precision(computed):
     scorer = make("MaxP", dtype="fastest").load_scorer()
     scorer(["old dog"], ["the cat"]).sum().backward()
     assert set(computed) == {"float32"}
-
-
-@pytest.mark.usefixtures("fast_bfloat16")
-def test_cached_scores_are_of_one_precision(results, tmp_path):
-    path = tmp_path / "scores.sqlite"
-    model = make("MaxP", score_cache=path)
-    high = scores(model, results)
-    entries = len(ScoreCache(path))
-    model.dtype = "fastest"
-    low = scores(model, results)
-    assert len(ScoreCache(path)) == 2 * entries
-    assert not np.array_equal(low, high)
-    model.dtype = "float32"
-    np.testing.assert_array_equal(scores(model, results), high)
-    assert (model.coverage.dtype, model.coverage.tokens_computed, model.coverage.padding) == ("float32", 0, 0.0)
 
 
 @pytest.mark.usefixtures("fast_bfloat16")

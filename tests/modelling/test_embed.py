@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoTokenizer, BertConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.modelling.embed import EmbeddingEncoder, embedding_settings, shared_encoder
+from pyterrier_longdoc.modelling.apart import NOTHING
+from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
 from ..support.scorers import Passes
+from ..support.sentence_transformers import dense, describe, framed, general, sentence_piece_tokenizer
 from ..support.systems import QUIET, scores
 from ..support.tiny import frame
-from .test_batching import encoder_with, ids
 from .test_windows import byte_level_tokenizer
 
 pytestmark = QUIET
@@ -33,28 +32,6 @@ ONE = TWO.head(1)
 
 
 # What the checkpoint says.
-
-MODULES = "sentence_transformers.models."
-
-
-def describe(folder: Path, **configs: dict) -> Path:
-    """Adds `modules.json` and a folder with the config of each module after the encoder."""
-    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{MODULES}Transformer"}]
-    for i, (kind, config) in enumerate(configs.items(), 1):
-        path = f"{i}_{kind}"
-        modules.append({"idx": i, "name": str(i), "path": path, "type": MODULES + kind})
-        (folder / path).mkdir(exist_ok=True)
-        (folder / path / "config.json").write_text(json.dumps(config))
-    (folder / "modules.json").write_text(json.dumps(modules))
-    return folder
-
-
-def dense(folder: Path, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights of a dense layer, put where `describe` puts the second module."""
-    torch.manual_seed(3)
-    weight, bias = torch.randn(size, 32), torch.randn(size)
-    save_file({"linear.weight": weight, "linear.bias": bias}, folder / "2_Dense" / "model.safetensors")
-    return weight, bias
 
 
 @pytest.fixture
@@ -118,10 +95,6 @@ def test_layers_that_cannot_be_applied(modules, message, encoder):
         ld.BiEncoder(encoder, **SMALL)(ONE)
 
 
-def general(folder: Path, **settings) -> None:
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-
-
 def test_similarity_is_the_checkpoints_own(encoder):
     expected = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), TWO)
     general(encoder, similarity_fn_name="dot")
@@ -172,34 +145,29 @@ def test_cross_encoder_as_bi_encoder_warns(cross_encoder):
 # Prefixes.
 
 
-def sentence_piece_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer in the style of XLM-R: every word begins with a mark, the first one too."""
-    pieces = ["<unk>", "\u2581", *(f"\u2581{w}" for w in tiny.WORDS), *"abcdefghijklmnopqrstuvwxyz:., "]
-    core = Tokenizer(models.Unigram([(piece, -float(i % 7 + 1)) for i, piece in enumerate(pieces)], 0))
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
-    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+def encoder_with(tokenizer, segments) -> Backbone:
+    """As much of a backbone as its layouts need."""
+    model = torch.nn.Module()
+    model.config = BertConfig(type_vocab_size=segments)
+    return Backbone(model, tokenizer, None, None, "mean")
 
 
-def framed(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The same tokenizer with special tokens around every text."""
-    tokenizer.add_special_tokens({"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"})
-    special = [("[CLS]", tokenizer.cls_token_id), ("[SEP]", tokenizer.sep_token_id)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=special
-    )
-    return tokenizer
-
-
-@pytest.mark.parametrize("prefix", ["query: ", "find the dog: ", "a "])
+@pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a "])
 @pytest.mark.parametrize("make", [tiny.tokenizer, byte_level_tokenizer, sentence_piece_tokenizer])
 def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
     layout, lead = encoder_with(tokenizer, 2).text_layout(prefix)
-    tokens = [ids(*text.ids.tolist()) for text in tokenize(tokenizer, texts, lead=lead)]
-    batch = layout.collate([ids()] * 3, [[text] for text in tokens])
+    tokens = [text.ids for text in tokenize(tokenizer, texts, lead=lead)]
+    batch = layout.collate([NOTHING] * 3, [[text] for text in tokens])
     for row, mask, text in zip(batch.input_ids, batch.attention_mask, texts, strict=True):
         assert row[mask].tolist() == tokenizer(prefix + text)["input_ids"]
+
+
+def test_segments_of_texts():
+    assert encoder_with(tiny.tokenizer(), 2).text_layout()[0].types == (0, 0, 0, 0, 0)
+    assert encoder_with(tiny.tokenizer(), 1).text_layout()[0].types is None
+    assert encoder_with(tiny.tokenizer(segments=False), 2).text_layout()[0].types is None
 
 
 def test_offsets_do_not_count_the_lead():
@@ -283,20 +251,6 @@ def test_the_cache_is_bounded():
     cache.put(3, vectors[4])
     assert len(cache) == 3
     EmbeddingCache(max_bytes=1).put(0, vectors[0])
-
-
-@pytest.mark.parametrize("limits", [{"batch_size": 1}, {"batch_size": 3}, {"max_batch_tokens": 30}, {}])
-def test_batches_and_blocks_do_not_matter(limits, own, tmp_path_factory, monkeypatch):
-    inp = frame(["old dog", "snow in the city"], ["the cat", LONG, "", "a", LONG[:90]])
-    expected = scores(ld.BiEncoder(own, **SMALL), inp)
-    if not limits:
-        monkeypatch.setattr(EmbeddingEncoder, "block_characters", 1)
-    model = ld.BiEncoder(tiny.checkpoint(tmp_path_factory.mktemp("twin"), labels=None), **limits, **SMALL)
-    passes = Passes(model.load_scorer())
-    np.testing.assert_allclose(model(inp.sample(frac=1, random_state=1))["score"].sort_index(), expected, atol=1e-5)
-    assert (model.coverage.documents, model.coverage.queries) == (5, 2)
-    assert max(rows for rows, _ in passes.shapes) <= limits.get("batch_size", 64)
-    assert len(passes.shapes) >= 3
 
 
 @pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])

@@ -6,13 +6,13 @@ import tracemalloc
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.common.coverage import Coverage, Work
 from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
@@ -23,7 +23,7 @@ from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
 from ..support.scorers import Passes
-from ..support.systems import QUIET, SLIDING, SMALL, make, scores
+from ..support.systems import QUIET, make, scores
 from .test_scorer import CLOSE, QUERIES, TEXTS, text_of
 from .test_scorer import make as make_scorer
 
@@ -86,21 +86,12 @@ def test_default_limits(encoder):
     assert largest(device=elsewhere, affordable=104, max_batch_tokens=56) == 56
 
 
-@pytest.mark.parametrize(("batch_size", "tokens"), [(4, 10**6), (64, 64), (64, 5)])
-def test_passes_stay_within_their_limits(backbone, batch_size, tokens):
-    scorer = make_scorer(backbone, batch_size=batch_size, max_batch_tokens=tokens)
-    passes = Passes(scorer)
-    assert scorer.score(QUERIES, TEXTS).coverage.windows == passes.windows == 9 + 1 + 2 + 1 + 1 + 4
-    assert all(rows <= batch_size for rows, _ in passes.shapes)
-    assert all(rows == 1 or rows * length <= tokens for rows, length in passes.shapes)
-
-
 def test_full_windows_need_no_mask():
     model = make("MaxP")
     passes = Passes(model.load_scorer())
     # Full windows of 20 tokens, and one of 15, 15 and 17 each.
     texts = [" ".join(tiny.WORDS[i * (n + 1) % 47] for i in range(n)) for n in (95, 75, 57)]
-    frame = pd.DataFrame({"qid": "1", "query": "old dog", "docno": list("abc"), "text": texts})
+    frame = tiny.frame(["old dog"], texts)
     model(frame)
     assert [inputs["attention_mask"] is not None for inputs in passes.inputs] == [True, False]
     passes.inputs.clear()
@@ -210,47 +201,39 @@ def cells(monkeypatch) -> list[int]:
     return counts
 
 
-def test_a_document_of_20_000_words_among_others(results, cells, monkeypatch):
-    words = np.random.default_rng(0).choice(tiny.WORDS, 20_000)
-    huge = pd.DataFrame({"qid": "1", "query": "old dog", "docno": "huge", "text": [" ".join(words)]})
-    model = make("PARADE-attn", stride=20)
-    without, alone = scores(model, results), scores(model, huge)
-    cells.clear()
-    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 2000)
-    found = scores(model, pd.concat([results[:2], huge, results[2:]]))
-    np.testing.assert_allclose(np.delete(found, 2), without, rtol=1e-5)
-    np.testing.assert_allclose(found[2], alone, rtol=1e-5)
-    assert sum(cells) > 20_000
-    assert max(cells) <= 2000
-
-
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "MORESPlus"])
 def test_one_long_sentence_does_not_make_all_windows_long(name, cells, monkeypatch):
-    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 500)
-    words = tiny.WORDS
-    size = None if name.startswith("Bi") else 150
+    words, size = tiny.WORDS, None if name.startswith("Bi") else 150
     model = make(name, windows=ld.SentenceWindows(max_sentences=1), window_size=size, stride=100)
     short = " ".join(f"{words[i % 47]} {words[i // 47]}." for i in range(90))
     text = short + " " + " ".join(words[:40]) + ". " + short.replace(".", " cat.")
-    model(pd.DataFrame({"qid": "1", "query": "old dog", "docno": ["d1", "d2"], "text": [text, "a cat."]}))
+    frame = tiny.frame(["old dog"], [text, "a cat."])
+    expected = scores(model, frame)
+    cells.clear()
+    forget_embeddings()
+    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 500)
+    np.testing.assert_allclose(scores(model, frame), expected, rtol=1e-5)
     assert model.coverage.windows > 180
+    assert sum(cells) > 1000
     assert max(cells) <= 500
 
 
 def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
     """Peak of numpy and Python objects for one long document beside short ones, all of them cut into sentences."""
-    layout, encoder = backbone.pair_layout(), WindowEncoder(backbone).eval()
-    encoder.backbone = NothingToEncode(backbone.model.config)
-    encoder.representation = torch.nn.Identity()
-    query = np.array([5], dtype=np.int32)
+
+    def nothing(encoder, batch, rows, all_layers):
+        return (torch.zeros(len(rows), 1, 32),), batch.attention_mask[rows], 0
+
+    monkeypatch.setattr(WindowEncoder, "_encode", nothing)
     monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 2000)
+    encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
 
     def peak(sentences: int) -> int:
         windows = [np.arange(i % 97, i % 97 + 9, dtype=np.int32) * 31 % 1000 + i // 97 for i in range(sentences)]
         windows.append(np.arange(110, dtype=np.int32))
         tracemalloc.start()
         try:
-            encode(encoder, layout, [(query, window) for window in windows])
+            encode(encoder, backbone.pair_layout(), [(query, window) for window in windows])
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -259,18 +242,6 @@ def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
     # Padded to the longest, 3,000 windows of 114 tokens take 17 bytes a token, 5.8 MB.
     assert large < 3000 * 114 * 17 / 2
     assert large < 11 * small
-
-
-class NothingToEncode(torch.nn.Module):
-    """Stands in for a backbone; its states are zeros."""
-
-    def __init__(self, config) -> None:
-        super().__init__()
-        self.config = config
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, input_ids, **_):
-        return type("Output", (), {"last_hidden_state": torch.zeros(*input_ids.shape, 32)})
 
 
 # What heads see.
@@ -315,8 +286,7 @@ def test_pooling_takes_the_real_tokens(backbone):
 
 def test_padding_with_known_numbers():
     model = make("MaxP", stride=20)
-    texts = ["the cat and dog", " ".join(tiny.WORDS[:10]), " ".join(tiny.WORDS[:45])]
-    frame = pd.DataFrame({"qid": "1", "query": "old dog", "docno": list("abc"), "text": texts})
+    frame = tiny.frame(["old dog"], ["the cat and dog", " ".join(tiny.WORDS[:10]), " ".join(tiny.WORDS[:45])])
     model(frame)
     # Query and special tokens are 2 + 3; windows have 4, 5, 10, 20 and 20 tokens: one pass of 25 by 5.
     assert model.coverage.tokens_encoded == 5 * (2 + 3) + 4 + 5 + 10 + 20 + 20
@@ -332,9 +302,9 @@ def test_padding_with_known_numbers():
     assert (model.coverage.tokens_encoded, model.coverage.tokens_computed) == (2 + 4 + 3, 8 + 20 + 3)
 
 
-def test_padding_of_bi_encoders_and_of_what_they_remember(tmp_path):
-    model = ld.BiEncoder(tiny.checkpoint(tmp_path, labels=None), **{**SLIDING, **SMALL})
-    frame = pd.DataFrame({"qid": "1", "query": "old dog", "docno": ["a", "b"], "text": ["the cat", "snow in the city"]})
+def test_padding_of_bi_encoders_and_of_what_they_remember():
+    model, frame = make("BiEncoder-max"), tiny.frame(["old dog"], ["the cat", "snow in the city"])
+    forget_embeddings()
     model(frame)
     assert (model.coverage.tokens_encoded, model.coverage.tokens_computed) == (4 + 4 + 6, 4 + 2 * 6)
     assert model.coverage.padding == pytest.approx(1 - 14 / 16)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.coverage import Coverage, Work
@@ -21,16 +21,13 @@ from pyterrier_longdoc.modelling.texts import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, SlidingWords, Truncate
 
 from ..support import tiny
-from ..support.scorers import Passes, explained, scorer_of
+from ..support.scorers import explained, scorer_of
 from ..support.systems import slow_but
-from .test_windows import STRANGE
 
 SLIDING = SlidingWindows(20, 10)
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 HEADS = slow_but(("maxp", "parade-attn", "parade-transformer-query", "cedr-knrm"), registered_heads())
 TOKENS = [name for name, head in registered_heads().items() if head.needs != "cls"]
-LINEAR = [name for name in registered_heads() if name not in ("parade-transformer", *TOKENS)]
-"""Heads that score a single window by the final layer alone."""
 
 
 def text_of(words, seed=0):
@@ -90,14 +87,6 @@ def test_a_score_does_not_depend_on_the_batch(backbone, head, pad_query):
         np.testing.assert_allclose(mixed, alone[list(order)], **CLOSE)
 
 
-@pytest.mark.parametrize("family", slow_but(("roberta", "modernbert"), tiny.FAMILIES))
-def test_a_score_does_not_depend_on_the_batch_whatever_the_family(family, tmp_path):
-    backbone = load_backbone(tiny.checkpoint(tmp_path, family))
-    for pad_query in (False, True):
-        scorer = make(backbone, pad_query=pad_query)
-        np.testing.assert_allclose(scores(scorer), each_alone(scorer), **CLOSE)
-
-
 def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
     scorer = make(backbone)
     queries, texts = QUERIES * 2, TEXTS + TEXTS[::-1]
@@ -148,18 +137,6 @@ def test_queries_are_cut(backbone):
     assert whole != pytest.approx(long)
 
 
-def test_reading_can_be_changed(backbone):
-    scorer = make(backbone)
-    before, old = scores(scorer), scorer.settings
-    other = {"max_doc_len": 30, "max_query_len": 4, "pad_query": True}
-    scorer.use(replace(old, windows=GreedyChunks(10), **other))
-    assert (scorer.layout.query_size, scorer.layout.window_size) == (4, 10)
-    assert np.array_equal(scores(scorer), scores(make(backbone, windows=GreedyChunks(10), **other)))
-    scorer.use(old)
-    assert (scorer.layout.query_size, scorer.layout.window_size) == (None, None)
-    assert np.array_equal(scores(scorer), before)
-
-
 def test_windows_adapt_to_the_backbone(backbone):
     # 128 positions, 8 of them for the query, 3 for special tokens
     for windows in (GreedyChunks(), SentenceWindows(), SlidingWindows(117, 60)):
@@ -182,43 +159,7 @@ def test_wrong_arguments(backbone, arguments, message):
         make(backbone, **arguments)
 
 
-def test_a_document_of_40_000_words(tmp_path):
-    backbone = load_backbone(tiny.checkpoint(tmp_path, num_hidden_layers=1))
-    scorer = make(backbone, windows=SlidingWindows(100, 50, max_windows=4))
-    passes, text = Passes(scorer), text_of(100) + " "
-    scored = scorer.score(["old dog"] * 2, [text * 400, text * 3])
-    # The windows at tokens 0, 50, 100 and 150 are the same ones in both.
-    assert scored.scores[0] == pytest.approx(scored.scores[1], rel=1e-5)
-    assert passes.windows == 2  # every other window is the same, in both documents
-    assert scored.coverage.windows == 2 * 4
-    assert (scored.coverage.tokens, scored.coverage.tokens_read) == (40_000 + 300, 250 + 250)
-
-
-@given(pairs=st.lists(st.tuples(STRANGE, STRANGE), max_size=6))
-@settings(max_examples=12, deadline=None)
-def test_strange_pairs(backbone, pairs):
-    for windows in (SLIDING, SlidingWords(5, 3), SentenceWindows(max_tokens=20)):
-        # Long words are many tokens: a cap keeps the test fast.
-        scorer = make(backbone, windows=replace(windows, max_windows=5))
-        queries, texts = [query for query, _ in pairs] * 2, [text for _, text in pairs] * 2
-        expected = scores(scorer, queries, texts)
-        assert expected.shape == (2 * len(pairs),)
-        assert np.isfinite(expected).all()
-        assert np.array_equal(expected[: len(pairs)], expected[len(pairs) :])
-        again, explanations = explained(scorer, queries, texts)
-        np.testing.assert_allclose(again, expected, **CLOSE)
-        for text, explanation in zip(texts, explanations, strict=True):
-            assert all(0 <= a <= b <= len(text) for a, b in explanation.spans)
-
-
 # Heads and modes.
-
-
-def test_single_windows_have_one_score_whatever_the_head(backbone):
-    pairs = ["old dog"] * 3, [text_of(20), text_of(7, 1), ""]
-    expected = scores(make(backbone, "firstp", Truncate(20)), *pairs)
-    for head in LINEAR:
-        np.testing.assert_allclose(scores(make(backbone, head), *pairs), expected, **CLOSE)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -230,13 +171,6 @@ def test_scoring_is_forward_in_evaluation_mode(backbone, head, pad_query):
     np.testing.assert_allclose(scores(scorer), expected.detach().numpy(), **CLOSE)
 
 
-@pytest.mark.parametrize("windows", [GreedyChunks(20), SlidingWords(15, 10), SentenceWindows(max_tokens=20)])
-def test_forward_and_score_read_the_same_windows(backbone, windows):
-    texts = [text.replace("city", "city.") for text in TEXTS]
-    scorer = make(backbone, windows=windows)
-    np.testing.assert_allclose(scores(scorer, QUERIES, texts), scorer(QUERIES, texts).detach().numpy(), **CLOSE)
-
-
 def test_nothing_in_nothing_out(backbone):
     scorer = make(backbone)
     assert scorer([], []).tolist() == []
@@ -244,15 +178,6 @@ def test_nothing_in_nothing_out(backbone):
     assert (scored.scores.tolist(), scored.explanations) == ([], [])
     assert scored.coverage == Coverage()
     assert scored.coverage.tokens_computed == 0
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("pad_query", [False, True])
-def test_empty_queries_and_documents_have_finite_scores(backbone, head, pad_query):
-    found = scores(make(backbone, head, pad_query=pad_query), ["", "", "old dog"], ["", "a red fish", ""])
-    assert np.isfinite(found).all()
-    # Sums over query tokens: without any, all documents are alike.
-    assert len(set(found)) == (2 if head in ("model1", "cedr-drmm") else 3)
 
 
 def test_modes_are_restored(backbone):
@@ -279,44 +204,7 @@ def test_scores_that_are_not_finite(backbone):
         scorer.score(["a"] * 3, ["the cat", text_of(95), ""])
 
 
-def test_bfloat16_is_close_to_float32(cross_encoder):
-    # Smaller weights than usual here: rounding grows with them.
-    backbone = load_backbone(cross_encoder)
-    with torch.no_grad():
-        for parameter in backbone.model.parameters():
-            parameter.mul_(0.5)
-    for head in ("maxp", "parade-attn", "parade-transformer"):
-        scorer = make(backbone, head)
-        exact = scores(scorer)
-        scorer.use(replace(scorer.settings, dtype=torch.bfloat16))
-        rough = scores(scorer)
-        assert rough.dtype == np.float64
-        assert not np.array_equal(exact, rough)
-        np.testing.assert_allclose(rough, exact, atol=0.1 * np.ptp(exact))
-    assert {p.dtype for p in scorer.parameters()} == {torch.float32}
-
-
 # What is told: progress, coverage, explanations.
-
-
-def test_equal_pairs_are_encoded_once(backbone):
-    scorer = make(backbone)
-    passes = Passes(scorer)
-    queries = ["old dog", "snow", "old dog", "old dog", "snow"]
-    found = scores(scorer, queries, [text_of(40), text_of(40), text_of(40), text_of(12), text_of(40)])
-    assert passes.windows == 3 + 3 + 1  # two pairs of 40 tokens in windows of 20 by 10, one pair of 12
-    assert found[0] == found[2]
-    assert found[1] == found[4]
-    assert len(set(found)) == 3
-
-
-def test_progress_adds_up_to_the_rows(backbone, monkeypatch):
-    for batch_size, characters, explain in [(1, 1, False), (1, 10**6, True), (3, 200, False), (64, 10**6, False)]:
-        monkeypatch.setattr(WindowEncoder, "block_characters", characters)
-        done = []
-        make(backbone, batch_size=batch_size).score(QUERIES * 3, TEXTS * 3, on_rows=done.append, explain=explain)
-        assert sum(done) == 18
-        assert min(done) >= 0
 
 
 @given(parts=st.lists(st.integers(1, 50), min_size=1, max_size=60), rows=st.integers(0, 1000))
@@ -351,9 +239,7 @@ def test_coverage(backbone):
     assert coverage.windows_per_document == 11 / 5
     whole = scorer.score(["a"], ["the cat"]).coverage  # of this run alone
     assert (whole.documents, whole.queries, whole.tokens, whole.is_cut, whole.share_read) == (1, 1, 2, False, 1.0)
-
-
-def test_coverage_with_a_document_budget_and_with_gaps(backbone):
+    # With a document budget, and with gaps.
     scorer = make(backbone, max_doc_len=45)
     coverage = scorer.score(["a"] * 3, [text_of(95), text_of(45), text_of(44)]).coverage
     assert (coverage.tokens, coverage.tokens_read) == (95 + 45 + 44, 45 + 45 + 44)

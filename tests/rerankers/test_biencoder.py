@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 import pyterrier_longdoc as ld
 
 from ..support import tiny
-from ..support.systems import QUIET, scores, slow_but
+from ..support.systems import QUIET, scores
 from ..support.tiny import frame
 
 pytestmark = QUIET
@@ -66,14 +66,6 @@ def test_equals_hugging_face(pooling, similarity, plain_encoder):
     np.testing.assert_allclose(rough, expected, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("family", slow_but(["roberta"], ["roberta", "distilbert", "modernbert", "deberta-v2"]))
-def test_other_families(family, tmp_path):
-    name = tiny.checkpoint(tmp_path, family, labels=None)
-    query, texts = "old dog", ["the cat in the rain", "snow in the city by the river"]
-    expected = [cosine(embedding(name, query), embedding(name, text)) for text in texts]
-    np.testing.assert_allclose(scores(ld.BiEncoder(name, **SMALL), frame([query], texts)), expected, atol=1e-5)
-
-
 def test_prefixes(plain_encoder):
     texts = ["the cat in the rain", LONG]
     prefixed = ld.BiEncoder(plain_encoder, query_prefix="find: ", passage_prefix="read ", **SMALL)
@@ -109,19 +101,3 @@ def test_given_windows_replace_sizes(plain_encoder):
     assert model(inp)["window_spans"][0] == [(0, 8), (9, 22), (23, 28)]
     assert ld.BiEncoder("any/model").make_windows() == ld.SlidingWindows(150, 100)
     assert ld.BiEncoder("any/model", aggregation="first").make_windows() == ld.Truncate()
-
-
-def test_max_doc_len(plain_encoder):
-    cut, whole = ld.BiEncoder(plain_encoder, max_doc_len=25, **SMALL), ld.BiEncoder(plain_encoder, **SMALL)
-    short = " ".join(LONG.split()[:25])
-    found = scores(cut, frame(["old dog"], [LONG]))
-    np.testing.assert_allclose(found, scores(whole, frame(["old dog"], [short])), atol=1e-6)
-    assert (cut.coverage.tokens, cut.coverage.tokens_read, cut.coverage.documents_cut) == (50, 25, 1)
-    assert (whole.coverage.tokens, whole.coverage.tokens_read, whole.coverage.documents_cut) == (25, 25, 0)
-
-
-def test_long_queries_are_cut(plain_encoder):
-    model = ld.BiEncoder(plain_encoder, **SMALL)
-    found = scores(model, frame([" ".join(W[:12]), " ".join(W[:8])], ["the cat"]))
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
-    assert (model.coverage.queries, model.coverage.queries_cut) == (2, 1)

@@ -10,7 +10,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
-from pyterrier_longdoc.rerankers.fused import FusedRerankers, score_together
+from pyterrier_longdoc.rerankers.fused import FusedRerankers
 
 from ..support import tiny
 from ..support.systems import QRELS, QUIET, make
@@ -108,13 +108,6 @@ def test_each_window_is_encoded_once(results, encoded):
     assert [model.coverage.documents_cut for model in fused.models] == [0, 1, 0]  # each tells what it has read itself
 
 
-def test_the_same_model_twice(results):
-    [model] = models_of("MaxP")
-    features = np.stack((model**model).compile()(results)["features"])
-    np.testing.assert_array_equal(features[:, 0], features[:, 1])
-    assert model.coverage.documents == 3
-
-
 UNLIKE = {
     "tokens": ("CEDR-knrm", {}),
     "query states": ("PARADE-query", {}),
@@ -202,16 +195,14 @@ def test_changed_arguments_count(results):
         assert_same(fused(results)[["features"]], unfused(results)[["features"]])
 
 
-def test_progress_counts_every_row():
-    scorers = [model.load_scorer() for model in models_of("MaxP", "FirstP")]
-    steps = []
-    score_together(scorers, ["old dog"] * 3, ["a cat", "snow " * 90, "a cat"], on_rows=steps.append)
-    assert sum(steps) == 3
-
-
 @pytest.mark.parametrize("verbose", [False, True])
-def test_untrained_models_warn(verbose, results):
-    models = [make(name, verbose=verbose) for name in ("MaxP", "PARADE-transformer")]
+def test_warnings_progress_and_a_model_that_stands_twice(verbose, results, monkeypatch):
+    model, untrained = (make(name, verbose=verbose) for name in ("MaxP", "PARADE-transformer"))
+    steps = []
+    monkeypatch.setattr(pt.tqdm, "update", lambda bar, rows=1: steps.append(rows))
     with pytest.warns(ld.UntrainedWarning, match="PARADE") as caught:
-        union(models).compile()(results)
+        features = np.stack(union([model, untrained, model]).compile()(results)["features"])
     assert len([w for w in caught if w.category is ld.UntrainedWarning]) == 1
+    assert sum(steps) == (3 * len(results) if verbose else 0)
+    np.testing.assert_array_equal(features[:, 0], features[:, 2])
+    assert model.coverage.documents == 3

@@ -85,6 +85,7 @@ class Sneaky(pt.Transformer):
             "size": len(inp),
             "longest mate": lengths.max(),
             "nothing": 0.0,
+            "a little of a million": 1e6 + self.calls,
         }[self.what]
         return inp.assign(score=lengths + extra).iloc[::-1]
 
@@ -97,6 +98,7 @@ class Sneaky(pt.Transformer):
         ("size", {"alone", "padding"}),
         ("longest mate", {"alone"}),
         ("nothing", set()),
+        ("a little of a million", set()),  # tolerance is relative to large scores
     ],
 )
 def test_dependence_is_found(what, caught, results):
@@ -130,18 +132,6 @@ def test_warnings_come_afterwards(results):
     check(model, results)
     with pytest.warns(ld.TruncationWarning):
         model(results)
-
-
-def test_tolerance_is_relative_to_large_scores(results):
-    class Large(pt.Transformer):
-        calls = 0
-
-        def transform(self, inp):
-            self.calls += 1
-            return inp.assign(score=1e6 + self.calls)
-
-    assert check(Large(), results, tolerance=1e-4)["passed"].dropna().all()
-    assert not check(Large(), results, tolerance=1e-7)["passed"].dropna().any()
 
 
 def test_rows_that_cannot_be_compared(results):

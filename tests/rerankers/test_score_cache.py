@@ -192,22 +192,6 @@ def test_scores_and_ranks_are_those_of_the_model(name, caching, path, encoded):
         pd.testing.assert_frame_equal(full(results), expected)
 
 
-def test_text_loader_behind_the_cache(caching, path, results):
-    texts = results.drop_duplicates("docno").set_index("docno")["text"]
-    loads = []
-
-    def load(frame):
-        loads.append(len(frame))
-        return frame.assign(text=frame["docno"].map(texts))
-
-    loader = pt.apply.generic(load, required_columns=["docno"])
-    with caching.ScorerCache(path, make("MaxP", text_loader=loader)) as cache:
-        for _ in range(2):
-            found = scores(cache, results.drop(columns="text"))
-            np.testing.assert_allclose(found, scores(make("MaxP"), results), rtol=1e-6)
-    assert sum(loads) == len(results)
-
-
 def fit(model, frame):
     model.training = FAST_LEARNING
     model.fit(frame, QRELS)
@@ -252,20 +236,3 @@ def test_other_limits_of_those_caches(caching, path, tmp_path):
         cache(twice)
     own = scores(make("MaxP", score_cache=tmp_path / "scores.sqlite"), twice)
     np.testing.assert_allclose(own, scores(make("MaxP"), twice), rtol=1e-5)
-    # The dense cache has single precision.
-    dense = caching.DenseScorerCache(tmp_path / "dense", model)
-    dense.build([{"docno": docno} for docno in results["docno"].unique()])
-    with dense:
-        np.testing.assert_array_equal(scores(dense, results), scores(model, results).astype("float32"))
-
-
-def test_key_value_cache_sees_the_text_but_leaves_old_ranks(caching, path):
-    model, results = make("MaxP"), tiny.results()
-    frame = results[results["text"].notna()].assign(rank=[7, 8, 7, 8])
-    changed = frame.assign(text=frame["text"] + " snow on the mountain")
-    with caching.KeyValueCache(path, model, key=["query", "text"], value="score") as cache:
-        np.testing.assert_array_equal(scores(cache, frame), scores(model, frame))
-        out = cache(changed)
-        np.testing.assert_array_equal(out["score"], scores(model, changed))
-    assert out["rank"].tolist() == [7, 8, 7, 8]
-    assert sorted(model(changed)["rank"]) == [0, 0, 1, 1]

@@ -28,3 +28,40 @@ def softmax(x):
 
 def gelu(x):
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
+
+
+def attention(q, k, v, heads):
+    """Of every row of `q` over every row of `k`."""
+    parts = np.split(np.arange(q.shape[1]), heads)
+    return np.hstack([softmax((q[:, h] @ k[:, h].T / np.sqrt(len(h))).T).T @ v[:, h] for h in parts])
+
+
+def bert(model, x, segments):
+    """The first state of a BERT over vectors."""
+    embeddings = model.embeddings
+    x = x + array(embeddings.position_embeddings.weight)[: len(x)]
+    x = layer_norm(x + array(embeddings.token_type_embeddings.weight)[segments], embeddings.LayerNorm)
+    for layer in model.encoder.layer:
+        own, output = layer.attention.self, layer.attention.output
+        q, k, v = (linear(x, module) for module in (own.query, own.key, own.value))
+        x = layer_norm(x + linear(attention(q, k, v, own.num_attention_heads), output.dense), output.LayerNorm)
+        inner = linear(gelu(linear(x, layer.intermediate.dense)), layer.output.dense)
+        x = layer_norm(x + inner, layer.output.LayerNorm)
+    return x[0]
+
+
+def bart(part, words, ids, memory=None):
+    """All states of BART's encoder, or of its decoder over a memory, where every token of the ids sees every other."""
+
+    def attend(module, x, seen):
+        q, k, v = linear(x, module.q_proj), linear(seen, module.k_proj), linear(seen, module.v_proj)
+        return linear(attention(q, k, v, module.num_heads), module.out_proj)
+
+    positions = array(part.embed_positions.weight)[np.arange(len(ids)) + 2]
+    x = layer_norm(array(words)[ids] + positions, part.layernorm_embedding)
+    for layer in part.layers:
+        x = layer_norm(x + attend(layer.self_attn, x, x), layer.self_attn_layer_norm)
+        if memory is not None:
+            x = layer_norm(x + attend(layer.encoder_attn, x, memory), layer.encoder_attn_layer_norm)
+        x = layer_norm(x + linear(gelu(linear(x, layer.fc1)), layer.fc2), layer.final_layer_norm)
+    return x

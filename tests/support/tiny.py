@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import functools
+import random
 import shutil
 import tempfile
 from pathlib import Path
 
 import pandas as pd
+import pyterrier as pt
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
@@ -172,3 +174,47 @@ def frame(queries: list[str], texts: list[str]) -> pd.DataFrame:
     """A row for each query and text."""
     rows = [(f"q{i}", query, f"d{j}", text, 1.0, 0) for i, query in enumerate(queries) for j, text in enumerate(texts)]
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score", "rank"])
+
+
+def longer_results() -> pd.DataFrame:
+    """The same and, without ties, three queries with four documents each, of 1 to 76 words in sentences of seven."""
+    rows = [
+        {
+            "qid": f"q{q}",
+            "query": f"{WORDS[q + 22]} {WORDS[q + 30]}",
+            "docno": f"d{d}",
+            "text": " ".join(WORDS[(i * (d + 3) + q) % len(WORDS)] + "." * (i % 7 == 6) for i in range(1 + 25 * d)),
+            "score": 10.0 - d,
+            "rank": d,
+        }
+        for q in range(3)
+        for d in range(4)
+    ]
+    return pd.concat([results(), pd.DataFrame(rows)], ignore_index=True)
+
+
+class Store:
+    """A dataset that supplies the texts of a frame."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.texts = dict(zip(frame["docno"], frame["text"], strict=True))
+        self.calls = 0
+
+    def text_loader(self, fields="*", *, verbose=False) -> pt.Transformer:
+        def load(frame):
+            self.calls += 1
+            return frame.assign(**{field: frame["docno"].map(self.texts) for field in fields}).reset_index(drop=True)
+
+        return pt.apply.generic(load)
+
+
+def toy_task(queries: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Candidates and qrels: relevant is the one of 4 documents in which, somewhere, the query's only word occurs."""
+    rng, names, rows = random.Random(0), WORDS[19 : 19 + queries], []
+    for word in names:
+        for i, inside in enumerate([word, *rng.sample([name for name in names if name != word], 3)]):
+            words = rng.choices(WORDS[:19], k=rng.randint(6, 12))
+            words.insert(rng.randrange(len(words) + 1), inside)
+            rows.append((word, word, f"d{i}", " ".join(words), 0.1 * i))
+    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
+    return run, pd.DataFrame({"qid": names, "docno": "d0", "label": 1})

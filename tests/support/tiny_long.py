@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -200,3 +203,58 @@ def published(folder: Path, layout: str, *, labels: int | None = None, scale: fl
     (folder / "config.json").write_text(json.dumps(published_config(layout)))
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+LONG: dict[str, tuple[Callable[..., str], str, dict]] = {
+    "longformer": (encoder, "longformer", {}),
+    "longformer cross-encoder": (encoder, "longformer", {"labels": 1}),
+    "bigbird": (encoder, "big_bird", {}),
+    "bigbird cross-encoder": (encoder, "big_bird", {"labels": 1}),
+    "modernbert": (encoder, "modernbert", {}),
+    "modernbert cross-encoder": (encoder, "modernbert", {"labels": 1}),
+    "nomicbert": (encoder, "nomic_bert", {}),
+    "nomicbert cross-encoder": (encoder, "nomic_bert", {"labels": 1}),
+    "eurobert": (encoder, "eurobert", {}),
+    "eurobert cross-encoder": (encoder, "eurobert", {"labels": 1}),
+    "jina": (published, "jina", {}),
+    "jina cross-encoder": (published, "jina-code", {"labels": 1}),
+    "mosaic": (published, "mosaic", {}),
+    "llama": (decoder, "llama", {"begin": True}),
+    "llama cross-encoder": (decoder, "llama", {"labels": 1}),
+    "qwen3": (decoder, "qwen3", {}),
+    "qwen3 answers": (decoder, "qwen3", {}),
+}
+"""Every kind of checkpoint that LongP takes."""
+
+if Version(transformers.__version__).major < 5:
+    LONG = {kind: made for kind, made in LONG.items() if made[1] not in NEW_IN_5}
+
+POOLINGS = {"jina": "mean", "llama": "mean", "llama cross-encoder": "last", "qwen3": "last", "qwen3 answers": "last",
+            "eurobert cross-encoder": "late"}  # fmt: skip
+"""What is scored where it is not the first token."""
+
+_SMALLER = {"initializer_range": 0.1, "num_hidden_layers": 1}
+LEARNING = {
+    **dict.fromkeys(("modernbert", "nomicbert", "eurobert", "llama", "qwen3 answers"), _SMALLER),
+    "longformer": {**_SMALLER, "attention_window": [8]},
+    "bigbird": {**_SMALLER, "block_size": 1},
+    **{kind: {"scale": 0.1} for kind in ("jina", "mosaic")},
+}
+"""With what checkpoints learn: the large initialization of the other tests learns badly."""
+
+
+def make(kind: str, folder: Path, **changes) -> str:
+    """Saves a checkpoint of a kind."""
+    function, family, options = LONG[kind]
+    return function(folder, family, **{**options, **changes})
+
+
+def texts() -> pd.DataFrame:
+    """Two queries with texts of 0 to 120 tokens, more than one block or window."""
+    rng = np.random.default_rng(0)
+    rows = [
+        {"qid": qid, "query": query, "docno": f"d{count}", "text": " ".join(rng.choice(tiny.WORDS, count))}
+        for qid, query, counts in (("1", "old dog", (0, 2, 30, 32, 70)), ("2", "snow in the city?", (1, 120)))
+        for count in counts
+    ]
+    return pd.DataFrame(rows)
