@@ -7,7 +7,8 @@ A process for each checkout loads its models; then the two work in turn, `before
 and PARADE score 20 documents of the collection, and PARADE takes two training steps (four with `--steps 4`), with the
 packaged MiniLM in fp32. Every round puts another word at the end of the texts, so that nothing is remembered. Printed
 are the medians of the seconds and of the processor's seconds, which other jobs on the machine disturb less, and the
-ratios of the medians: above 1 the second checkout is faster. Needs the extra `demo`.
+ratios of the medians: above 1 the second checkout is faster. A round takes about 50 s on one core; `--only training`
+takes one kind of work. Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ def ask(process: subprocess.Popen[str], name: str, round_: int) -> tuple[float, 
 def measure(args: argparse.Namespace) -> dict[str, tuple[list, list]]:
     """Seconds and processor's seconds of every round of each kind of work, before and after."""
     workers = [worker(checkout, args) for checkout in args.checkouts]
-    took: dict[str, tuple[list, list]] = {name: ([], []) for name in WORK}
+    took: dict[str, tuple[list, list]] = {name: ([], []) for name in args.only}
     try:
         for round_ in range(args.rounds + 1):
-            for name in WORK:
+            for name in args.only:
                 for which in (0, 1) if round_ % 2 else (1, 0):
                     seconds = ask(workers[which], name, round_)
                     if round_:  # the first round loads the models
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--collection", type=Path, default=Path("../shared/data/time"))
     for option, default in {"rounds": 7, "threads": 1, "steps": 2}.items():
         parser.add_argument(f"--{option}", type=int, default=default)
+    parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
