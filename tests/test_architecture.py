@@ -155,7 +155,8 @@ def test_public_names_are_in_the_documentation():
     assert len(listed) == len(set(listed)), "a name is documented twice"
     packages = [ld, *(importlib.import_module(f"pyterrier_longdoc.{part}") for part in SUBPACKAGES)]
     public = {name for package in packages for name in package.__all__}
-    assert public - {name.rpartition(".")[2] for name in listed} == set()
+    missing = public - {name.rpartition(".")[2] for name in listed}
+    assert not missing, f"without an `.. autoclass::` line (or autofunction, ...) in pt_docs: {sorted(missing)}"
     for name in listed:
         part, _, attribute = name.rpartition(".")
         assert hasattr(importlib.import_module(f"pyterrier_longdoc.{part}".rstrip(".")), attribute), name
