@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +22,13 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing
-from ..experiment.runs import read_run, write_run
+from ..experiment.runs import described, read_run, write_run
 from ..modelling.fingerprint import fingerprint
 from .examples import Group
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
 _FORMAT = 1
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Sections = dict[str, dict[str, torch.Tensor]]
 """Tensors by name by section."""
@@ -140,7 +138,7 @@ def _shown(value: Any) -> str:
     """An argument, alike in every process and however it was written."""
     if isinstance(value, Path):
         value = str(value)
-    return _ADDRESS.sub("", repr(tuple(value) if isinstance(value, list) else value))
+    return described(tuple(value) if isinstance(value, list) else value)
 
 
 def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
