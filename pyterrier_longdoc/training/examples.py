@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_given
 from ..common.frames import check_columns
 from .recipe import TrainingArgs
 
@@ -23,9 +24,9 @@ class Group:
         qid: the query's identifier.
         query: the query's text.
         texts: C candidates.
-        labels: C labels, the more the better; where not judged 0, or less if 0 is positive.
+        labels: C labels: 1 for the least relevant and more for better ones, whatever the collection's scale, and 0 for
+            all others.
         targets: the teacher's C scores, or None.
-        min_label: labels from here on are positive.
     """
 
     qid: str
@@ -33,17 +34,16 @@ class Group:
     texts: tuple[str, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
-    min_label: float = 1
 
     @property
     def positives(self) -> list[int]:
         """Indices of the relevant candidates."""
-        return [i for i, label in enumerate(self.labels) if label >= self.min_label]
+        return [i for i, label in enumerate(self.labels) if label > 0]
 
     @property
     def negatives(self) -> list[int]:
         """Indices of all others."""
-        return [i for i, label in enumerate(self.labels) if label < self.min_label]
+        return [i for i, label in enumerate(self.labels) if label <= 0]
 
 
 def make_groups(
@@ -99,24 +99,25 @@ def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
     if args.unjudged == "skip":
         rows = rows[rows["label"].notna()]
     rows = rows.sort_values("position", kind="stable")
-    drawable = rows["label"].to_numpy() >= args.min_label
-    negatives = ~drawable
+    judged = rows["label"].to_numpy()
+    positive = judged >= args.min_label
+    labels = np.where(positive, judged - args.min_label + 1, 0.0)
+    negatives = ~positive
     if args.max_negative_rank is not None:
         negatives &= rows["position"].to_numpy() < args.max_negative_rank
     places = np.flatnonzero(negatives).tolist()
-    if not drawable.any() or not places:
+    if not positive.any() or not places:
         return None
     if args.negative_pool is not None and len(places) > args.negative_pool:
         places = Random(f"{args.seed}:pool:{qid}").sample(places, args.negative_pool)
-    drawable[places] = True
-    rows = rows[drawable]
+    drawable = sorted([*np.flatnonzero(positive), *places])
+    rows = rows.iloc[drawable]
     return Group(
         qid,
         str(rows["query"].iloc[0]),
         tuple(rows["text"]),
-        tuple(rows["label"].fillna(min(0.0, args.min_label - 1.0)).tolist()),
+        tuple(labels[drawable].tolist()),
         tuple(rows["target"].tolist()) if "target" in rows.columns else None,
-        args.min_label,
     )
 
 
@@ -141,8 +142,7 @@ def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
     Returns:
         `qid, docno, label` with label 1 for these and 0 for all others.
     """
-    if relevant < 1:
-        raise ValueError(f"relevant={relevant} must be at least 1")
+    check_given(relevant=relevant)
     labels = [int(position < relevant) for position in _positions(results)]
     return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
 
@@ -189,18 +189,15 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
 
 
 def make_example(pick: Pick, args: TrainingArgs, epoch: int) -> Group:
-    """What one loss is computed of: the candidates of a pick in its order, augmented if the recipe says so.
-
-    Labels above 0 are positive, whatever the collection's scale.
-    """
+    """What one loss is computed of: the candidates of a pick in its order, augmented if the recipe says so."""
     group, candidates = pick
     texts = [group.texts[i] for i in candidates]
     if args.augment is not None:
         rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
         texts = [args.augment(text, rng) for text, rng in zip(texts, rngs, strict=True)]
-    labels = [max(0.0, group.labels[i] - group.min_label + 1) for i in candidates]
+    labels = tuple(group.labels[i] for i in candidates)
     targets = None if group.targets is None else tuple(group.targets[i] for i in candidates)
-    return Group(group.qid, group.query, tuple(texts), tuple(labels), targets)
+    return Group(group.qid, group.query, tuple(texts), labels, targets)
 
 
 class TeacherScores(pt.Transformer):
