@@ -19,7 +19,7 @@ from torch import nn
 from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
 from ..common.language import sentence_starts
-from .examples import Group, make_groups
+from .examples import Group, keys_of, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
 from .recipe import TrainingArgs
@@ -131,8 +131,8 @@ def fit_on_best_segments(
     ranker, selector = make(), make()
     check_new(selector, [ranker])
     args: TrainingArgs = ranker.training or TrainingArgs.preset("best")
-    if LOSSES[args.loss].teacher or args.checkpoint is not None or args.augment is not None:
-        raise ValueError("fit_on_best_segments takes recipes without a teacher, checkpoint (see folder=) and augment")
+    if LOSSES[args.loss].teacher or args.augment is not None:
+        raise ValueError("fit_on_best_segments takes recipes without a teacher and without augment")
     if not isinstance(ranker.text_field, str):
         raise ValueError(f"fit_on_best_segments needs one text column, not text_field={ranker.text_field!r}")
     candidates = _Candidates(topics_or_res_tr, segments or Segments(), ranker.text_field)
@@ -186,11 +186,11 @@ def gold_segments(
         segments: how all other documents are cut; which segment is drawn by its seed.
         text_field: the column with the text.
     """
-    known, relevant = _known(gold), set(_keys(qrels[qrels["label"] > 0]))
-    results = results[[key in known or key not in relevant for key in _keys(results)]]
+    known, relevant = _known(gold), set(keys_of(qrels[qrels["label"] > 0]))
+    results = results[[key in known or key not in relevant for key in keys_of(results)]]
     candidates = _Candidates(results, segments or Segments(), text_field)
     spans = []
-    for key, own in zip(_keys(results), candidates.spans, strict=True):
+    for key, own in zip(keys_of(results), candidates.spans, strict=True):
         spans.append(known[key] if key in known else Random(f"{candidates.segments.seed}:{key}").choice(own))
     return candidates.cut_to(candidates.selection(spans))
 
@@ -208,7 +208,7 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     known = _known(gold)
     hits = [
         start <= known[key][0] and known[key][1] <= end
-        for key, start, end in zip(_keys(selected), selected["start"], selected["end"], strict=True)
+        for key, start, end in zip(keys_of(selected), selected["start"], selected["end"], strict=True)
         if key in known
     ]
     if not hits:
@@ -309,8 +309,4 @@ def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None) ->
 
 def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
     spans = zip(gold["start"].astype(int), gold["end"].astype(int), strict=True)
-    return dict(zip(_keys(gold), spans, strict=True))
-
-
-def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
+    return dict(zip(keys_of(gold), spans, strict=True))

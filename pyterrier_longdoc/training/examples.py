@@ -68,15 +68,13 @@ def make_groups(
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    keys = zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True)
-    judged = dict(zip(keys, qrels["label"].astype(float), strict=True))
-    rows = zip(results["qid"].astype(str), results["docno"].astype(str), strict=True)
+    judged = dict(zip(keys_of(qrels), qrels["label"].astype(float), strict=True))
     frame = pd.DataFrame(
         {
             "qid": results["qid"].astype(str).tolist(),
             "query": results["query"].tolist(),
             "text": texts,
-            "label": np.array([judged.get(key, np.nan) for key in rows], dtype=float),
+            "label": np.array([judged.get(key, np.nan) for key in keys_of(results)], dtype=float),
             "position": _positions(results),
         }
     )
@@ -92,6 +90,11 @@ def make_groups(
             "the run and the qrels match, and that the first stage retrieves deep enough"
         )
     return found
+
+
+def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The query and document of each row, as strings."""
+    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:

@@ -152,8 +152,12 @@ def test_iterations_stop(cross_encoder):
     assert list(result.iterations.columns) == ["iteration", "validation"]
     assert result.model is made[0]
     assert len(made) == 2 + 2  # ranker and selector, then a fresh ranker each
-    for recipe in ({"loss": "margin_mse"}, {"checkpoint": "folder"}, {"augment": shortened}):
-        with pytest.raises(ValueError, match="takes recipes without a teacher, checkpoint"):
+    for recipe, message in (
+        ({"loss": "margin_mse"}, "takes recipes without a teacher"),
+        ({"augment": shortened}, "takes recipes without a teacher and without augment"),
+        ({"checkpoint": "folder"}, r"TrainingArgs\(checkpoint=...\) is for one training"),
+    ):
+        with pytest.raises(ValueError, match=message):
             fit_on_best_segments(maker(cross_encoder, TrainingArgs(**recipe))[0], *data)
     with pytest.raises(ValueError, match="iterations=0 must be at least 1"):
         fit_on_best_segments(make, *data, iterations=0)
