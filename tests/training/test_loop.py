@@ -146,7 +146,6 @@ def test_each_epoch_asks_each_query_once():
         ({}, [-6.0, -4.0]),
         ({"reduction": "mean"}, [-2.0, -2.0]),
         ({"max_grad_norm": 0.5}, [-0.5, -0.5]),
-        ({"max_grad_norm": 100.0}, [-6.0, -4.0]),
     ],
 )
 def test_gradients_of_a_step(changes, expected):
@@ -293,9 +292,10 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert list(history["epoch"]) == [1, 2, 3, 4]
     assert list(history["step"]) == [3, 6, 9, 12]
     first = history.head(2)
-    left, right = plot_history(pd.concat([first, first])).figure.axes  # as of two models
+    left, right = plot_history(history).figure.axes
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
-    assert list(right.lines[0].get_ydata()) == [*first["validation"], *first["validation"]]
+    assert list(right.lines[0].get_xdata()) == [3, 6]
+    assert list(right.lines[0].get_ydata()) == first["validation"].tolist()
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
 
 
