@@ -306,7 +306,9 @@ class Run:
         if self.best is not None:
             restore_tensors(self.scorer, self.best)
         if self.accelerator is not None:
-            self.accelerator.end_training()
+            # Its `end_training` would also end the connection of the processes, which the next training needs.
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
         if self.checkpoint is not None:
             self.checkpoint.end(self.scorer)
 

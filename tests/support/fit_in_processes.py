@@ -30,6 +30,7 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
     with optimizer_steps(stop_at=int(die_at), stop=lambda: os._exit(1)) as steps:
         model.fit(run, judged, run, judged)
     model.save(Path(out) / f"model-{rank}")
+    model.apply_attributes(training=ld.TrainingArgs(max_steps=1)).fit(run, judged)  # and again
     save_file(
         {str(i): gradients for i, (_, gradients, _) in enumerate(steps)}, Path(out) / f"gradients-{rank}.safetensors"
     )
