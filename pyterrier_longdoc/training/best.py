@@ -18,6 +18,7 @@ from torch import nn
 
 from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
+from ..common.frames import check_columns, strings
 from ..common.language import sentence_starts
 from .examples import Group, keys_of, make_groups
 from .loop import evaluate, train
@@ -221,7 +222,8 @@ class _Candidates:
 
     def __init__(self, results: pd.DataFrame, segments: Segments, text_field: str) -> None:
         self.segments, self.text_field = segments, text_field
-        self.texts = results[text_field].fillna("").astype(str).tolist()
+        check_columns(results, ("qid", "docno", text_field), "the candidates")
+        self.texts = strings(results[text_field], text_field)
         self.frame = results.reset_index(drop=True).assign(**{text_field: self.texts})
         docnos = self.frame["docno"].astype(str)
         self.spans = [segments(text, docno) for text, docno in zip(self.texts, docnos, strict=True)]

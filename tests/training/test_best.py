@@ -205,6 +205,8 @@ def test_killed_and_resumed(cross_encoder, tmp_path):
 
 
 def test_comparators():
+    with pytest.raises(ValueError, match=r"candidates lack the column\(s\) text"):
+        first_segments(RUN.drop(columns="text"))
     first = first_segments(RUN, segments=ONE_SENTENCE)
     assert all(text.startswith(cut) for text, cut in zip(RUN["text"], first["text"], strict=True))
     assert all(cut.count(".") == 1 for cut in first["text"])
