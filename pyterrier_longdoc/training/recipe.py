@@ -143,7 +143,7 @@ class TrainingArgs:
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
         lora: train low-rank adapters instead of the backbone.
 
-    What is kept:
+    What is validated and saved:
 
         metric: any ir_measures measure; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
@@ -227,8 +227,7 @@ class TrainingArgs:
 
         Args:
             name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
-                needs a teacher's scores), `"best"` or `"best-robust04"` (for
-                `fit_on_best_segments`).
+                needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_on_best_segments`).
             **changes: arguments that differ.
 
         Raises:
