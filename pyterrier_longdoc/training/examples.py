@@ -13,6 +13,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_given
 from ..common.frames import check_columns
+from .losses import LOSSES
 from .recipe import TrainingArgs
 
 
@@ -56,15 +57,15 @@ def make_groups(
             `teacher_field` if it is there.
         texts: the text of each row of `results`.
         qrels: `qid, docno, label`; of several labels of a document the last one counts.
-        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `unjudged`, `teacher_field`, `seed`;
-            None for the defaults.
+        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `unjudged`, `loss`, `teacher_field`,
+            `seed`; None for the defaults.
 
     Returns:
         The queries that have at least one positive and one negative among their candidates, in order of appearance.
 
     Raises:
-        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's score is not
-            finite.
+        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's scores are
+            missing or not finite.
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
@@ -82,6 +83,11 @@ def make_groups(
         frame["target"] = results[args.teacher_field].to_numpy(dtype=float)
         if not np.isfinite(frame["target"]).all():
             raise ValueError(f"the teacher's scores in the column {args.teacher_field!r} are not all finite numbers")
+    elif LOSSES[args.loss].teacher:
+        raise ValueError(
+            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
+            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
+        )
     groups = [_group(str(qid), candidates, args) for qid, candidates in frame.groupby("qid", sort=False)]
     found = [group for group in groups if group is not None]
     if not found:

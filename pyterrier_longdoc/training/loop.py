@@ -70,7 +70,8 @@ def train(
         OSError: if the state cannot be written.
         ImportError: without accelerate or peft, where the recipe needs them.
     """
-    _check(groups, args, validate)
+    if args.patience is not None and validate is None:
+        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
     history = [] if history is None else history
     with ExitStack() as within:
         # torch's global random state will be as it was.
@@ -108,16 +109,6 @@ def train(
             if args.restart_each_epoch:
                 run.optimizer.state.clear()
     return history
-
-
-def _check(groups: Sequence[Group], args: TrainingArgs, validate: Callable[[], float] | None) -> None:
-    if LOSSES[args.loss].teacher and any(group.targets is None for group in groups):
-        raise ValueError(
-            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
-            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
-        )
-    if args.patience is not None and validate is None:
-        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
 
 
 def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:

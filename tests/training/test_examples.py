@@ -108,6 +108,8 @@ def test_teacher_column():
     assert make_groups(RUN, TEXTS, judged)[0].targets is None
     with pytest.raises(ValueError, match="teacher's scores in the column 'other' are not all finite"):
         make_groups(run, TEXTS, judged, TrainingArgs(teacher_field="other"))
+    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
+        make_groups(RUN, TEXTS, judged, TrainingArgs(loss="margin_mse"))
 
 
 def test_pseudo_labels():
