@@ -205,9 +205,6 @@ def _of(frame: pd.DataFrame, qids: Any) -> pd.DataFrame:
 class SeedModels(dict[int, Any]):
     """Models by seed, each of them a transformer."""
 
-    def __repr__(self) -> str:
-        return f"SeedModels({super().__repr__()})"
-
     def behind(self, first_stage: pt.Transformer) -> list[pt.Transformer]:
         """A pipeline for each seed: a system of `ld.Experiment`, which averages each query over them before it tests.
 

@@ -296,11 +296,10 @@ def test_a_trained_model_keeps_its_start(maxp):
 
 
 def test_means_over_seeds():
-    shuffled = {seed: RUN["score"].sample(frac=1, random_state=seed).tolist() for seed in (3, 4)}
+    shuffled = {seed: np.random.default_rng(seed).permutation(len(RUN)).tolist() for seed in (3, 4)}
     models = SeedModels(
         {s: pt.apply.generic(lambda f, own=own: pt.model.add_ranks(f.assign(score=own))) for s, own in shuffled.items()}
     )
-    assert repr(models).startswith("SeedModels({3: ")
     topics = RUN[["qid", "query"]].drop_duplicates()
     results = ld.Experiment({"model": models.behind(pt.Transformer.from_df(RUN))}, topics, QRELS, ["AP"], seeds=[3, 4])
     by_hand = [pt.Experiment([m(RUN)], topics, QRELS, ["map"], perquery=True) for m in models.values()]
