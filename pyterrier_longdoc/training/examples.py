@@ -25,8 +25,8 @@ class Group:
         qid: the query's identifier.
         query: the query's text.
         texts: C candidates.
-        labels: C labels: 1 for the least relevant and more for better ones, whatever the collection's scale, and 0 for
-            all others.
+        labels: C labels: relevant candidates have at least 1, the more the better, whatever the collection's scale; all
+            others have 0.
         targets: the teacher's C scores, or None.
     """
 

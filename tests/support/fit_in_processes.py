@@ -15,7 +15,7 @@ from tests.support.toy import optimizer_steps, toy_task
 
 
 def main(backbone: str, out: str, die_at: str = "0") -> None:
-    """Fits, keeps the gradients of all steps, and saves the model; or dies in the step of that number."""
+    """Fits, and saves the model and the gradients of all steps; or dies in the step of that number."""
     rank = os.environ.get("RANK", "0")
     run, judged = toy_task(0, queries=5)
     # The last step of an epoch has one query: nothing for the second process.
@@ -31,9 +31,8 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
         model.fit(run, judged, run, judged)
     model.save(Path(out) / f"model-{rank}")
     model.apply_attributes(training=ld.TrainingArgs(max_steps=1)).fit(run, judged)  # and again
-    save_file(
-        {str(i): gradients for i, (_, gradients, _) in enumerate(steps)}, Path(out) / f"gradients-{rank}.safetensors"
-    )
+    gradients = {str(number): gradient for number, (_, gradient, _) in enumerate(steps)}
+    save_file(gradients, Path(out) / f"gradients-{rank}.safetensors")
 
 
 if __name__ == "__main__":
