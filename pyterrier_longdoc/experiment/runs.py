@@ -270,9 +270,9 @@ def _notes_of(run_file: Path) -> Path:
     return run_file.with_name(run_file.name.replace(".res.gz", ".json"))
 
 
-def described(pipeline: Any) -> str:
-    """A pipeline in words that are the same in another process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(pipeline))
+def described(value: Any) -> str:
+    """A pipeline, function or argument in words that are the same in another process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def settings_of(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -15,14 +16,15 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ..common.arguments import check_positive
+from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
+from ..common.frames import check_columns, strings
 from ..common.language import sentence_starts
-from .examples import Group, make_groups
+from .examples import Group, keys_of, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, fit_or_load, is_finished, is_first_process, training_settings
+from .resume import SELECTION, TrainingData, check_new, fit_or_load, is_first_process, training_settings
 
 Span = tuple[int, int]
 
@@ -126,11 +128,12 @@ def fit_on_best_segments(
         ValueError: if a loss needs a teacher, the recipe has an augmentation or a checkpoint folder, `make` returns a
             model twice, or the folder holds other models.
     """
+    check_given(iterations=iterations, patience=patience)
     ranker, selector = make(), make()
     check_new(selector, [ranker])
     args: TrainingArgs = ranker.training or TrainingArgs.preset("best")
-    if LOSSES[args.loss].teacher or args.checkpoint is not None or args.augment is not None:
-        raise ValueError("fit_on_best_segments takes recipes without a teacher, checkpoint (see folder=) and augment")
+    if LOSSES[args.loss].teacher or args.augment is not None:
+        raise ValueError("fit_on_best_segments takes recipes without a teacher and without augment")
     if not isinstance(ranker.text_field, str):
         raise ValueError(f"fit_on_best_segments needs one text column, not text_field={ranker.text_field!r}")
     candidates = _Candidates(topics_or_res_tr, segments or Segments(), ranker.text_field)
@@ -138,8 +141,7 @@ def fit_on_best_segments(
     fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
-    own_data, since_best = data, 0
-    best: tuple[float, Any] | None = None
+    own_data, best_model, best_value, since_best = data, ranker, -inf, 0
     for iteration in range(1, iterations + 1):
         if iteration > 1:
             new = make()
@@ -147,18 +149,17 @@ def fit_on_best_segments(
             ranker, own_data = new, data._replace(run=candidates.cut_to(selections[-1]))
         ranker.training, fit = args, fit_first if iteration == 1 else None
         own = None if folder is None else Path(folder) / f"iteration-{iteration}"
-        is_new = own is None or not is_finished(own)
         ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
-        selections.append(_select_or_read(ranker, candidates, own, is_new=is_new))
+        selections.append(_select_or_read(ranker, candidates, own))
         value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
         since_best += 1
-        if best is None or value > best[0]:
-            best, since_best = (value, ranker), 0
+        if value > best_value:
+            best_model, best_value, since_best = ranker, value, 0
         if since_best == patience:
             break
-    return BestResult(best[1] if best else ranker, pd.DataFrame(rows), selections)
+    return BestResult(best_model, pd.DataFrame(rows), selections)
 
 
 def first_segments(
@@ -186,11 +187,11 @@ def gold_segments(
         segments: how all other documents are cut; which segment is drawn by its seed.
         text_field: the column with the text.
     """
-    known, relevant = _known(gold), set(_keys(qrels[qrels["label"] > 0]))
-    results = results[[key in known or key not in relevant for key in _keys(results)]]
+    known, relevant = _known(gold), set(keys_of(qrels[qrels["label"] > 0]))
+    results = results[[key in known or key not in relevant for key in keys_of(results)]]
     candidates = _Candidates(results, segments or Segments(), text_field)
     spans = []
-    for key, own in zip(_keys(results), candidates.spans, strict=True):
+    for key, own in zip(keys_of(results), candidates.spans, strict=True):
         spans.append(known[key] if key in known else Random(f"{candidates.segments.seed}:{key}").choice(own))
     return candidates.cut_to(candidates.selection(spans))
 
@@ -208,7 +209,7 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
     known = _known(gold)
     hits = [
         start <= known[key][0] and known[key][1] <= end
-        for key, start, end in zip(_keys(selected), selected["start"], selected["end"], strict=True)
+        for key, start, end in zip(keys_of(selected), selected["start"], selected["end"], strict=True)
         if key in known
     ]
     if not hits:
@@ -221,7 +222,8 @@ class _Candidates:
 
     def __init__(self, results: pd.DataFrame, segments: Segments, text_field: str) -> None:
         self.segments, self.text_field = segments, text_field
-        self.texts = results[text_field].fillna("").astype(str).tolist()
+        check_columns(results, ("qid", "docno", text_field), "the candidates")
+        self.texts = strings(results[text_field], text_field)
         self.frame = results.reset_index(drop=True).assign(**{text_field: self.texts})
         docnos = self.frame["docno"].astype(str)
         self.spans = [segments(text, docno) for text, docno in zip(self.texts, docnos, strict=True)]
@@ -295,10 +297,10 @@ def _rows(
             yield row[None], row.new_tensor([example.labels[i] for i in having])[None]
 
 
-def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None, *, is_new: bool) -> pd.DataFrame:
-    """What the model selects; read from the folder if it is there and the model is not new."""
-    path = None if folder is None else folder / "selection.csv"
-    if path is not None and path.is_file() and not is_new:
+def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None) -> pd.DataFrame:
+    """What a model of `fit_or_load` selects; read if it is in its folder."""
+    path = None if folder is None else folder / SELECTION
+    if path is not None and path.is_file():
         return candidates.frame[["qid", "docno"]].join(pd.read_csv(path))
     selected = candidates.selected_by(model)
     if path is not None and is_first_process():
@@ -309,8 +311,4 @@ def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None, *,
 
 def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
     spans = zip(gold["start"].astype(int), gold["end"].astype(int), strict=True)
-    return dict(zip(_keys(gold), spans, strict=True))
-
-
-def _keys(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
+    return dict(zip(keys_of(gold), spans, strict=True))

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_given
 from ..common.frames import check_columns
+from .losses import LOSSES
 from .recipe import TrainingArgs
 
 
@@ -23,9 +25,9 @@ class Group:
         qid: the query's identifier.
         query: the query's text.
         texts: C candidates.
-        labels: C labels, the more the better; where not judged 0, or less if 0 is positive.
+        labels: C labels: relevant candidates have at least 1, the more the better, whatever the collection's scale; all
+            others have 0.
         targets: the teacher's C scores, or None.
-        min_label: labels from here on are positive.
     """
 
     qid: str
@@ -33,17 +35,16 @@ class Group:
     texts: tuple[str, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
-    min_label: float = 1
 
     @property
     def positives(self) -> list[int]:
         """Indices of the relevant candidates."""
-        return [i for i, label in enumerate(self.labels) if label >= self.min_label]
+        return [i for i, label in enumerate(self.labels) if label > 0]
 
     @property
     def negatives(self) -> list[int]:
         """Indices of all others."""
-        return [i for i, label in enumerate(self.labels) if label < self.min_label]
+        return [i for i, label in enumerate(self.labels) if label <= 0]
 
 
 def make_groups(
@@ -56,27 +57,25 @@ def make_groups(
             `teacher_field` if it is there.
         texts: the text of each row of `results`.
         qrels: `qid, docno, label`; of several labels of a document the last one counts.
-        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `unjudged`, `teacher_field`, `seed`;
-            None for the defaults.
+        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `unjudged`, `loss`, `teacher_field`,
+            `seed`; None for the defaults.
 
     Returns:
         The queries that have at least one positive and one negative among their candidates, in order of appearance.
 
     Raises:
-        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's score is not
-            finite.
+        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's scores are
+            missing or not finite.
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    keys = zip(qrels["qid"].astype(str), qrels["docno"].astype(str), strict=True)
-    judged = dict(zip(keys, qrels["label"].astype(float), strict=True))
-    rows = zip(results["qid"].astype(str), results["docno"].astype(str), strict=True)
+    judged = dict(zip(keys_of(qrels), qrels["label"].astype(float), strict=True))
     frame = pd.DataFrame(
         {
             "qid": results["qid"].astype(str).tolist(),
             "query": results["query"].tolist(),
             "text": texts,
-            "label": np.array([judged.get(key, np.nan) for key in rows], dtype=float),
+            "label": np.array([judged.get(key, np.nan) for key in keys_of(results)], dtype=float),
             "position": _positions(results),
         }
     )
@@ -84,6 +83,11 @@ def make_groups(
         frame["target"] = results[args.teacher_field].to_numpy(dtype=float)
         if not np.isfinite(frame["target"]).all():
             raise ValueError(f"the teacher's scores in the column {args.teacher_field!r} are not all finite numbers")
+    elif LOSSES[args.loss].teacher:
+        raise ValueError(
+            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
+            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
+        )
     groups = [_group(str(qid), candidates, args) for qid, candidates in frame.groupby("qid", sort=False)]
     found = [group for group in groups if group is not None]
     if not found:
@@ -94,29 +98,35 @@ def make_groups(
     return found
 
 
+def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The query and document of each row, as strings."""
+    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
+
+
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
     """The candidates that may be drawn, the same in every epoch; None without a positive or a negative."""
     if args.unjudged == "skip":
         rows = rows[rows["label"].notna()]
     rows = rows.sort_values("position", kind="stable")
-    drawable = rows["label"].to_numpy() >= args.min_label
-    negatives = ~drawable
+    judged = rows["label"].to_numpy()
+    positive = judged >= args.min_label
+    labels = np.where(positive, judged - args.min_label + 1, 0.0)
+    negatives = ~positive
     if args.max_negative_rank is not None:
         negatives &= rows["position"].to_numpy() < args.max_negative_rank
     places = np.flatnonzero(negatives).tolist()
-    if not drawable.any() or not places:
+    if not positive.any() or not places:
         return None
     if args.negative_pool is not None and len(places) > args.negative_pool:
         places = Random(f"{args.seed}:pool:{qid}").sample(places, args.negative_pool)
-    drawable[places] = True
-    rows = rows[drawable]
+    drawable = sorted([*np.flatnonzero(positive), *places])
+    rows = rows.iloc[drawable]
     return Group(
         qid,
         str(rows["query"].iloc[0]),
         tuple(rows["text"]),
-        tuple(rows["label"].fillna(min(0.0, args.min_label - 1.0)).tolist()),
+        tuple(labels[drawable].tolist()),
         tuple(rows["target"].tolist()) if "target" in rows.columns else None,
-        args.min_label,
     )
 
 
@@ -141,8 +151,7 @@ def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
     Returns:
         `qid, docno, label` with label 1 for these and 0 for all others.
     """
-    if relevant < 1:
-        raise ValueError(f"relevant={relevant} must be at least 1")
+    check_given(relevant=relevant)
     labels = [int(position < relevant) for position in _positions(results)]
     return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
 
@@ -189,18 +198,15 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
 
 
 def make_example(pick: Pick, args: TrainingArgs, epoch: int) -> Group:
-    """What one loss is computed of: the candidates of a pick in its order, augmented if the recipe says so.
-
-    Labels above 0 are positive, whatever the collection's scale.
-    """
+    """What one loss is computed of: the candidates of a pick in its order, augmented if the recipe says so."""
     group, candidates = pick
     texts = [group.texts[i] for i in candidates]
     if args.augment is not None:
         rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
         texts = [args.augment(text, rng) for text, rng in zip(texts, rngs, strict=True)]
-    labels = [max(0.0, group.labels[i] - group.min_label + 1) for i in candidates]
+    labels = tuple(group.labels[i] for i in candidates)
     targets = None if group.targets is None else tuple(group.targets[i] for i in candidates)
-    return Group(group.qid, group.query, tuple(texts), tuple(labels), targets)
+    return Group(group.qid, group.query, tuple(texts), labels, targets)
 
 
 class TeacherScores(pt.Transformer):

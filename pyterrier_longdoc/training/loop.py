@@ -13,7 +13,6 @@ from numbers import Real
 from typing import Any
 
 import ir_measures
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 import torch
@@ -21,6 +20,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
+from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
@@ -70,7 +70,8 @@ def train(
         OSError: if the state cannot be written.
         ImportError: without accelerate or peft, where the recipe needs them.
     """
-    _check(groups, args, validate)
+    if args.patience is not None and validate is None:
+        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
     history = [] if history is None else history
     with ExitStack() as within:
         # torch's global random state will be as it was.
@@ -108,16 +109,6 @@ def train(
             if args.restart_each_epoch:
                 run.optimizer.state.clear()
     return history
-
-
-def _check(groups: Sequence[Group], args: TrainingArgs, validate: Callable[[], float] | None) -> None:
-    if LOSSES[args.loss].teacher and any(group.targets is None for group in groups):
-        raise ValueError(
-            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
-            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
-        )
-    if args.patience is not None and validate is None:
-        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
 
 
 def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:
@@ -306,7 +297,9 @@ class Run:
         if self.best is not None:
             restore_tensors(self.scorer, self.best)
         if self.accelerator is not None:
-            self.accelerator.end_training()
+            # Its `end_training` would also end the connection of the processes, which the next training needs.
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
         if self.checkpoint is not None:
             self.checkpoint.end(self.scorer)
 
@@ -481,7 +474,6 @@ def adapted(scorer: nn.Module, lora: Lora) -> Iterator[None]:
     from a module that takes only some of them.
     """
     peft = import_extra("peft", "train", "LoRA needs peft")
-    layers = import_extra("peft.tuners.tuners_utils", "train", "LoRA needs peft")
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets)
     modules = [module for name, module in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
@@ -500,7 +492,7 @@ def adapted(scorer: nn.Module, lora: Lora) -> Iterator[None]:
     finally:
         for module in modules:
             for name, layer in list(module.named_modules()):
-                if isinstance(layer, layers.BaseTunerLayer):
+                if isinstance(layer, peft.tuners.tuners_utils.BaseTunerLayer):
                     layer.merge()
                     parent, _, child = name.rpartition(".")
                     setattr(module.get_submodule(parent), child, layer.get_base_layer())
@@ -529,20 +521,16 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 
-_COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
-
-
 def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The entries that `train` makes as a table, without columns that none of them has."""
-    columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
-    return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
+    """The entries that `train` makes as a table."""
+    return pd.DataFrame(entries) if entries else pd.DataFrame(columns=["epoch", "step", "loss"])
 
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     """Draws loss and validation figure over optimiser steps.
 
     Args:
-        history: a reranker's `history`; of several trainings one after the other.
+        history: a reranker's `history`.
         ax: matplotlib axes to draw on; None makes a figure.
 
     Returns:
@@ -552,22 +540,16 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
         ValueError: if there is no history.
         ImportError: without matplotlib.
     """
-    from ..experiment.plots import new_axes
-
     if history.empty:
         raise ValueError("there is no history: this model has not been trained")
-    # Each training began to count its steps at 1.
-    own = history["step"].to_numpy()
-    begins = np.concatenate([[False], np.diff(own) < 0])
-    steps = own + np.cumsum(np.where(begins, np.concatenate([[0], own[:-1]]), 0))
     ax = ax or new_axes()
-    lines = ax.plot(steps, history["loss"], marker=".", color="C0", label="loss")
+    lines = ax.plot(history["step"], history["loss"], marker=".", color="C0", label="loss")
     ax.set_xlabel("optimiser steps")
     ax.set_ylabel("loss")
-    if "validation" in history.columns and history["validation"].notna().any():
-        seen = history["validation"].notna().to_numpy()
+    if "validation" in history.columns:
+        validated = history.dropna(subset="validation")
         right = ax.twinx()
-        lines += right.plot(steps[seen], history["validation"][seen], marker=".", color="C1", label="validation")
+        lines += right.plot(validated["step"], validated["validation"], marker=".", color="C1", label="validation")
         right.set_ylabel("validation")
         right.spines["top"].set_visible(False)
     ax.legend(handles=lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,6 +15,7 @@ from typing import Any
 import ir_measures
 
 from ..common.arguments import check_choice, check_given, check_positive
+from ..experiment.runs import described
 from .losses import LOSSES
 
 _COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
@@ -143,7 +143,7 @@ class TrainingArgs:
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
         lora: train low-rank adapters instead of the backbone.
 
-    What is kept:
+    What is validated and saved:
 
         metric: any ir_measures measure; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
@@ -227,8 +227,7 @@ class TrainingArgs:
 
         Args:
             name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
-                needs a teacher's scores), `"best"` or `"best-robust04"` (for
-                `fit_on_best_segments`).
+                needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_on_best_segments`).
             **changes: arguments that differ.
 
         Raises:
@@ -245,7 +244,7 @@ class TrainingArgs:
         for name in ("checkpoint", "save_steps", "trackers"):
             del values[name]
         if self.augment is not None:
-            values["augment"] = _described(self.augment)
+            values["augment"] = described(self.augment)
         if self.lora is not None:
             values["lora"] = dataclasses.asdict(self.lora)
         return values
@@ -268,23 +267,6 @@ def measure_named(name: str) -> Any:
             f"metric={name!r} is no measure that ir_measures knows: name it as in pt.Experiment, e.g. 'nDCG@10', "
             f"'RR@10' or 'AP'"
         ) from error
-
-
-def _described(function: Any) -> str:
-    """A function's name and what is bound to it, the same in every process."""
-    if isinstance(function, partial):
-        bound = [*map(_described_value, function.args)]
-        bound += [f"{name}={_described_value(value)}" for name, value in function.keywords.items()]
-        return f"{_described(function.func)}({', '.join(bound)})"
-    if inspect.ismethod(function):
-        return f"{_described(function.__self__)}.{function.__name__}"
-    if hasattr(function, "__qualname__"):
-        return function.__qualname__
-    return type(function).__qualname__ if type(function).__repr__ is object.__repr__ else repr(function)
-
-
-def _described_value(value: Any) -> str:
-    return _described(value) if callable(value) else repr(value)
 
 
 # FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is

@@ -15,8 +15,6 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
-from ..experiment.experiment import Experiment
-from ..experiment.results import ExperimentResults
 from ..experiment.systems import Fold, make_folds
 from .recipe import TrainingArgs
 from .resume import TrainingData, check_new, fit_or_load, transform_or_read
@@ -207,35 +205,15 @@ def _of(frame: pd.DataFrame, qids: Any) -> pd.DataFrame:
 class SeedModels(dict[int, Any]):
     """Models by seed, each of them a transformer."""
 
-    def __repr__(self) -> str:
-        return f"SeedModels({super().__repr__()})"
-
     def behind(self, first_stage: pt.Transformer) -> list[pt.Transformer]:
         """A pipeline for each seed: a system of `ld.Experiment`, which averages each query over them before it tests.
 
+        That is what significance tests compare in Boytsov et al. 2025, section 3.2.
+
         Args:
-            first_stage: retriever and text loader.
+            first_stage: retriever and text loader, or `pt.Transformer.from_df(run)` for given candidates.
         """
         return [first_stage >> model for model in self.values()]
-
-    def evaluate(
-        self, run: pd.DataFrame, qrels: pd.DataFrame, metrics: Sequence[Any], *, name: str = "model"
-    ) -> ExperimentResults:
-        """Evaluates all models on the same candidates.
-
-        Args:
-            run: candidates, as the models take them.
-            qrels: `qid, docno, label`.
-            metrics: as for `ld.Experiment`.
-            name: what the results call the models.
-
-        Returns:
-            The results: `.perquery` are means over seeds for each query, which is what significance tests compare
-            (Boytsov et al. 2025, section 3.2); `.perseed`, `.means` and `.stds` over seeds.
-        """
-        topics = run[["qid", "query"]].drop_duplicates("qid")
-        runs = [model.transform(run) for model in self.values()]
-        return Experiment({name: runs}, topics, qrels, metrics, seeds=list(self))
 
 
 def fit_seeds(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,15 +21,14 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
-from ..common.files import replacing
-from ..experiment.runs import read_run, write_run
+from ..common.files import replacing, write_lines
+from ..experiment.runs import described, read_run, write_run
 from ..modelling.fingerprint import fingerprint
 from .examples import Group
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
 _FORMAT = 1
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 Sections = dict[str, dict[str, torch.Tensor]]
 """Tensors by name by section."""
@@ -140,7 +138,7 @@ def _shown(value: Any) -> str:
     """An argument, alike in every process and however it was written."""
     if isinstance(value, Path):
         value = str(value)
-    return _ADDRESS.sub("", repr(tuple(value) if isinstance(value, list) else value))
+    return described(tuple(value) if isinstance(value, list) else value)
 
 
 def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
@@ -162,8 +160,8 @@ def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) ->
 
 # Models in folders: a finished one is read again, an unfinished one goes on where it was.
 
-MODEL, RUN, SETTINGS = "model", "run.res.gz", "settings.json"
-"""In the folder of a model: itself, what it made of its candidates, and what it is made with."""
+MODEL, RUN, SELECTION, SETTINGS = "model", "run.res.gz", "selection.csv", "settings.json"
+"""In the folder of a model: itself, what it made of its candidates or selected of them, and what it is made with."""
 _FINISHED, _SCORED, _STATE = "finished.json", "scored.json", "state"
 
 
@@ -206,7 +204,8 @@ def fit_or_load(
     if finished is not None:
         check_same(finished, identity, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
-    (folder / _SCORED).unlink(missing_ok=True)
+    for made in (_SCORED, SELECTION):
+        (folder / made).unlink(missing_ok=True)
     before = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)
     try:
@@ -231,11 +230,6 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
         "starting weights": fingerprint(model.load_scorer().state_dict()) if model.is_trained else None,
         "training data": [frame_digest(frame) for frame in data],
     }
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether the folder has a model that `fit_or_load` need not fit."""
-    return (folder / _FINISHED).is_file()
 
 
 def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
@@ -279,8 +273,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(_as_json(values, indent=1), encoding="utf-8")
+    write_lines(path, [_as_json(values, indent=1)])
 
 
 def _as_json(values: dict[str, Any], **options: Any) -> str:

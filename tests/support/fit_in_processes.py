@@ -11,23 +11,12 @@ from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyterrier_longdoc as ld
-from tests.support.toy import toy_task
+from tests.support.toy import optimizer_steps, toy_task
 
 
 def main(backbone: str, out: str, die_at: str = "0") -> None:
-    """Fits, keeps the gradients of all steps, and saves the model; or dies in the step of that number."""
+    """Fits, and saves the model and the gradients of all steps; or dies in the step of that number."""
     rank = os.environ.get("RANK", "0")
-    gradients: dict[str, torch.Tensor] = {}
-    step = torch.optim.AdamW.step
-
-    def spy(self, *args, **kwargs):
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if len(gradients) + 1 == int(die_at):
-            os._exit(1)
-        gradients[str(len(gradients))] = torch.cat([p.grad.flatten() for p in parameters])
-        return step(self, *args, **kwargs)
-
-    torch.optim.AdamW.step = spy
     run, judged = toy_task(0, queries=5)
     # The last step of an epoch has one query: nothing for the second process.
     recipe = ld.TrainingArgs(
@@ -38,8 +27,11 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
     model.load_scorer().head.dropout.p = 0.0
     with torch.no_grad():
         model.load_scorer().head.final.bias += float(rank)
-    model.fit(run, judged, run, judged)
+    with optimizer_steps(stop_at=int(die_at), stop=lambda: os._exit(1)) as steps:
+        model.fit(run, judged, run, judged)
     model.save(Path(out) / f"model-{rank}")
+    model.apply_attributes(training=ld.TrainingArgs(max_steps=1)).fit(run, judged)  # and again
+    gradients = {str(number): gradient for number, (_, gradient, _) in enumerate(steps)}
     save_file(gradients, Path(out) / f"gradients-{rank}.safetensors")
 
 

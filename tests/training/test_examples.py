@@ -46,17 +46,19 @@ def test_groups():
 
 
 def test_labels():
-    judged = qrels(("1", "d2", 1), ("1", "d3", 2), ("1", "d4", -1))
+    judged = qrels(("1", "d2", 1), ("1", "d3", 3), ("1", "d4", -1))
     (group,) = make_groups(RUN, TEXTS, judged)
+    assert group.labels == (1.0, 0.0, 3.0, 0.0)  # d1 is not judged
     assert (group.positives, group.negatives) == ([0, 2], [1, 3])
-    assert group.labels == (1.0, -1.0, 2.0, 0.0)  # d1 is not judged
-    (group,) = make_groups(RUN, TEXTS, judged, TrainingArgs(min_label=2))
-    assert (group.positives, group.negatives) == ([2], [0, 1, 3])
-    (group,) = make_groups(RUN, TEXTS, judged, TrainingArgs(unjudged="skip"))
-    assert group.labels == (1.0, -1.0, 2.0)
-    # Where 0 is positive, candidates without a label are below it.
-    (group,) = make_groups(RUN, TEXTS, qrels(("1", "d2", 0), ("1", "d4", -2)), TrainingArgs(min_label=0))
-    assert (group.positives, group.negatives) == ([0], [1, 2, 3])
+    for changes, labels in (
+        ({"min_label": 2}, (0.0, 0.0, 2.0, 0.0)),
+        ({"min_label": 1.5}, (0.0, 0.0, 2.5, 0.0)),
+        # Where 0 is positive, candidates without a label are below it.
+        ({"min_label": 0}, (2.0, 0.0, 4.0, 0.0)),
+        ({"unjudged": "skip"}, (1.0, 0.0, 3.0)),
+    ):
+        (group,) = make_groups(RUN, TEXTS, judged, TrainingArgs(**changes))
+        assert group.labels == labels
 
 
 @pytest.mark.parametrize("order", ["score", "rank", "rows"])
@@ -106,6 +108,8 @@ def test_teacher_column():
     assert make_groups(RUN, TEXTS, judged)[0].targets is None
     with pytest.raises(ValueError, match="teacher's scores in the column 'other' are not all finite"):
         make_groups(run, TEXTS, judged, TrainingArgs(teacher_field="other"))
+    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
+        make_groups(RUN, TEXTS, judged, TrainingArgs(loss="margin_mse"))
 
 
 def test_pseudo_labels():
@@ -178,14 +182,8 @@ def test_augmented_texts():
     assert [sorted(text) for text in example.texts] == [list("abcdefgh"), list("ABCDEFGH")]
     assert make_example(pick, args, 0) == example
     assert len({make_example(pick, args, epoch).texts for epoch in range(20)}) > 5
-    assert make_example(pick, TrainingArgs(), 0).texts == group.texts
-
-
-def test_labels_of_examples_begin_at_min_label():
-    group = Group("q", "query", ("a", "b", "c"), (3.0, 1.0, -1.0), targets=(0.3, 0.2, 0.1), min_label=2)
-    example = make_example((group, (0, 2, 1)), LISTWISE, 0)
-    assert (example.labels, example.targets) == ((2.0, 0.0, 0.0), (0.3, 0.1, 0.2))
-    assert (example.positives, example.negatives) == ([0], [1, 2])
+    group = Group("q", "query", ("a", "b", "c"), (2.0, 0.0, 1.0), targets=(0.3, 0.2, 0.1))
+    assert make_example((group, (0, 2)), LISTWISE, 0) == Group("q", "query", ("a", "c"), (2.0, 1.0), (0.3, 0.1))
 
 
 # Teachers.

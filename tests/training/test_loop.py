@@ -27,13 +27,10 @@ from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evalua
 from pyterrier_longdoc.training.loop import make_optimizer, rate_factor
 
 from ..support import tiny, tiny_long
-from ..support.systems import CROSS_ENCODERS, make
+from ..support.systems import CROSS_ENCODERS, QUIET, make
 from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
+pytestmark = QUIET
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(epochs=2, queries_per_step=2, learning_rates={"": 1e-2}, metric="RR")
 
@@ -146,7 +143,6 @@ def test_each_epoch_asks_each_query_once():
         ({}, [-6.0, -4.0]),
         ({"reduction": "mean"}, [-2.0, -2.0]),
         ({"max_grad_norm": 0.5}, [-0.5, -0.5]),
-        ({"max_grad_norm": 100.0}, [-6.0, -4.0]),
     ],
 )
 def test_gradients_of_a_step(changes, expected):
@@ -210,8 +206,6 @@ def test_student_in_a_pipeline(cross_encoder):
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
     (TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
-    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
-        student.fit(RUN, JUDGED)
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR"])
@@ -293,9 +287,10 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert list(history["epoch"]) == [1, 2, 3, 4]
     assert list(history["step"]) == [3, 6, 9, 12]
     first = history.head(2)
-    left, right = plot_history(pd.concat([first, first])).figure.axes  # as of two models
+    left, right = plot_history(history).figure.axes
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
-    assert list(right.lines[0].get_ydata()) == [*first["validation"], *first["validation"]]
+    assert list(right.lines[0].get_xdata()) == [3, 6]
+    assert list(right.lines[0].get_ydata()) == first["validation"].tolist()
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
 
 
@@ -524,7 +519,7 @@ LOSSES = {
 
 
 def test_every_head_is_trained_here(cross_encoder):
-    assert {make(name, cross_encoder).load_weights().head[0] for name in LEARNERS} == set(registered_heads())
+    assert {make(name, cross_encoder).head_spec()[0] for name in LEARNERS} == set(registered_heads())
 
 
 @pytest.mark.slow

@@ -34,7 +34,6 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         ({"epoch_decay": 0}, "epoch_decay=0 must be above 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0 must be above 0"),
         ({"dropout": "0.1"}, "dropout='0.1' must be at least 0 and below 1, or None"),
-        ({"seed": None}, "seed=None must be a whole number"),
         ({"seed": 1.5}, "seed=1.5 must be a whole number"),
         ({"gradient_checkpointing": "no"}, "gradient_checkpointing='no' must be True or False"),
         ({"restart_each_epoch": 1}, "restart_each_epoch=1 must be True or False"),
@@ -67,7 +66,7 @@ def rotate(text: str, rng: random.Random) -> str:
 def test_recipe_as_json():
     args = TrainingArgs(augment=rotate, lora=Lora(rank=4), checkpoint="/secret/folder", trackers=("tensorboard",))
     found = json.loads(json.dumps(args.as_dict()))
-    assert (found["augment"], found["lora"]["rank"]) == ("rotate", 4)
+    assert (found["augment"], found["lora"]["rank"]) == ("<function rotate>", 4)
     assert found["learning_rates"] == {"encoder.": 1e-5, "": 1e-4}
     assert "secret" not in json.dumps(found)
     assert pickle.loads(pickle.dumps(args)) == args
@@ -80,32 +79,22 @@ def test_recipe_as_json():
         frozen.learning_rates[""] = 3.0
 
 
-def bounded(text: str, rng: random.Random, *, length: int = 3) -> str:
-    return text[:length]
-
-
 class Cut:
     def __call__(self, text: str, rng: random.Random) -> str:
         return text[:2]
-
-    def first(self, text: str, rng: random.Random) -> str:
-        return text[:1]
 
 
 @pytest.mark.parametrize(
     ("augment", "described"),
     [
-        (partial(bounded, length=5), "bounded(length=5)"),
-        (position_augmentation("windows"), None),
-        (Cut(), "Cut"),
-        (Cut().first, "Cut.first"),
-        (partial(bounded, length=Cut()), "bounded(length=Cut)"),
+        (position_augmentation("windows", words=5), "functools.partial(<function shuffle_windows>, words=5)"),
+        (Cut(), f"<{__name__}.Cut object>"),
+        (Cut().__call__, f"<bound method Cut.__call__ of <{__name__}.Cut object>>"),
+        (partial(rotate, cut=Cut()), f"functools.partial(<function rotate>, cut=<{__name__}.Cut object>)"),
     ],
 )
 def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, described):
-    found = TrainingArgs(augment=augment).as_dict()["augment"]
-    assert "0x" not in found
-    assert found == (described or found)
+    assert TrainingArgs(augment=augment).as_dict()["augment"] == described
 
 
 def test_presets():
