@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import check_columns, relevant_pairs
 from ..common.language import Counter, digest
 
 _BATCH = 2048  # texts that are tokenized at once
@@ -46,27 +47,10 @@ def read_source(
         raise ValueError("topics and qrels are missing; only a dataset brings its own")
     if isinstance(passages, pd.DataFrame):
         passages = passages.to_dict("records")
-    topics = _with_columns(topics, "topics", ["qid", "query"], optional="split")
-    qrels = _with_columns(qrels, "qrels", ["qid", "docno", "label"])
-    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
-        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
-    if topics["qid"].duplicated().any():
-        raise ValueError(f"topics: qid {topics['qid'][topics['qid'].duplicated()].iloc[0]!r} is there twice")
-    relevant = qrels[(qrels["label"] >= min_label) & qrels["qid"].isin(topics["qid"])]
-    if not len(relevant):
-        raise ValueError(
-            f"no topic has a relevant passage: none of {len(qrels)} qrels has a label of at least {min_label} and a "
-            f"qid of the {len(topics)} topics"
-        )
-    return passages, topics, relevant[["qid", "docno"]].drop_duplicates().reset_index(drop=True)
-
-
-def _with_columns(frame: pd.DataFrame, name: str, columns: list[str], *, optional: str = "") -> pd.DataFrame:
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise ValueError(f"{name} lack the column(s) {', '.join(missing)} (there are {', '.join(map(str, frame))})")
-    taken = [*columns, *([optional] if optional in frame.columns else [])]
-    return frame[taken].astype({column: str for column in taken if column != "label"}).reset_index(drop=True)
+    check_columns(topics, ("qid", "query"), "topics")
+    columns = [name for name in ("qid", "query", "split") if name in topics]
+    topics = topics[columns].astype(str).reset_index(drop=True)
+    return passages, topics, relevant_pairs(topics, qrels, min_label)[["qid", "docno"]]
 
 
 class TextSpool:

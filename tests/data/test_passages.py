@@ -62,11 +62,11 @@ def test_any_source_will_do(tmp_path):
         ({"variant": "dev"}, "variant='dev' is of datasets only"),
         ({"topics": None}, "topics and qrels are missing"),
         ({"topics": topics().drop(columns="query")}, r"topics lack the column\(s\) query"),
-        ({"topics": pd.concat([topics(), topics(1)])}, "topics: qid 'q0' is there twice"),
+        ({"topics": pd.concat([topics(), topics(1)])}, "topics hold the qid 'q0' more than once"),
         ({"qrels": qrels().drop(columns="label")}, r"qrels lack the column\(s\) label"),
         ({"qrels": qrels().astype({"label": str})}, "qrels: column label must hold numbers, not '1'"),
-        ({"qrels": qrels().assign(label=0)}, "no topic has a relevant passage"),
-        ({"qrels": qrels(0)}, "no topic has a relevant passage: none of 0 qrels"),
+        ({"qrels": qrels().assign(label=0)}, "no document in qrels has a label of at least 1 for any qid"),
+        ({"qrels": qrels(0)}, r"no document in qrels has .* \(0 qrels, 5 topics\)"),
     ],
 )
 def test_bad_topics_and_qrels_are_named(arguments, message):
