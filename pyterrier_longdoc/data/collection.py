@@ -37,8 +37,8 @@ class StreamedDocuments(Mapping[str, Mapping[str, str]]):
         """All documents, one after the other."""
         raise NotImplementedError
 
-    def many(self, docnos: Iterable[str]) -> Documents:
-        """Those of the documents that there are, where reading them together is faster."""
+    def many(self, docnos: Sequence[str]) -> Documents:
+        """Those of the documents that there are, for different docnos, where reading them together is faster."""
         return self
 
     def values(self) -> ValuesView[Mapping[str, str]]:
