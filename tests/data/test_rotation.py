@@ -110,4 +110,3 @@ def test_bad_input_is_named():
         RotateDocuments("shuffle")
     with pytest.raises(ValueError, match="words=0 must be at least 1"):
         position_augmentation("windows", words=0)
-    assert position_augmentation("none")(TEXT, random.Random(0)) == TEXT
