@@ -251,8 +251,8 @@ def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[A
         raise ValueError(f"{count} {what} are needed, but there are only {len(population)}; ask for fewer documents")
     rng = random.Random(f"{seed}/{what}")
     left, drawn = list(population), []
-    for last in range(len(left) - 1, len(left) - 1 - count, -1):
-        place = between(rng, 0, last)
-        left[place], left[last] = left[last], left[place]
-        drawn.append(left[last])
+    for _ in range(count):
+        place = between(rng, 0, len(left) - 1)
+        left[place], left[-1] = left[-1], left[place]
+        drawn.append(left.pop())
     return drawn
