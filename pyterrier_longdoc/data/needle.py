@@ -132,24 +132,16 @@ def passkey(
 ) -> PositionedCollection:
     """Builds documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
 
-    Args:
-        background: a text; by default a few words without meaning, again and again.
-        lengths: as for `needle`, like all other arguments.
-        queries: for each length.
-        documents: for each length.
-        repeat: start over at the end of a background that is too short.
-        tokenizer: in whose tokens the lengths are.
-        seed: the same seed gives the same bytes.
-        name: of the collection.
+    The arguments are those of `needle`; the background is a few words without meaning, again and again, unless another
+    text is given.
 
     Raises:
         ValueError: if there is not enough background, a length has no room for a pass key, or more documents are
             wanted than there are names.
     """
-    given = passkeys(len(lengths) * documents, seed)
     return needle(
         background,
-        given,
+        passkeys(len(lengths) * documents, seed),
         lengths=lengths,
         queries=queries,
         documents=documents,
