@@ -145,14 +145,13 @@ def _docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]
         raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")
     for name in [text_field] if isinstance(text_field, str) else text_field:
         value = document.get(name, ...)
-        if value is None or value != value:  # NaN, as frames have it
-            continue
-        if isinstance(value, bytes):
+        if isinstance(value, str):
+            parts.append(value)
+        elif isinstance(value, bytes):
             raise ValueError(f"field {name!r} of {docno!r} holds bytes; read it with longdoc:irds:...")
-        if not isinstance(value, str):
+        elif not (pd.api.types.is_scalar(value) and pd.isna(value)):
             raise ValueError(
                 f"document {docno!r} has no text in field {name!r} (there are {', '.join(map(str, document))}); name "
                 f"the field(s) that hold it with text_field="
             )
-        parts.append(value)
     return str(docno), " ".join(filter(None, parts)).strip().encode("utf-8", "replace").decode()

@@ -39,11 +39,12 @@ def test_any_source_will_do(tmp_path):
     expected = list(build().corpus)
     assert list(build(passages=pd.DataFrame(passages())).corpus) == expected
     assert list(build(passages=iter(passages())).corpus) == expected
+    empty = {"none": None, "nan": float("nan"), "na": pd.NA}
     renamed = [
-        {"docno": row["docno"], "title": row["text"].split(" ")[0], "body": row["text"].partition(" ")[2], "none": None}
+        {"docno": row["docno"], "title": row["text"].split(" ")[0], "body": row["text"].partition(" ")[2], **empty}
         for row in passages()
     ]
-    assert list(build(passages=renamed, text_field=("none", "title", "body")).corpus) == expected
+    assert list(build(passages=renamed, text_field=(*empty, "title", "body")).corpus) == expected
     frames = {"docs.jsonl": pd.DataFrame(passages()).to_json(orient="records", lines=True)}
     frames["topics.tsv"] = topics().to_csv(sep="\t", header=False, index=False)
     frames["qrels.txt"] = (
@@ -80,6 +81,7 @@ def test_bad_topics_and_qrels_are_named(arguments, message):
     [
         ([*passages(), passages()[0]], "docno 'p0' is there twice"),
         ([{"docno": "p0", "body": "x"}], r"'p0' has no text in field 'text' \(there are docno, body\)"),
+        ([{"docno": "p0", "text": ["x", "y"]}], "'p0' has no text in field 'text'"),
         ([{"docno": "p0", "text": b"x"}], "field 'text' of 'p0' holds bytes"),
         ([{"text": "x"}], "a document has no docno"),
     ],
