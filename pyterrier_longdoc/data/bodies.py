@@ -189,7 +189,8 @@ class DecodedDataset(Collection):
     def _fields(self) -> list[str]:
         # Asked of the class: a collection may be far away, and a pipeline is made before it is run.
         kinds = self._dataset.docs_cls().__annotations__
-        return ["text", "title", *(name for name, kind in kinds.items() if kind is str and name != "doc_id")]
+        strings = (name for name, kind in kinds.items() if kind is str and name != "doc_id")
+        return list(dict.fromkeys(["text", "title", *strings]))
 
     @cached_property
     def documents(self) -> Documents:

@@ -3,7 +3,7 @@ from functools import partial
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, check_leaks, needle, passkey, provider
+from pyterrier_longdoc.data import DocstringsDataset, check_leaks, needle, passkey, provider
 from pyterrier_longdoc.data.bodies import DecodedDataset
 from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
 from pyterrier_longdoc.data.far_relevant import POSITIONS
@@ -57,11 +57,7 @@ def test_needle_and_passkey(tmp_path, monkeypatch):
     assert not any("name1" in row["text"] for row in made.corpus)  # no prose
 
 
-def test_collections_by_name_and_argument(tmp_path):
-    (tmp_path / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
-    dataset = pt.get_dataset(f"longdoc:folder:{tmp_path}")
-    assert isinstance(dataset, FolderDataset)
-    assert dataset.path == tmp_path
+def test_collections_by_name_and_argument():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         pt.get_dataset("longdoc:folder:nowhere")
     assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
