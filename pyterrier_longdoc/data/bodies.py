@@ -162,8 +162,7 @@ class DecodedDataset(Collection):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._plain = pt.get_dataset(f"irds:{name}")
-        self._dataset = self._plain.irds_ref()
+        self._plain: Any = pt.get_dataset(f"irds:{name}")
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """The topics as ``irds:`` gives them."""
@@ -188,18 +187,18 @@ class DecodedDataset(Collection):
 
     def _fields(self) -> list[str]:
         # Asked of the class: a collection may be far away, and a pipeline is made before it is run.
-        kinds = self._dataset.docs_cls().__annotations__
+        kinds = self._plain.irds_ref().docs_cls().__annotations__
         strings = (name for name, kind in kinds.items() if kind is str and name != "doc_id")
         return list(dict.fromkeys(["text", "title", *strings]))
 
     @cached_property
     def documents(self) -> Documents:
         """All documents, docno -> `document_fields`, read and decoded when they are asked for."""
-        return DecodedDocuments(self._dataset)
+        return DecodedDocuments(self._plain.irds_ref())
 
     def _describe_component(self, component: str) -> bool | None:
         has = {"corpus": "has_docs", "topics": "has_queries", "qrels": "has_qrels"}.get(component)
-        return True if has and getattr(self._dataset, has)() else None
+        return True if has and getattr(self._plain.irds_ref(), has)() else None
 
     def __repr__(self) -> str:
         return f"DecodedDataset({self.name!r})"

@@ -426,9 +426,9 @@ def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[s
     for qid, query in collection.topics.itertuples(index=False):
         texts_of[qid].append(("shared query", digest(query), ""))
     for docno, places in collection.gold.groupby("docno"):
-        text = collection.documents[docno]["text"]
+        text = collection.documents[str(docno)]["text"]
         for qid, start, end in places[["qid", "start", "end"]].itertuples(index=False):
-            texts_of[qid].append(("shared passage", digest(text[start:end]), docno))
+            texts_of[qid].append(("shared passage", digest(text[start:end]), str(docno)))
     found = {
         split: {(kind, value): (qid, docno) for qid in qids for kind, value, docno in texts_of[qid]}
         for split, qids in splits.items()

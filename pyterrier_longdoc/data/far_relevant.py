@@ -144,7 +144,7 @@ def far_relevant(
     pool = PassagePool(source, count=count, text_field=text_field, judged=set(relevant["docno"]))
     relevant = pool.located(relevant)
     known = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
-    qids_of = known.groupby("digest", sort=False)["qid"].agg(list).to_dict()
+    qids_of: dict[Any, list[str]] = known.groupby("digest", sort=False)["qid"].agg(list).to_dict()
     longest = min(max_doc_len - min_offset, max_passage or max_doc_len)
     chosen = _fitting(relevant, min_passage, longest, raising=unfit == "raise")
     if relevant_per_query is not None:
