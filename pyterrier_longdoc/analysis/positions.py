@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of
+from ..common.frames import TextField, as_strings, check_columns, field_names, relevant_pairs, strings, texts_of
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
@@ -238,19 +238,11 @@ def _relevant_pairs(
     topics: pd.DataFrame, qrels: pd.DataFrame, relevant_from: int, sample: int | None, seed: int, *, needs_query: bool
 ) -> pd.DataFrame:
     """`qid, docno, label` and perhaps `query` of the topics' relevant documents, in the order of the qrels."""
-    check_columns(topics, ("qid", "query") if needs_query else ("qid",), "topics")
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
-        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
-    asked = pd.DataFrame({"qid": as_strings(topics["qid"]).tolist()})
-    if asked["qid"].duplicated().any():
-        raise ValueError(f"topics hold the qid {asked['qid'][asked['qid'].duplicated()].iloc[0]!r} more than once")
+    pairs = relevant_pairs(topics, qrels, relevant_from)
     if needs_query:
-        asked["query"] = strings(topics["query"], "query")
-    pairs = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]), docno=as_strings(qrels["docno"]))
-    pairs = pairs[pairs["label"] >= relevant_from].drop_duplicates(["qid", "docno"]).merge(asked, on="qid")
-    if not len(pairs):
-        raise ValueError(f"no document in qrels has a label of at least {relevant_from} for any qid of the topics")
+        check_columns(topics, ("query",), "topics")
+        queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
+        pairs["query"] = pairs["qid"].map(queries)
     if sample is not None and sample < len(pairs):
         chosen = np.sort(np.random.default_rng(seed).choice(len(pairs), sample, replace=False))
         pairs = pairs.iloc[chosen].reset_index(drop=True)

@@ -123,6 +123,29 @@ def check_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> Non
         raise ValueError(f"{what} lack the column(s) {', '.join(missing)}; they have {', '.join(map(str, frame))}")
 
 
+def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) -> pd.DataFrame:
+    """`qid, docno, label` of the topics' relevant documents, each pair once, in the order of the qrels; ids as strings.
+
+    Raises:
+        ValueError: if a column is missing, a topic is there twice, labels are no numbers, or nothing is relevant.
+    """
+    check_columns(topics, ("qid",), "topics")
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
+        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
+    qids = as_strings(topics["qid"])
+    if qids.duplicated().any():
+        raise ValueError(f"topics hold the qid {qids[qids.duplicated()].iloc[0]!r} more than once")
+    pairs = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]), docno=as_strings(qrels["docno"]))
+    pairs = pairs[(pairs["label"] >= min_label) & pairs["qid"].isin(qids)].drop_duplicates(["qid", "docno"])
+    if not len(pairs):
+        raise ValueError(
+            f"no document in qrels has a label of at least {min_label} for any qid of the topics ({len(qrels)} qrels, "
+            f"{len(topics)} topics)"
+        )
+    return pairs.reset_index(drop=True)
+
+
 def as_strings(column: pd.Series) -> pd.Series:
     """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)

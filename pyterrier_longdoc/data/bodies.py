@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -157,24 +157,24 @@ class DecodedDataset(Collection):
     PyTerrier's own ``irds:gov2`` offers no body, since that is bytes. Topics and qrels are PyTerrier's.
 
     Args:
-        dataset: name of a dataset of ir_datasets, or one itself.
+        name: of a dataset of ir_datasets.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, str):
-            import ir_datasets
-
-            dataset = ir_datasets.load(dataset)
-        self._dataset = dataset
-        self.name = dataset.dataset_id()
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._plain: Any = pt.get_dataset(f"irds:{name}")
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """The topics as ``irds:`` gives them."""
-        return pt.get_dataset(f"irds:{self.name}").get_topics(variant)
+        return self._plain.get_topics(variant)
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
         """The qrels as ``irds:`` gives them."""
-        return pt.get_dataset(f"irds:{self.name}").get_qrels(variant)
+        return self._plain.get_qrels(variant)
+
+    def info_url(self) -> str | None:
+        """Where ir_datasets describes it."""
+        return self._plain.info_url()
 
     def text_loader(self, fields: Sequence[str] | str = "text", *, verbose: bool = False) -> pt.Transformer:
         """A transformer that adds texts to any frame with a ``docno`` column.
@@ -185,23 +185,20 @@ class DecodedDataset(Collection):
         """
         return super().text_loader(["text", "title"] if fields == "*" else fields, verbose=verbose)
 
-    def info_url(self) -> str:
-        """Where ir_datasets describes it."""
-        return f"https://ir-datasets.com/{self.name.partition('/')[0]}.html#{self.name}"
-
     def _fields(self) -> list[str]:
         # Asked of the class: a collection may be far away, and a pipeline is made before it is run.
-        kinds = self._dataset.docs_cls().__annotations__
-        return ["text", "title", *(name for name, kind in kinds.items() if kind is str and name != "doc_id")]
+        kinds = self._plain.irds_ref().docs_cls().__annotations__
+        strings = (name for name, kind in kinds.items() if kind is str and name != "doc_id")
+        return list(dict.fromkeys(["text", "title", *strings]))
 
     @cached_property
     def documents(self) -> Documents:
         """All documents, docno -> `document_fields`, read and decoded when they are asked for."""
-        return DecodedDocuments(self._dataset)
+        return DecodedDocuments(self._plain.irds_ref())
 
     def _describe_component(self, component: str) -> bool | None:
         has = {"corpus": "has_docs", "topics": "has_queries", "qrels": "has_qrels"}.get(component)
-        return True if has and getattr(self._dataset, has)() else None
+        return True if has and getattr(self._plain.irds_ref(), has)() else None
 
     def __repr__(self) -> str:
         return f"DecodedDataset({self.name!r})"
@@ -217,16 +214,16 @@ class DecodedDocuments(StreamedDocuments):
         """All documents, one after the other."""
         return map(document_fields, self.dataset.docs_iter())
 
-    def many(self, docnos: Iterable[str]) -> Documents:
+    def many(self, docnos: Sequence[str]) -> Documents:
         """Those of the documents that there are, read in the order of their files."""
-        found = self.dataset.docs_store().get_many_iter(list(dict.fromkeys(docnos)))
+        found = self.dataset.docs_store().get_many_iter(docnos)
         return {fields["docno"]: fields for fields in map(document_fields, found)}
 
     def __getitem__(self, docno: str) -> Mapping[str, str]:
         return self.many([docno])[docno]
 
     def __iter__(self) -> Iterator[str]:
-        return (row["docno"] for row in self.rows())
+        return (document.doc_id for document in self.dataset.docs_iter())
 
     def __len__(self) -> int:
         return self.dataset.docs_count()

@@ -15,6 +15,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_choice
+from ..common.frames import as_strings
 from ..common.language import Counter, digest
 from ..common.presentation import HELP_URL
 
@@ -36,8 +37,8 @@ class StreamedDocuments(Mapping[str, Mapping[str, str]]):
         """All documents, one after the other."""
         raise NotImplementedError
 
-    def many(self, docnos: Iterable[str]) -> Documents:
-        """Those of the documents that there are, where reading them together is faster."""
+    def many(self, docnos: Sequence[str]) -> Documents:
+        """Those of the documents that there are, for different docnos, where reading them together is faster."""
         return self
 
     def values(self) -> ValuesView[Mapping[str, str]]:
@@ -83,15 +84,17 @@ class TextLoader(pt.Transformer):
             KeyError: If a docno is not in the collection.
         """
         pt.validate.columns(inp, includes=["docno"], context=self)
-        docnos = [str(docno) for docno in inp["docno"]]
+        docnos = as_strings(inp["docno"]).tolist()
+        distinct = list(dict.fromkeys(docnos))
         documents = self.documents
         if isinstance(documents, StreamedDocuments):
-            documents = documents.many(docnos)
-        shown = pt.tqdm(docnos, desc=repr(self), unit="d", disable=not self.verbose)
-        rows = [self._look_up(documents, docno) for docno in shown]
+            documents = documents.many(distinct)
+        shown = pt.tqdm(distinct, desc=repr(self), unit="d", disable=not self.verbose)
+        rows = {docno: self._look_up(documents, docno) for docno in shown}
+        columns = {name: [rows[docno][name] for docno in docnos] for name in self.fields}
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.
-        return out.assign(**{name: pd.Series([row[name] for row in rows], dtype=str).array for name in self.fields})
+        return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
         """Cuts the ranking before the texts are looked up (``loader % k``)."""
@@ -422,9 +425,10 @@ def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[s
     texts_of: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)  # qid -> kind, digest, docno
     for qid, query in collection.topics.itertuples(index=False):
         texts_of[qid].append(("shared query", digest(query), ""))
-    gold = collection.gold.sort_values("docno", kind="stable")
-    for qid, docno, start, end in gold[["qid", "docno", "start", "end"]].itertuples(index=False):
-        texts_of[qid].append(("shared passage", digest(collection.documents[docno]["text"][start:end]), docno))
+    for docno, places in collection.gold.groupby("docno"):
+        text = collection.documents[str(docno)]["text"]
+        for qid, start, end in places[["qid", "start", "end"]].itertuples(index=False):
+            texts_of[qid].append(("shared passage", digest(text[start:end]), str(docno)))
     found = {
         split: {(kind, value): (qid, docno) for qid in qids for kind, value, docno in texts_of[qid]}
         for split, qids in splits.items()

@@ -21,7 +21,7 @@ import sysconfig
 import textwrap
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -156,19 +156,9 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
     ]
 
 
-def installed_packages(names: Iterable[str] = PACKAGES) -> dict[str, Path]:
-    """Finds the packages that are installed, without importing any.
-
-    Args:
-        names: Import names of top-level packages, or `STDLIB`.
-
-    Returns:
-        Name -> folder, in the order of ``names``.
-
-    Raises:
-        ValueError: If a name has a dot.
-    """
-    found = {name: _find(name) for name in names}
+def installed_packages() -> dict[str, Path]:
+    """The folders of those `PACKAGES` that are installed, by name, without importing any."""
+    found = {name: _find(name) for name in PACKAGES}
     return {name: path for name, path in found.items() if path is not None and path.is_dir()}
 
 
@@ -214,9 +204,9 @@ class DocstringsDataset(PositionedCollection):
             ``topics_long``, and the ``median``, ``mean``, ``p90`` and ``max`` of the document length in
             tokens (`count_tokens`). A document counts in the split of its docno, topic or not.
         """
-        groups = {split: [e for e in self.entries if split_of(e.docno) == split] for split in SPLITS}
         rows = []
-        for split, entries in {**groups, "all": self.entries}.items():
+        for split in (*SPLITS, "all"):
+            entries = [e for e in self.entries if split in ("all", split_of(e.docno))]
             tokens = np.array([e.tokens for e in entries] or [0])
             has_topic = np.array([bool(e.query) for e in entries] or [False])
             row = {"split": split, "documents": len(entries), "topics": has_topic.sum()}
@@ -327,8 +317,6 @@ def _definitions(node: ast.AST, path: str) -> Iterator[tuple[str, str]]:
 def _find(name: str) -> Path | None:
     if name == STDLIB:
         return Path(sysconfig.get_path("stdlib"))
-    if "." in name:
-        raise ValueError(f"{name!r} is not a top-level package, and finding it would import its parent")
     try:
         spec = importlib.util.find_spec(name)
     except ValueError:  # a module already loaded that hides its origin

@@ -13,10 +13,11 @@ the memory of one of five thousand, and a document does not depend on which othe
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from .passages import PassagePool, read_source
 
 POSITIONS = ("early", "uniform", "far")
 
-Length = str | int | Sequence[int] | Callable[[random.Random, int, int], int]
-"""Distribution of document lengths: "uniform", a number, numbers to draw from, or `(rng, smallest, largest) -> int`."""
+Length = str | int | Callable[[random.Random, int, int], int]
+"""Distribution of document lengths: "uniform", one number, or a function `(rng, smallest, largest) -> int`."""
 
 _ATTEMPTS = 50  # random draws before the whole pool is searched for a passage that fits
 
@@ -93,7 +94,7 @@ def far_relevant(
         min_offset: tokens; 512 as in the paper, the positions of BERT.
         within: tokens; None takes `min_offset`.
         max_doc_len: tokens; 1431 as in the paper, three windows of 477.
-        length: distribution of D; "uniform" as in the paper.
+        length: distribution of D: "uniform" as in the paper, a number, or a function `(rng, smallest, largest) -> int`.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
         tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
             lengths of passages do not add up to that of a document, as some pairs of passages show, documents are
@@ -132,7 +133,8 @@ def far_relevant(
         True
     """
     recipe = Recipe(position, min_offset, within, max_doc_len, length, extra_passage, separator, seed)
-    check_positive(relevant_per_query=relevant_per_query, copies=copies, min_passage=min_passage)
+    check_positive(relevant_per_query=relevant_per_query, copies=copies)
+    check_positive(min_passage=min_passage, max_passage=max_passage)
     check_choice("exclude", exclude, ("all", "own"))
     check_choice("unfit", unfit, ("raise", "skip"))
     if distractors < 0:
@@ -141,10 +143,8 @@ def far_relevant(
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
     pool = PassagePool(source, count=count, text_field=text_field, judged=set(relevant["docno"]))
     relevant = pool.located(relevant)
-    qids_of: dict[int, list[str]] = {}
     known = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
-    for qid, value in zip(known["qid"].tolist(), known["digest"].tolist(), strict=True):
-        qids_of.setdefault(value, []).append(qid)
+    qids_of: dict[Any, list[str]] = known.groupby("digest", sort=False)["qid"].agg(list).to_dict()
     longest = min(max_doc_len - min_offset, max_passage or max_doc_len)
     chosen = _fitting(relevant, min_passage, longest, raising=unfit == "raise")
     if relevant_per_query is not None:
@@ -223,12 +223,8 @@ class Recipe:
             raise ValueError(f"min_offset={self.min_offset} must be at least 0")
         if self.max_doc_len <= self.min_offset:
             raise ValueError(f"max_doc_len={self.max_doc_len} must be greater than min_offset={self.min_offset}")
-        several = hasattr(self.length, "__len__") and not isinstance(self.length, str)
-        one = isinstance(self.length, int | np.integer) or callable(self.length)
-        if not (several or one or self.length == "uniform"):
-            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', whole numbers, or a function")
-        if several and not len(self.length):  # type: ignore[arg-type]
-            raise ValueError("length=[] holds no length to draw from")
+        if not (self.length == "uniform" or callable(self.length) or isinstance(self.length, Integral)):
+            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', a whole number, or a function")
         if self.separator.strip() or not self.separator:
             raise ValueError(f"separator={self.separator!r} must be white space, to keep passages and tokens apart")
 
@@ -241,13 +237,7 @@ class Recipe:
         """Draws the length of a document, D_max in the paper's words: from `smallest`, what it needs at least."""
         if isinstance(self.length, str):
             return between(rng, smallest, self.max_doc_len)
-        if callable(self.length):
-            drawn = self.length(rng, smallest, self.max_doc_len)
-        elif isinstance(self.length, int | np.integer):
-            drawn = int(self.length)
-        else:
-            fitting = [size for size in map(int, self.length) if smallest <= size <= self.max_doc_len] or [-1]
-            drawn = fitting[between(rng, 0, len(fitting) - 1)]
+        drawn = self.length(rng, smallest, self.max_doc_len) if callable(self.length) else int(self.length)
         if not smallest <= drawn <= self.max_doc_len:
             raise ValueError(f"length={self.length!r} gives none from {smallest} to max_doc_len={self.max_doc_len}")
         return drawn
@@ -355,15 +345,6 @@ class FarDocuments(StreamedDocuments):
     def _index_of(self) -> dict[str, int]:
         return {docno: i for i, docno in enumerate(self)}
 
-    @cached_property
-    def _digests_of(self) -> dict[str, set[int]]:
-        """All that is relevant for each topic."""
-        digests_of: dict[str, set[int]] = {}
-        for value, qids in self.qids_of.items():
-            for qid in qids:
-                digests_of.setdefault(qid, set()).add(value)
-        return digests_of
-
     def _docno(self, i: int) -> str:
         if i not in self._with_relevant:
             return f"distractor_{i - len(self._with_relevant)}"
@@ -387,11 +368,15 @@ class FarDocuments(StreamedDocuments):
         recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
         if i in self._with_relevant:
             passage = int(self.relevant[i // self.copies])
-            barred = [self._digests_of[qid] for qid in self._qids(passage)]
+            own = set(self._qids(passage))
+
+            def barred(value: int) -> bool:
+                return not own.isdisjoint(self.qids_of.get(value, ()))
+
             filler = _Filler(self.pool, self.filler, rng, self._docno(i), barred)
             filler.used.add(int(self.pool.digests[passage]))
         else:
-            filler = _Filler(self.pool, self.filler, rng, self._docno(i), [self.qids_of])
+            filler = _Filler(self.pool, self.filler, rng, self._docno(i), self.qids_of.__contains__)
             passage = filler.draw(recipe.max_doc_len - recipe.min_offset)
         size = int(self.pool.tokens[passage])
         before = self._draw(filler, rng, size)
@@ -431,7 +416,7 @@ class _Filler:
     indices: np.ndarray
     rng: random.Random
     docno: str
-    barred: Sequence[Container[int]]
+    barred: Callable[[int], bool]
     used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
@@ -439,7 +424,7 @@ class _Filler:
         for index in self._candidates():
             value = int(self.pool.digests[index])
             fits = longest is None or self.pool.tokens[index] <= longest
-            if fits and value not in self.used and not any(value in barred for barred in self.barred):
+            if fits and value not in self.used and not self.barred(value):
                 self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"

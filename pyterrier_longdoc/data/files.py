@@ -50,15 +50,8 @@ class FolderDataset(Collection):
             ValueError: If a variant is asked for, or a line is malformed or repeats a qid.
         """
         self._no_variant("topics", variant)
-        queries: dict[str, str] = {}
-        for where, line in read_lines(self._file("topics.tsv")):
-            qid, query = (part.strip() for part in line.partition("\t")[::2])
-            if not (qid and query):
-                raise ValueError(f"{where}: expected 'qid<tab>query', got {line[:80]!r}")
-            if qid in queries:
-                raise ValueError(f"{where}: qid {qid!r} is there twice; qids must be unique")
-            queries[qid] = query
-        return pd.DataFrame({"qid": list(queries), "query": list(queries.values())}, dtype=str)
+        topics = _unique(_read_topics(self._file("topics.tsv")), "qid")
+        return pd.DataFrame(list(topics.values()), columns=["qid", "query"], dtype=str)
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
         """The judgements, with columns ``qid``, ``docno`` and ``label`` (int).
@@ -73,16 +66,11 @@ class FolderDataset(Collection):
     @cached_property
     def documents(self) -> Documents:
         """All documents, docno -> {"docno", "text", perhaps "title"}, in order, read at the first use."""
-        documents: dict[str, dict[str, str]] = {}
-        for where, row in read_jsonl(self._file("docs.jsonl"), ("docno", "text")):
-            checked_row(where, row, row.keys() & {"title"})
-            if row["docno"] in documents:
-                raise ValueError(f"{where}: docno {row['docno']!r} is there twice; docnos must be unique")
-            documents[row["docno"]] = {name: row[name] for name in ("docno", "text", "title") if name in row}
-        if any("title" in row for row in documents.values()):
-            for row in documents.values():
-                row.setdefault("title", "")
-        return documents
+        rows = _unique(_read_documents(self._file("docs.jsonl")), "docno")
+        names = ["docno", "text"]
+        if any("title" in row for row in rows.values()):
+            names.append("title")
+        return {docno: {name: row.get(name, "") for name in names} for docno, row in rows.items()}
 
     def _file(self, name: str) -> Path:
         file = self.path / name
@@ -101,6 +89,39 @@ class FolderDataset(Collection):
 
     def __repr__(self) -> str:
         return f"FolderDataset({str(self.path)!r})"
+
+
+def _read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, row in read_jsonl(file, ("docno", "text")):
+        yield where, checked_row(where, row, row.keys() & {"title"})
+
+
+def _read_topics(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, line in read_lines(file):
+        qid, query = (part.strip() for part in line.partition("\t")[::2])
+        if not (qid and query):
+            raise ValueError(f"{where}: expected 'qid<tab>query', got {line[:80]!r}")
+        yield where, {"qid": qid, "query": query}
+
+
+def _read_qrels(file: Path) -> Iterator[tuple[str, str, int]]:
+    for where, line in read_lines(file):
+        try:
+            qid, _, docno, label = line.split()
+            row = qid, docno, int(label)
+        except ValueError:
+            raise ValueError(f"{where}: expected 'qid iteration docno label', got {line[:80]!r}") from None
+        yield row
+
+
+def _unique(rows: Iterable[tuple[str, dict[str, Any]]], field: str) -> dict[str, dict[str, Any]]:
+    """The rows, each with where it stands, by what must be unique among them."""
+    found: dict[str, dict[str, Any]] = {}
+    for where, row in rows:
+        if row[field] in found:
+            raise ValueError(f"{where}: {field} {row[field]!r} is there twice; it must be unique")
+        found[row[field]] = row
+    return found
 
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
@@ -133,11 +154,10 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     write_jsonl(data / "docs" / "AnswerFields.jsonl.gz", documents)
     for part in collection.splits or [None]:
         topics, qrels = collection.get_topicsqrels(part)
-        rows = topics[["qid", "query"]].itertuples(index=False)
-        queries = ({"DOCNO": qid, "text_raw": query} for qid, query in rows)
+        queries = ({"DOCNO": qid, "text_raw": query} for qid, query in topics.itertuples(index=False))
         write_jsonl(data / (part or "all") / "QuestionFields.jsonl", queries)
-        judged = qrels[["qid", "docno", "label"]].itertuples(index=False)
-        write_lines(data / (part or "all") / "qrels.txt", (f"{qid} 0 {docno} {label}" for qid, docno, label in judged))
+        judged = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
+        write_lines(data / (part or "all") / "qrels.txt", judged)
     gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
     write_jsonl(Path(folder, "gold.jsonl"), gold)
 
@@ -178,7 +198,7 @@ def read_far_relevant(
         [tuple(map(row.get, GOLD_COLUMNS)) for row in gold],
         splits=splits,
     )
-    return PositionedCollection(name, parts, count=token_counter(tokenizer), default=default, variants=splits)
+    return PositionedCollection(name, parts, count=token_counter(tokenizer), default=default)
 
 
 def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str]]:
@@ -241,7 +261,7 @@ def read_longembed(
         splits=splits,
         groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
     )
-    return PositionedCollection(name, parts, count=token_counter(tokenizer), variants=splits)
+    return PositionedCollection(name, parts, count=token_counter(tokenizer))
 
 
 def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -259,31 +279,12 @@ def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterato
         yield where, checked_row(where, row, strings)
 
 
-def _unique(rows: Iterable[tuple[str, dict[str, Any]]], field: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for where, row in rows:
-        if row[field] in found:
-            raise ValueError(f"{where}: {field} {row[field]!r} is there twice; it must be unique")
-        found[row[field]] = row
-    return found
-
-
 def _found(folder: str | Path, name: str, *, needed: bool = True) -> list[Path]:
     root = Path(folder).expanduser()
     found = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
     if needed and not found:
         raise FileNotFoundError(f"{root} holds no {name} or {name}.gz, in no folder below it either")
     return found
-
-
-def _read_qrels(file: Path) -> Iterator[tuple[str, str, int]]:
-    for where, line in read_lines(file):
-        try:
-            qid, _, docno, label = line.split()
-            row = qid, docno, int(label)
-        except ValueError:
-            raise ValueError(f"{where}: expected 'qid iteration docno label', got {line[:80]!r}") from None
-        yield row
 
 
 def _check_names(collection: PositionedCollection) -> None:

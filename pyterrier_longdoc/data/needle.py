@@ -116,7 +116,7 @@ def needle(
         splits,
         groups={docno: docno.partition("-")[0] for docno in texts},
     )
-    return PositionedCollection(name, parts, count=count, variants=splits)
+    return PositionedCollection(name, parts, count=count)
 
 
 def passkey(
@@ -132,24 +132,16 @@ def passkey(
 ) -> PositionedCollection:
     """Builds documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
 
-    Args:
-        background: a text; by default a few words without meaning, again and again.
-        lengths: as for `needle`, like all other arguments.
-        queries: for each length.
-        documents: for each length.
-        repeat: start over at the end of a background that is too short.
-        tokenizer: in whose tokens the lengths are.
-        seed: the same seed gives the same bytes.
-        name: of the collection.
+    The arguments are those of `needle`; the background is a few words without meaning, again and again, unless another
+    text is given.
 
     Raises:
         ValueError: if there is not enough background, a length has no room for a pass key, or more documents are
             wanted than there are names.
     """
-    given = passkeys(len(lengths) * documents, seed)
     return needle(
         background,
-        given,
+        passkeys(len(lengths) * documents, seed),
         lengths=lengths,
         queries=queries,
         documents=documents,
@@ -251,8 +243,8 @@ def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[A
         raise ValueError(f"{count} {what} are needed, but there are only {len(population)}; ask for fewer documents")
     rng = random.Random(f"{seed}/{what}")
     left, drawn = list(population), []
-    for last in range(len(left) - 1, len(left) - 1 - count, -1):
-        place = between(rng, 0, last)
-        left[place], left[last] = left[last], left[place]
-        drawn.append(left[last])
+    for _ in range(count):
+        place = between(rng, 0, len(left) - 1)
+        left[place], left[-1] = left[-1], left[place]
+        drawn.append(left.pop())
     return drawn

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.frames import check_columns, relevant_pairs
 from ..common.language import Counter, digest
 
 _BATCH = 2048  # texts that are tokenized at once
@@ -46,27 +47,10 @@ def read_source(
         raise ValueError("topics and qrels are missing; only a dataset brings its own")
     if isinstance(passages, pd.DataFrame):
         passages = passages.to_dict("records")
-    topics = _with_columns(topics, "topics", ["qid", "query"], optional="split")
-    qrels = _with_columns(qrels, "qrels", ["qid", "docno", "label"])
-    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
-        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
-    if topics["qid"].duplicated().any():
-        raise ValueError(f"topics: qid {topics['qid'][topics['qid'].duplicated()].iloc[0]!r} is there twice")
-    relevant = qrels[(qrels["label"] >= min_label) & qrels["qid"].isin(topics["qid"])]
-    if not len(relevant):
-        raise ValueError(
-            f"no topic has a relevant passage: none of {len(qrels)} qrels has a label of at least {min_label} and a "
-            f"qid of the {len(topics)} topics"
-        )
-    return passages, topics, relevant[["qid", "docno"]].drop_duplicates().reset_index(drop=True)
-
-
-def _with_columns(frame: pd.DataFrame, name: str, columns: list[str], *, optional: str = "") -> pd.DataFrame:
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise ValueError(f"{name} lack the column(s) {', '.join(missing)} (there are {', '.join(map(str, frame))})")
-    taken = [*columns, *([optional] if optional in frame.columns else [])]
-    return frame[taken].astype({column: str for column in taken if column != "label"}).reset_index(drop=True)
+    check_columns(topics, ("qid", "query"), "topics")
+    columns = [name for name in ("qid", "query", "split") if name in topics]
+    topics = topics[columns].astype(str).reset_index(drop=True)
+    return passages, topics, relevant_pairs(topics, qrels, min_label)[["qid", "docno"]]
 
 
 class TextSpool:
@@ -161,14 +145,13 @@ def _docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]
         raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")
     for name in [text_field] if isinstance(text_field, str) else text_field:
         value = document.get(name, ...)
-        if value is None or value != value:  # NaN, as frames have it
-            continue
-        if isinstance(value, bytes):
+        if isinstance(value, str):
+            parts.append(value)
+        elif isinstance(value, bytes):
             raise ValueError(f"field {name!r} of {docno!r} holds bytes; read it with longdoc:irds:...")
-        if not isinstance(value, str):
+        elif not (pd.api.types.is_scalar(value) and pd.isna(value)):
             raise ValueError(
                 f"document {docno!r} has no text in field {name!r} (there are {', '.join(map(str, document))}); name "
                 f"the field(s) that hold it with text_field="
             )
-        parts.append(value)
     return str(docno), " ".join(filter(None, parts)).strip().encode("utf-8", "replace").decode()

@@ -65,7 +65,7 @@ def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
     """An augmentation by name, to be called with a text and random numbers, once for each use of a document.
 
     Args:
-        name: "rotate", "windows" or "sentences" (shuffled), or "none".
+        name: "rotate", "windows" or "sentences" (shuffled).
         words: length of a window, for "windows".
 
     Raises:
@@ -76,7 +76,6 @@ def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
         "rotate": rotate,
         "windows": partial(shuffle_windows, words=words),
         "sentences": shuffle_sentences,
-        "none": _unchanged,
     }
     check_choice("augmentation", name, tuple(known))
     return known[name]
@@ -123,7 +122,3 @@ class RotateDocuments(Presented, pt.Transformer):
         # Random numbers of the text itself: a document is changed alike in every run and batch.
         changed = [augment(text, random.Random(f"{self.seed}/{text}")) for text in rows]
         return inp.assign(**{self.text_field: pd.Series(changed, dtype=str).array})
-
-
-def _unchanged(text: str, rng: random.Random) -> str:
-    return text

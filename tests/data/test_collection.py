@@ -68,9 +68,17 @@ def test_loader_names_what_it_does_not_know():
         planted().text_loader("body")
 
 
-def test_loader_finds_numbers_used_as_docnos():
-    loader = TextLoader({"1": {"docno": "1", "text": "one"}}, ["text"])
-    assert loader(pd.DataFrame({"docno": [1]}))["text"].tolist() == ["one"]
+class Counted(dict):
+    def __getitem__(self, docno):
+        self.asked = [*getattr(self, "asked", []), docno]
+        return super().__getitem__(docno)
+
+
+def test_loader_looks_each_document_up_once_also_by_number():
+    documents = Counted({docno: {"docno": docno, "text": f"text {docno}"} for docno in "12"})
+    found = TextLoader(documents, ["text"])(pd.DataFrame({"docno": [1, 2, 1]}))
+    assert found["text"].tolist() == ["text 1", "text 2", "text 1"]
+    assert documents.asked == ["1", "2"]
 
 
 def test_the_same_request_gives_the_same_loader():

@@ -8,7 +8,6 @@ import pytest
 from pyterrier_longdoc.data import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
 from pyterrier_longdoc.data.collection import GOLD_COLUMNS
 
-from ..conftest import SHARED_DATA
 from ..support.sources import build, passages, qrels
 
 # ---------------------------------------------------------------- folder
@@ -86,21 +85,11 @@ def test_folder_names_the_malformed_line(folder, file, line, message):
     assert str(error.value).startswith(f"{folder / file}:{len(content) + 2}: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "absent"),
-    [
-        ("time", (423, 83, 324), {"424", "425"}),
-        ("vaswani", (11429, 93, 2083), set()),
-        ("cranfield", (1400, 225, 1612), set()),
-    ],
-)
-def test_real_collections(name, sizes, absent):
-    if not (SHARED_DATA / name / "docs.jsonl").exists():
-        pytest.skip(f"the collection {name} is not here")
-    dataset = pt.get_dataset(f"longdoc:folder:{SHARED_DATA / name}")
+def test_a_real_collection(time_collection):
+    dataset = pt.get_dataset(f"longdoc:folder:{time_collection}")
     topics, qrels = dataset.get_topicsqrels()
-    assert (len(dataset.documents), len(topics), len(qrels)) == sizes
-    assert set(qrels["docno"]) - set(dataset.documents) == absent
+    assert (len(dataset.documents), len(topics), len(qrels)) == (423, 83, 324)
+    assert set(qrels["docno"]) - set(dataset.documents) == {"424", "425"}
     assert set(qrels["qid"]) <= set(topics["qid"])
 
 
@@ -208,15 +197,11 @@ def test_published_longembed_is_read(tmp_path, source):
 
 
 def test_real_tasks_have_no_lengths():
-    collection = read_longembed(
-        {
-            "corpus": [{"doc_id": "d", "text": "x"}],
-            "queries": [{"qid": "q", "text": "y"}],
-            "qrels": [{"qid": "q", "doc_id": "d"}],
-        }
-    )
+    bare = pd.DataFrame(LONGEMBED["corpus"]), pd.DataFrame(LONGEMBED["queries"])
+    corpus, queries = (rows.drop(columns="context_length").to_dict("records") for rows in bare)
+    collection = read_longembed({"corpus": corpus, "queries": queries, "qrels": LONGEMBED["qrels"]})
     assert collection.splits == {}
-    assert len(collection.get_topics()) == 1
+    assert len(collection.get_topics()) == 2
 
 
 def test_malformed_longembed_is_named(tmp_path):

@@ -14,8 +14,7 @@ PROSE = (
 
 
 def small(build=passkey, **arguments):
-    given = {"lengths": (64, 128), "queries": 3, "documents": 5, **arguments}
-    return build(PROSE, **given)
+    return build(**{"background": PROSE, "lengths": (64, 128), "queries": 3, "documents": 5, **arguments})
 
 
 def check_places(collection, count=count_tokens):
@@ -123,20 +122,12 @@ def test_invented_needles_and_passkeys_are_different():
         ({"lengths": (8,)}, "length=8 has no room for"),
         ({"lengths": (4096,), "repeat": False}, "length=4096 cannot be met: the background has only 468 tokens"),
         ({"documents": 700}, "1400 names are needed, but there are only 1200"),
+        ({"background": ["", " \n"]}, "background holds no text"),
+        ({"build": needle, "needles": [("a", "b")] * 100}, "10 different needles are needed, but there are 1"),
+        ({"build": needle, "needles": [("a", str(i)) for i in range(10)] + [("a", " ")]}, "needles hold one without"),
+        ({"build": needle, "needles": [("a", f"Yes{'!' * i}") for i in range(1, 11)]}, "the background has 'Yes!' too"),
     ],
 )
 def test_bad_input_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         small(**arguments)
-
-
-def test_further_bad_input_is_named():
-    with pytest.raises(ValueError, match="background holds no text"):
-        needle(["", " \n"], lengths=(64,))
-    with pytest.raises(ValueError, match="100 different needles are needed, but there are 1"):
-        needle(PROSE, [("a", "b")] * 100, lengths=(64,))
-    one = {"lengths": (64,), "queries": 1, "documents": 1}
-    with pytest.raises(ValueError, match="needles hold one without text"):
-        needle(PROSE, [("a", " ")], **one)
-    with pytest.raises(ValueError, match=r"the background has 'The key is 5\.' too"):
-        needle("The key is 5. " + PROSE, [("a", "The key is 5.")], **one)

@@ -39,11 +39,12 @@ def test_any_source_will_do(tmp_path):
     expected = list(build().corpus)
     assert list(build(passages=pd.DataFrame(passages())).corpus) == expected
     assert list(build(passages=iter(passages())).corpus) == expected
+    empty = {"none": None, "nan": float("nan"), "na": pd.NA}
     renamed = [
-        {"docno": row["docno"], "title": row["text"].split(" ")[0], "body": row["text"].partition(" ")[2], "none": None}
+        {"docno": row["docno"], "title": row["text"].split(" ")[0], "body": row["text"].partition(" ")[2], **empty}
         for row in passages()
     ]
-    assert list(build(passages=renamed, text_field=("none", "title", "body")).corpus) == expected
+    assert list(build(passages=renamed, text_field=(*empty, "title", "body")).corpus) == expected
     frames = {"docs.jsonl": pd.DataFrame(passages()).to_json(orient="records", lines=True)}
     frames["topics.tsv"] = topics().to_csv(sep="\t", header=False, index=False)
     frames["qrels.txt"] = (
@@ -62,11 +63,11 @@ def test_any_source_will_do(tmp_path):
         ({"variant": "dev"}, "variant='dev' is of datasets only"),
         ({"topics": None}, "topics and qrels are missing"),
         ({"topics": topics().drop(columns="query")}, r"topics lack the column\(s\) query"),
-        ({"topics": pd.concat([topics(), topics(1)])}, "topics: qid 'q0' is there twice"),
+        ({"topics": pd.concat([topics(), topics(1)])}, "topics hold the qid 'q0' more than once"),
         ({"qrels": qrels().drop(columns="label")}, r"qrels lack the column\(s\) label"),
         ({"qrels": qrels().astype({"label": str})}, "qrels: column label must hold numbers, not '1'"),
-        ({"qrels": qrels().assign(label=0)}, "no topic has a relevant passage"),
-        ({"qrels": qrels(0)}, "no topic has a relevant passage: none of 0 qrels"),
+        ({"qrels": qrels().assign(label=0)}, "no document in qrels has a label of at least 1 for any qid"),
+        ({"qrels": qrels(0)}, r"no document in qrels has .* \(0 qrels, 5 topics\)"),
     ],
 )
 def test_bad_topics_and_qrels_are_named(arguments, message):
@@ -80,6 +81,7 @@ def test_bad_topics_and_qrels_are_named(arguments, message):
     [
         ([*passages(), passages()[0]], "docno 'p0' is there twice"),
         ([{"docno": "p0", "body": "x"}], r"'p0' has no text in field 'text' \(there are docno, body\)"),
+        ([{"docno": "p0", "text": ["x", "y"]}], "'p0' has no text in field 'text'"),
         ([{"docno": "p0", "text": b"x"}], "field 'text' of 'p0' holds bytes"),
         ([{"text": "x"}], "a document has no docno"),
     ],

@@ -3,7 +3,7 @@ from functools import partial
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, check_leaks, needle, passkey, provider
+from pyterrier_longdoc.data import DocstringsDataset, check_leaks, needle, passkey, provider
 from pyterrier_longdoc.data.bodies import DecodedDataset
 from pyterrier_longdoc.data.docstrings import SPLITS, VARIANTS
 from pyterrier_longdoc.data.far_relevant import POSITIONS
@@ -57,18 +57,7 @@ def test_needle_and_passkey(tmp_path, monkeypatch):
     assert not any("name1" in row["text"] for row in made.corpus)  # no prose
 
 
-def test_provider_is_found_by_name():
-    dataset = pt.get_dataset("longdoc:docstrings")
-    assert isinstance(dataset, DocstringsDataset)
-    assert (dataset.get_topics_lang(), dataset.get_corpus_lang()) == ("en", "en")
-    assert dataset.info_url().startswith("https://")
-
-
-def test_collections_by_name_and_argument(tmp_path):
-    (tmp_path / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
-    dataset = pt.get_dataset(f"longdoc:folder:{tmp_path}")
-    assert isinstance(dataset, FolderDataset)
-    assert dataset.path == tmp_path
+def test_collections_by_name_and_argument():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         pt.get_dataset("longdoc:folder:nowhere")
     assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
@@ -92,5 +81,8 @@ def test_listing_builds_nothing(tmp_path, monkeypatch):
     for name in made:
         variants = list(SPLITS) if "-" in name else [str(length) for length in LENGTHS]
         assert pt.get_dataset(f"longdoc:{name}")._describe_component("qrels") == variants
-    assert pt.get_dataset("longdoc:docstrings")._describe_component("topics") == list(VARIANTS)
+    dataset = pt.get_dataset("longdoc:docstrings")
+    assert dataset._describe_component("topics") == list(VARIANTS)
+    assert (dataset.get_topics_lang(), dataset.get_corpus_lang()) == ("en", "en")
+    assert dataset.info_url().startswith("https://")
     assert not (tmp_path / "home" / "longdoc").exists()

@@ -24,11 +24,9 @@ TEXT = "First sentence here. Second one, longer than that! A third? And no end"
 @given(st.text(), st.integers(0, 1000))
 def test_rotation_keeps_every_character(text, seed):
     out = rotate(text, random.Random(seed))
-    kept = text.rstrip()
-    assert len(out) == len(kept) + bool(kept)
-    assert Counter(out) == Counter(kept + " " * bool(kept))
+    body = text.rstrip()
     assert out == rotate(text, random.Random(seed))
-    assert any(out == kept[cut:] + " " * bool(kept) + kept[:cut] for cut in range(len(kept) + 1))
+    assert any(out == body[cut:] + " " * bool(body) + body[:cut] for cut in range(len(body) + 1))
 
 
 @given(st.text(alphabet="ab c.!?\n", max_size=60), st.integers(0, 50), st.sampled_from(NAMES))
@@ -110,4 +108,3 @@ def test_bad_input_is_named():
         RotateDocuments("shuffle")
     with pytest.raises(ValueError, match="words=0 must be at least 1"):
         position_augmentation("windows", words=0)
-    assert position_augmentation("none")(TEXT, random.Random(0)) == TEXT
