@@ -281,10 +281,7 @@ def load_weights(
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
-    try:
-        tokenizer = load_tokenizer(str(folder))
-    except Exception as error:
-        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
+    tokenizer = load_tokenizer(str(folder))
     backbone = encoder.build_backbone(config["encoder"], tokenizer)
     name, options = config["head"]["name"], config["head"]["options"]
     built_from = config["head"].get("built_from", {})

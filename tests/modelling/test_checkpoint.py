@@ -314,7 +314,7 @@ def test_damaged_tokenizer(saved, damage):
             (saved / name).unlink()
     else:
         (saved / "tokenizer.json").write_text(damage)
-    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded"):
+    with pytest.raises(ValueError, match=r"no tokenizer files: copy|tokenizer of checkpoint .* cannot be"):
         ld.MaxP.load(saved)
 
 
@@ -327,7 +327,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MORESPlus", "CEDR-knrm"])
+@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
 def test_start_from(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
@@ -336,18 +336,6 @@ def test_start_from(name, results):
     expected = scores(other, results)
     assert not np.isclose(scores(model, results), expected, rtol=1e-4).any()
     np.testing.assert_allclose(scores(model.start_from(other), results), expected, rtol=1e-4)
-
-
-def test_start_from_another_kind(results, tmp_path):
-    """The encoder is taken over, and the last layer where it fits."""
-    other = make("MaxP").fit(results, QRELS)
-    model = make("CEDR-knrm").start_from(other)
-    assert model.is_trained
-    ours, theirs = model.load_scorer().state_dict(), other.load_scorer().state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs if name.startswith("encoder."))
-    small = make("AvgP", tiny.checkpoint(tmp_path, hidden_size=16))
-    with pytest.raises(ValueError, match="have encoders of different kinds: give both the same backbone"):
-        small.start_from(other)
 
 
 # Adapters: models as small differences from their backbone.
