@@ -88,7 +88,7 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
         channels: C.
         query_size: most query tokens; 32 in Boytsov et al. 2025.
         filters: of each convolution.
-        top: best matches kept per query token and n.
+        top: best matches per query token and n that count.
     """
 
     def __init__(
