@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig, T5Config
 
-import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny
-from ..support.systems import slow_but
+from ..support.systems import QUIET, make, scores, slow_but
+
+pytestmark = QUIET
 
 FAMILIES = {name: (name, {}) for name in tiny.FAMILIES} | {
     "modernbert-mean": ("modernbert", {"classifier_pooling": "mean"})
@@ -203,6 +203,15 @@ def test_families_that_number_positions_by_the_ids(family, tmp_path):
     assert batch.position_ids.tolist() == [list(range(2, 2 + layout.specials + 6 + 10))] * 2
 
 
+def test_a_prefix_that_runs_into_the_text(plain_encoder, caplog):
+    backbone = load_backbone(plain_encoder)
+    assert backbone.text_layout("find ")[0].prefix == backbone.text_layout("find  ")[0].prefix
+    assert not caplog.text
+    layout, lead = backbone.text_layout("find")
+    assert "prefix 'find' and the text after it are tokenized apart: end it with a space" in caplog.text
+    assert (layout.prefix, lead) == (backbone.text_layout("find ")[0].prefix, "")
+
+
 LEAKY = {
     "convbert": {"head_ratio": 2, "embedding_size": 32},
     "fnet": {},
@@ -213,13 +222,10 @@ LEAKY = {
 @pytest.mark.parametrize("family", slow_but(("fnet",), LEAKY))
 def test_encoders_that_let_padding_in(family, tmp_path, results):
     folder = tiny.checkpoint(tmp_path, family, labels=None, **LEAKY[family])
-    arguments = {"window_size": 20, "stride": 10, "max_query_len": 8}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        apart = [ld.MaxP(folder, batch_size=1, **arguments)(results.iloc[[i]])["score"].item() for i in range(5)]
-        for batch_size in (2, 64):
-            together = ld.MaxP(folder, batch_size=batch_size, **arguments)(results)["score"]
-            np.testing.assert_allclose(together, apart, rtol=1e-4)
+    apart = [scores(make("MaxP", folder, batch_size=1), results.iloc[[i]]).item() for i in range(5)]
+    for batch_size in (2, 64):
+        together = scores(make("MaxP", folder, batch_size=batch_size), results)
+        np.testing.assert_allclose(together, apart, rtol=1e-4)
     assert len(set(apart)) > 3
 
 
@@ -300,13 +306,13 @@ def test_a_plain_encoder_does_not_need_its_pooler(tmp_path):
     assert load_backbone(folder).model.pooler is None
 
 
-def test_folders_that_are_no_checkpoint(tmp_path, cross_encoder):
+def test_folders_that_are_no_checkpoint(tmp_path):
     def of(name):
         return tmp_path / name
 
     of("empty").mkdir()
     T5Config(vocab_size=100, d_model=16, num_layers=1).save_pretrained(of("t5"))
-    ld.MaxP(cross_encoder, window_size=20, stride=10, max_query_len=8).save(of("ours"))
+    make("MaxP").save(of("ours"))
     tiny.checkpoint(of("three labels"), labels=3)
     tiny.checkpoint(of("three labels, unknown head"), "mpnet", labels=3, **SIZES)
     tiny.checkpoint(of("no tokenizer"))

@@ -336,6 +336,8 @@ def test_queries_without_tokens_and_without_states():
     assert head(replace(batch, query=nothing)).isfinite().all()
     with pytest.raises(ValueError, match="needs the states of the query's tokens"):
         head(replace(batch, query=None))
+    with pytest.raises(ValueError, match="needs matches of query and document tokens"):
+        make("cedr-knrm")(replace(batch, matches=None))
 
 
 def test_aggregator_starts_as_its_checkpoint(tmp_path):
