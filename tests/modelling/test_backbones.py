@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, RobertaConfig, T5Config
+from transformers import AutoModelForSequenceClassification, BertConfig, T5Config
 
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
@@ -173,15 +173,6 @@ def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
             scorer.use(replace(scorer.settings, windows=GreedyChunks(size + 1)))
 
 
-def test_roberta_with_its_own_padding_id():
-    config = RobertaConfig(vocab_size=200, architectures=["RobertaForSequenceClassification"], num_labels=1)
-    description = {"config": {**config.to_dict(), "max_position_embeddings": 514}, "cross_encoder": True}
-    with torch.device("meta"):
-        backbone = build_backbone(description, tiny.tokenizer(double_separator=True, segments=False))
-    assert backbone.longest_input == 514 - 1 - 1
-    assert backbone.pair_layout().position_offset == 1 + 1
-
-
 POSITIONS_FROM_IDS = (
     "roberta", "esm", "luke", "markuplm", "xlm-roberta", "camembert", "mpnet", "data2vec-text",
     "roberta-prelayernorm", "ibert", "xlm-roberta-xl",
@@ -189,7 +180,7 @@ POSITIONS_FROM_IDS = (
 SIZES = {"max_position_embeddings": 67, "type_vocab_size": 1, "pad_token_id": 1}
 
 
-@pytest.mark.parametrize("family", slow_but(("mpnet",), POSITIONS_FROM_IDS))
+@pytest.mark.parametrize("family", slow_but(("mpnet", "roberta"), POSITIONS_FROM_IDS))
 def test_families_that_number_positions_by_the_ids(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family, labels=None, **SIZES))
     assert backbone.longest_input == 67 - 1 - 1
