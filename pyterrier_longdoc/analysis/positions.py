@@ -17,6 +17,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.frames import TextField, as_strings, check_columns, field_names, relevant_pairs, strings, texts_of
+from ..common.language import named_tokenizer
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
@@ -343,9 +344,7 @@ def _only(fields: list[str], row: Mapping[str, Any]) -> dict[str, Any]:
 def token_reader(tokenizer: Any) -> Callable[[str], TokenizedText]:
     """What finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
     if isinstance(tokenizer, str | Path):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer))
+        tokenizer = named_tokenizer(tokenizer)
     if tokenizer is not None and not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"tokenizer={tokenizer!r} must be a fast Hugging Face tokenizer, its name or folder, or None")
     return partial(tokenized, tokenizer)

@@ -6,6 +6,7 @@ Saving, identities and fusing ask for roles and never keep lists of names.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import field, fields
 from numbers import Integral
 from typing import Any, Literal
@@ -38,15 +39,11 @@ def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
     return {name: getattr(transformer, name) for name in chosen}
 
 
-def changed_names(transformer: Any, *roles: Role) -> list[str]:
-    """The names of those among them that differ from their defaults."""
-    defaults = {f.name: f.default for f in fields(transformer)}
-    return [n for n, value in arguments_of(transformer, *roles).items() if not same(value, defaults[n])]
-
-
-def same(value: Any, other: Any) -> bool:
-    """Whether two arguments are equal, arrays included."""
-    return value is other or repr(value) == repr(other)
+def changed_names(transformer: Any, names: Container[str]) -> list[str]:
+    """Those of the named constructor arguments that differ from their defaults."""
+    asked = [f for f in fields(transformer) if f.name in names]
+    # By what they look like, as arrays are neither equal nor unequal.
+    return [f.name for f in asked if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
 def check_positive(**sizes: int | None) -> None:

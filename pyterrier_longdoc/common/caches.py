@@ -1,4 +1,4 @@
-"""What models remember of texts, within bounds on its memory."""
+"""What models remember of texts, within bounds on memory."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ class Reading:
 
     @classmethod
     def through(cls, windows: list[tuple[int, int]], tokens: int) -> Reading:
-        """What a text of `tokens` tokens gives away through these windows, which are in order."""
+        """What is read of a text of `tokens` tokens through these windows, which are in order."""
         read = end = 0
         for a, b in windows:
             read += max(0, b - max(a, end))
@@ -86,10 +86,6 @@ class Coverage:
         """Share of padding in the tokens that were computed; 0.0 where nothing was."""
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
-    def add_document(self, tokens: int, windows: list[tuple[int, int]]) -> None:
-        """Counts one text of `tokens` tokens that was read through `windows`."""
-        self.add(Reading.through(windows, tokens))
-
     def add(self, reading: Reading) -> None:
         """Counts one text."""
         self.documents += 1
@@ -101,12 +97,12 @@ class Coverage:
     def add_queries(self, lengths: list[int], limit: int) -> None:
         """Counts queries of these lengths in tokens, of which at most `limit` are read."""
         self.queries += len(lengths)
-        self.queries_cut += int(np.sum(np.array(lengths) > limit))
+        self.queries_cut += sum(length > limit for length in lengths)
 
     def as_dict(self) -> dict[str, Any]:
         """All counts, the precision, and the three ratios, by name: one row of a table."""
-        row = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**row, **{name: getattr(self, name) for name in ("share_read", "windows_per_document", "padding")}}
+        ratios = ("share_read", "windows_per_document", "padding")
+        return asdict(self) | {name: getattr(self, name) for name in ratios}
 
     def losses(self) -> str:
         """What was not read, in words."""

@@ -37,6 +37,7 @@ def validated(
 
     Raises:
         pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
+        ValueError: if a column stands there twice, or `text_field` names none.
     """
     fields = field_names(text_field)
     if inp.columns.has_duplicates:

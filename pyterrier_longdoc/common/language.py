@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
@@ -96,6 +97,14 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
+@lru_cache(maxsize=4)
+def named_tokenizer(name: str | Path) -> Any:
+    """The Hugging Face tokenizer of a model on the hub or in a folder; the last few are remembered."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(name))
+
+
 def token_counter(tokenizer: Any = None) -> Counter:
     """Makes a counter of what is called a tokenizer in several libraries.
 
@@ -114,10 +123,8 @@ def token_counter(tokenizer: Any = None) -> Counter:
     """
     if tokenizer is None:
         tokenizer = count_tokens
-    if isinstance(tokenizer, str):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+    if isinstance(tokenizer, str | Path):
+        tokenizer = named_tokenizer(tokenizer)
     kinds = (
         ("convert_tokens_to_ids", _hugging_face),
         ("encode_ordinary", _tiktoken),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+from .arguments import arguments_of, changed_names
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
 
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
     """`name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
-    shown = []
-    for argument in dataclasses.fields(transformer):
-        value = getattr(transformer, argument.name)
-        if argument.name not in hidden and repr(value) != repr(argument.default):
-            shown.append(f"{argument.name}={value!r}")
-    return shown
+    names = changed_names(transformer, arguments_of(transformer).keys() - set(hidden))
+    return [f"{name}={getattr(transformer, name)!r}" for name in names]
 
 
 class Presented:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_choice
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .systems import Fold, Job
@@ -206,8 +207,7 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse") -> None:
-        if mode not in SAVE_MODES:
-            raise ValueError(f"save_mode={mode!r} is unknown; choose one of {', '.join(SAVE_MODES)}")
+        check_choice("save_mode", mode, SAVE_MODES)
         self.folder, self.versions = Path(folder), settings["versions"]
         runs, file = self.folder / "runs", self.folder / "settings.json"
         if runs.is_dir() and mode == "error":

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ..common.coverage import Coverage
+from ..common.arguments import check_choice
+from ..common.coverage import Coverage, Reading
 from ..common.language import token_counter
 
 Message = dict[str, str]
@@ -117,8 +118,7 @@ class ListwisePrompt:
     )
 
     def __post_init__(self) -> None:
-        if self.form not in ("turns", "single"):
-            raise ValueError(f"form={self.form!r} is unknown; choose one of turns, single")
+        check_choice("form", self.form, ("turns", "single"))
         check_fields("opening", self.opening, {"query", "n"})
         check_fields("document", self.document, {"number", "text"}, required={"number", "text"})
         check_fields("noted", self.noted, {"number"})
@@ -244,7 +244,7 @@ class DocumentReader(Tokens):
         """What was read of the distinct texts shown so far; one shown in several lengths counts with the shortest."""
         coverage = Coverage(queries=queries)
         for text, read in self._least_shown.items():
-            coverage.add_document(self.length(text), [(0, read)])
+            coverage.add(Reading(self.length(text), read, windows=1))
         return coverage
 
 

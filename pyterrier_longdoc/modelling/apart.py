@@ -28,7 +28,7 @@ from ..common.caches import CACHED_BYTES, EmbeddingCache
 from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
-from .backbones.load import Backbone, build_backbone, check_folder, load_backbone, load_tokenizer
+from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
 from .batching import ApartLayout, Encoded, PairLayout, to_dense
 from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, micro_batches
 from .fingerprint import WeightsWatch
@@ -362,7 +362,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     Raises:
         ValueError: if it is no BART, or weights are missing.
     """
-    check_folder(name)
+    checkpoint_config(name)
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":
         raise ValueError(f"checkpoint {name!r} is of type {config.model_type!r}; MORES+ needs 'bart'")

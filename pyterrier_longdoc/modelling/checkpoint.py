@@ -123,7 +123,7 @@ class Weights:
         if type(new) is type(old) and _shapes(new) == _shapes(old):
             new.load_state_dict(old.state_dict())
             self.ready = other.ready
-        elif old.needs == "cls":
+        elif type(old).warm_start is Head.warm_start:  # then its last layer scores what a checkpoint's does
             start = replace(self.scorer.take_over(self.backbone), final=old.final)
             self.ready = new.warm_start(start) and other.ready
         self.trained = self.trained or other.trained
@@ -281,10 +281,7 @@ def load_weights(
     path = folder / "model.safetensors"
     if not path.is_file():
         raise ValueError(f"{str(folder)!r} has no model.safetensors: the model was not saved completely")
-    try:
-        tokenizer = load_tokenizer(str(folder))
-    except Exception as error:
-        raise ValueError(f"the tokenizer in {str(folder)!r} cannot be loaded: {error}") from error
+    tokenizer = load_tokenizer(str(folder))
     backbone = encoder.build_backbone(config["encoder"], tokenizer)
     name, options = config["head"]["name"], config["head"]["options"]
     built_from = config["head"].get("built_from", {})
@@ -428,9 +425,9 @@ def restore(stored: Tensors, base: Tensors) -> dict[str, torch.Tensor]:
 
 def _factors(name: str, difference: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
     u, s, v = torch.linalg.svd(difference, full_matrices=False)
-    kept = min(rank, int((s > s[0] * 1e-4).sum()))
-    root = s[:kept].sqrt()
-    b, a = _half(u[:, :kept] * root), _half(root[:, None] * v[:kept])
+    rank_needed = min(rank, int((s > s[0] * 1e-4).sum()))
+    root = s[:rank_needed].sqrt()
+    b, a = _half(u[:, :rank_needed] * root), _half(root[:, None] * v[:rank_needed])
     error = float((b.double() @ a.double() - difference).norm() / difference.norm())
     if error > LARGEST_ERROR:
         raise ValueError(

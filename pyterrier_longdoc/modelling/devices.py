@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..common.arguments import check_choice
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 FASTEST = "fastest"
@@ -57,8 +59,8 @@ def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
 
 def check_dtype(dtype: str | None) -> None:
     """Raises ValueError for the name of an unknown precision."""
-    if dtype is not None and dtype not in (*_DTYPES, FASTEST):
-        raise ValueError(f"dtype={dtype!r} is unknown; choose one of {', '.join((*_DTYPES, FASTEST))}")
+    if dtype is not None:
+        check_choice("dtype", dtype, (*_DTYPES, FASTEST))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -168,8 +168,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if self.windows is None:
             windows = self._default_windows()
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
-        sizes = ("window_size", "stride", "max_windows", "selection")
-        both = [name for name in sizes if name in changed_names(self, "windows")]
+        both = changed_names(self, ("window_size", "stride", "max_windows", "selection"))
         if both:
             raise ValueError(
                 f"{' and '.join(both)} would have no effect next to windows={self.windows!r}: set them in windows, "

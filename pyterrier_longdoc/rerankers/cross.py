@@ -245,7 +245,7 @@ class PARADE(SlidingReranker):
         return {name: value for name, value in super().made_for().items() if name != "aggregator"}  # the head's
 
     def _refuse_unless(self, given: bool, condition: str, *names: str) -> None:
-        changed = [name for name in names if name in changed_names(self)]
+        changed = changed_names(self, names)
         if changed and not given:
             raise ValueError(
                 f"{', '.join(changed)} would have no effect with aggregation={self.aggregation!r} as it is set up: "

@@ -111,7 +111,7 @@ def _is_plain(model: Any) -> bool:
         return False
     if model.encoder_class is not WindowEncoder or registered_heads()[model.head_spec()[0]].needs != "cls":
         return False
-    does_more = [name for name in changed_names(model, "call") if name not in _FREE]
+    does_more = changed_names(model, arguments_of(model, "call").keys() - set(_FREE))
     return not does_more and model.preselect is None and model.runtime == "torch"
 
 

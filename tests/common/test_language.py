@@ -7,6 +7,7 @@ from pyterrier_longdoc.common.language import (
     count_tokens,
     digest,
     ends_sentence,
+    named_tokenizer,
     sentence_starts,
     sentences,
     summary_end,
@@ -60,8 +61,9 @@ def test_counters_of_any_tokenizer(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     texts = ["the cat sat", "", "river 12"]
     expected = [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-    for given_as in (tokenizer, tokenizer.backend_tokenizer, str(tmp_path)):
+    for given_as in (tokenizer, tokenizer.backend_tokenizer, str(tmp_path), tmp_path):
         assert token_counter(given_as)(texts) == expected
+    assert named_tokenizer(tmp_path) is named_tokenizer(tmp_path)  # read once
     assert token_counter(tokenizer)([]) == []
     assert token_counter()(texts) == [3, 0, 2]
     with pytest.raises(TypeError, match="tokenizer=3 must be a tokenizer"):

@@ -11,20 +11,18 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.batching import Encoded, Matches
+from pyterrier_longdoc.modelling.batching import Matches
 from pyterrier_longdoc.modelling.encoder import MatchCollector
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
-from ..modelling.test_scorer import QUERIES, TEXTS, text_of
 from ..support import scorers, tiny
 from ..support.arithmetic import array, linear
-from ..support.systems import CHUNKS, make, slow_but
+from ..support.systems import CHUNKS, QUIET, make, slow_but
+from .test_heads import CHANNELS, H, documents_of, encoded
+from .test_scorer import QUERIES, TEXTS, text_of
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
+pytestmark = QUIET
 
 TOKEN_HEADS = ("cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
 CHUNK = 20
@@ -159,18 +157,11 @@ def test_cosines_are_fp32_in_low_precision(backbone):
 # The heads once more, in numpy, one document after the other and without padding.
 
 
-def random_batch(low, sizes=((5, 9, 2), (3, 14, 3), (1, 1, 1), (4, 2, 2)), channels=3, width=24):
-    """Documents of (query tokens, document tokens, windows), padded, with random numbers from `low` to 1."""
-    generator = torch.Generator().manual_seed(3)
-    queries, tokens, windows = (max(size) + 2 for size in zip(*sizes, strict=True))
-    values = torch.zeros(len(sizes), channels, queries, tokens)
-    cls = torch.randn(len(sizes), windows, width, generator=generator)
-    cls_mask = torch.zeros(len(sizes), windows, dtype=torch.bool)
-    query_mask, window = torch.zeros(len(sizes), queries, dtype=torch.bool), torch.full((len(sizes), tokens), -1)
-    for i, (q, d, n) in enumerate(sizes):
-        values[i, :, :q, :d] = low + (1 - low) * torch.rand(channels, q, d, generator=generator)
-        cls_mask[i, :n], query_mask[i, :q], window[i, :d] = True, True, torch.arange(d) * n // d
-    return Encoded(cls, cls_mask, Matches(values, query_mask, window >= 0, window)), sizes
+def cosines_from(batch):
+    """The same documents with matches from -1 to 1, where they had some from 0 to 1."""
+    matches = batch.matches
+    real = matches.query_mask[:, None, :, None] & matches.document_mask[:, None, None, :]
+    return replace(batch, matches=replace(matches, values=torch.where(real, 2 * matches.values - 1, 0.0)))
 
 
 def knrm(head, x, cls):
@@ -219,13 +210,13 @@ FORMULAS = {"cedr-knrm": knrm, "cedr-pacrr": pacrr, "cedr-drmm": drmm, "model1":
 
 @pytest.mark.parametrize("name", TOKEN_HEADS)
 def test_formulas(name):
-    batch, sizes = random_batch(low=0.0 if name == "model1" else -1.0)
+    batch = encoded() if name == "model1" else cosines_from(encoded())
     torch.manual_seed(0)
-    head = build_head(name, 24, channels=3).eval()
+    head = build_head(name, H, channels=CHANNELS).eval()
     for _ in range(2):
         expected = [
-            FORMULAS[name](head, array(batch.matches.values[i, :, :q, :d]), array(batch.cls[i, :n]).mean(0))
-            for i, (q, d, n) in enumerate(sizes)
+            FORMULAS[name](head, array(document.matches.values[0]), array(document.cls[0]).mean(0))
+            for document in documents_of(batch)
         ]
         np.testing.assert_allclose(array(head(batch)), expected, rtol=1e-4, atol=1e-4)
         assert np.std(expected) > 0.01
@@ -269,32 +260,19 @@ def test_histogram_at_its_ends():
 
 
 def test_pacrr_takes_no_more_query_tokens_than_it_was_made_for():
-    batch, _ = random_batch(-1.0)
-    with pytest.raises(ValueError, match="this head was made for 4 query tokens, not 7"):
-        build_head("cedr-pacrr", 24, channels=3, query_size=4)(batch)
+    with pytest.raises(ValueError, match="this head was made for 4 query tokens, not 5"):
+        build_head("cedr-pacrr", H, channels=CHANNELS, query_size=4)(encoded())
 
 
 def test_gradients_through_matches():
-    batch, _ = random_batch(0.0)
+    batch = encoded()
     for name in TOKEN_HEADS:
         torch.manual_seed(0)
-        head = build_head(name, 24, channels=3)
+        head = build_head(name, H, channels=CHANNELS)
         values = batch.matches.values.clone().requires_grad_()
         head(replace(batch, matches=replace(batch.matches, values=values))).sum().backward()
         # DRMM's histogram lets none through.
         assert (values.grad is not None and bool(values.grad.abs().sum() > 0)) == (name != "cedr-drmm")
-
-
-def test_drmm_trains_the_backbone_through_cls_alone(backbone):
-    scorer = scorer_of(backbone, "cedr-drmm")
-    documents = QUERIES[:2], TEXTS[:2]
-    scorer(*documents).sum().backward()
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in scorer.encoder.backbone.parameters())
-    scorer.zero_grad()
-    with torch.no_grad():
-        scorer.head.hidden[0].weight[:, -32:] = 0.0  # the part that sees cls
-    scorer(*documents).sum().backward()
-    assert all(p.grad is None or (p.grad == 0).all() for p in scorer.encoder.parameters())
 
 
 # Neural Model 1 (models.md §12.12).
@@ -320,8 +298,6 @@ def test_options_that_cannot_be():
         for value in (0.0, 1.0, -0.5):
             with pytest.raises(ValueError, match=rf"{option}={value} must be between 0 and 1"):
                 ld.NeuralModel1("any/model", **{option: value})
-    with pytest.raises(ValueError, match="aggregation='krnm' is unknown; choose one of knrm, pacrr, drmm"):
-        ld.CEDR("any/model", aggregation="krnm")
 
 
 # Explanations.
@@ -370,6 +346,7 @@ def test_knrm_starts_as_the_plain_ranker(cross_encoder, results, plain):
 @pytest.mark.parametrize("name", ["CEDR-knrm", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1"])
 def test_start_from_copies_the_encoder(name, cross_encoder, results, plain):
     model = make(name, cross_encoder).start_from(plain)
+    assert model.is_trained
     theirs, own = plain.load_scorer().encoder.state_dict(), model.load_scorer().encoder.state_dict()
     assert all(torch.equal(own[key], value) and own[key] is not value for key, value in theirs.items())
     again = make(name, cross_encoder, seed=9).start_from(model)

@@ -314,7 +314,7 @@ def test_damaged_tokenizer(saved, damage):
             (saved / name).unlink()
     else:
         (saved / "tokenizer.json").write_text(damage)
-    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be loaded"):
+    with pytest.raises(ValueError, match=r"no tokenizer files: copy|tokenizer of checkpoint .* cannot be"):
         ld.MaxP.load(saved)
 
 
@@ -327,7 +327,7 @@ def test_the_same_seed_gives_the_same_random_layers():
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("name", ["LateIR", "MORESPlus", "CEDR-knrm"])
+@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
 def test_start_from(name, results):
     other, model = make(name, seed=5), make(name)
     with torch.no_grad():
@@ -338,16 +338,17 @@ def test_start_from(name, results):
     np.testing.assert_allclose(scores(model.start_from(other), results), expected, rtol=1e-4)
 
 
-def test_start_from_another_kind(results, tmp_path):
-    """The encoder is taken over, and the last layer where it fits."""
-    other = make("MaxP").fit(results, QRELS)
-    model = make("CEDR-knrm").start_from(other)
-    assert model.is_trained
-    ours, theirs = model.load_scorer().state_dict(), other.load_scorer().state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs if name.startswith("encoder."))
-    small = make("AvgP", tiny.checkpoint(tmp_path, hidden_size=16))
-    with pytest.raises(ValueError, match="have encoders of different kinds: give both the same backbone"):
-        small.start_from(other)
+def test_a_last_layer_for_other_vectors_is_not_taken_over(results):
+    """That of PARADE's transformer scores the transformer's output, never windows."""
+    other = make("PARADE-transformer", seed=5)
+    with torch.no_grad():
+        for parameter in other.load_scorer().encoder.parameters():
+            parameter.mul_(1.05)
+    model = make("MaxP").start_from(other)
+    own, its_own, theirs = (each.load_scorer().head.final.weight for each in (model, make("MaxP"), other))
+    assert own.shape == theirs.shape
+    assert torch.equal(own, its_own)
+    assert not np.isclose(scores(model, results), scores(make("MaxP"), results), rtol=1e-4).any()
 
 
 # Adapters: models as small differences from their backbone.
@@ -357,12 +358,12 @@ LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lo
 
 def test_compress_holds_what_has_changed():
     rng = torch.Generator().manual_seed(0)
-    base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8, generator=rng)}
+    base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
     change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
-    state = {**base, "matrix": base["matrix"] + change, "head": torch.randn(3, generator=rng)}
+    state = {**base, "matrix": base["matrix"] + change, "bias": torch.ones(4), "head": torch.randn(3)}
     stored = compress(state, base, rank=5)
     shapes = {name: tuple(value.shape) for name, value in stored.items()}
-    assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "head": (3,)}
+    assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "bias": (4,), "head": (3,)}
     restored = restore(stored, base)
     assert restored.keys() == state.keys()
     for name, value in state.items():
@@ -393,7 +394,7 @@ def test_several_trainings_add_their_ranks(results, tmp_path):
     recipe = replace(LORA, epochs=3)
     first = make("MaxP", training=recipe).fit(results, QRELS)
     second = make("AvgP", training=recipe).start_from(first).fit(results, QRELS)
-    with pytest.raises(ValueError, match="is not of rank 2"):
+    with pytest.raises(ValueError, match=r"is not of rank 2 \(.*: raise rank, or save the whole model"):
         second.save_adapter(tmp_path, rank=2)
     second.save_adapter(tmp_path, rank=4)
     np.testing.assert_allclose(scores(ld.AvgP.load(tmp_path), results), scores(second, results), atol=0.02)
@@ -419,9 +420,3 @@ def test_other_weights_underneath_are_refused(results, tmp_path):
     edit(tmp_path, parameters={**parameters, "backbone": tiny.checkpoint(tmp_path / "other", seed=5)})
     with pytest.raises(ValueError, match="was made for other weights than those of the backbone"):
         ld.MaxP.load(tmp_path)
-
-
-def test_full_training_is_no_small_difference(results, tmp_path):
-    full = ld.TrainingArgs(learning_rates={"": 1e-2})
-    with pytest.raises(ValueError, match="raise rank, or save the whole model"):
-        make("MaxP", training=full).fit(results, QRELS).save_adapter(tmp_path, rank=2)

@@ -249,7 +249,13 @@ def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
     for name, tensor in published.items():
         if name.removeprefix("bert.").startswith(_NOT_OF_THE_ENCODER):
             continue
-        layer, module, kind = _parse(name)
+        match = _PUBLISHED.fullmatch(name)
+        if match is None or match[2] not in _NAMES:
+            raise ValueError(
+                f"weight {name!r} belongs to no known layout of JINA-v2 or MosaicBERT; pass trust_remote_code=True to "
+                f"run the checkpoint's own code"
+            )
+        layer, module, kind = match.groups()
         if module == "mlp.up_gated_layer":
             # This layout has the gate second.
             tensor = tensor.roll(len(tensor) // 2, dims=0)
@@ -257,16 +263,6 @@ def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
         target, _, part = _NAMES[module].partition("/")
         parts[f"{prefix}{target}.{kind}"][part] = tensor
     return {name: torch.cat([found[part] for part in sorted(found)]) for name, found in parts.items()}
-
-
-def _parse(name: str) -> tuple[str | None, str, str]:
-    match = _PUBLISHED.fullmatch(name)
-    if match is None or match[2] not in _NAMES:
-        raise ValueError(
-            f"weight {name!r} belongs to no known layout of JINA-v2 or MosaicBERT; pass trust_remote_code=True to run "
-            f"the checkpoint's own code"
-        )
-    return match[1], match[2], match[3]
 
 
 def _norm(config: AlibiConfig) -> nn.LayerNorm:

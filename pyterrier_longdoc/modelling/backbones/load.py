@@ -7,7 +7,6 @@ Kept apart, the three let every head start from scores that make sense before an
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -198,8 +197,7 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     """
     options = options or BackboneOptions()
     name = encoder_folder(name)
-    check_folder(name)
-    published, _ = PretrainedConfig.get_config_dict(name)
+    published = checkpoint_config(name)
     if is_published_layout(published) and not trust_remote_code:
         return _load_alibi(name, published, options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -300,7 +298,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=trust_remote_code)
-    except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
+    except Exception as error:  # of damaged files the tokenizers library raises no kinder one
         raise ValueError(f"the tokenizer of checkpoint {name!r} cannot be loaded: {error}") from error
     if not tokenizer.is_fast:
         raise ValueError(f"checkpoint {name!r} has no fast tokenizer (tokenizer.json), which this package needs")
@@ -336,20 +334,27 @@ def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> No
         logger.warning("%r has two labels: its score is logit[1] - logit[0]", name)
 
 
-def check_folder(name: str) -> None:
-    """Raises ValueError for a name that is neither a checkpoint's folder nor, perhaps, a model on the hub."""
+def checkpoint_config(name: str) -> dict[str, Any]:
+    """The config.json of a Hugging Face checkpoint.
+
+    Args:
+        name: a model on the Hugging Face hub, or a folder.
+
+    Raises:
+        ValueError: for a folder without it, a name that no model can have, or a model that this package has saved.
+    """
     folder = Path(name)
-    if not folder.is_dir():
-        if not could_be_hub_id(name):
-            raise ValueError(f"backbone {name!r} is neither a folder nor the id of a model on the Hugging Face hub")
-        return
-    if not (folder / "config.json").is_file():
+    if not folder.is_dir() and not could_be_hub_id(name):
+        raise ValueError(f"backbone {name!r} is neither a folder nor the id of a model on the Hugging Face hub")
+    if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(
             f"folder {name!r} is no checkpoint: it has no config.json (a Hugging Face checkpoint has config.json, "
             f"model.safetensors and tokenizer files)"
         )
-    if json.loads((folder / "config.json").read_text(encoding="utf-8")).get("format") == FORMAT:
+    config, _ = PretrainedConfig.get_config_dict(name)
+    if config.get("format") == FORMAT:
         raise ValueError(f"{name!r} holds a model saved by this package: restore it with its class's load({name!r})")
+    return config
 
 
 def could_be_hub_id(name: str) -> bool:

@@ -11,8 +11,6 @@ cross-encoder's representation step where there is one.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
@@ -23,7 +21,7 @@ from .base import TokenHead, WarmStart, masked_mean, matches_of
 class CosineHead(TokenHead):
     """Base of the CEDR heads: cosine in every layer."""
 
-    needs: ClassVar[Literal["cls", "last", "all"]] = "all"
+    needs = "all"
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
         norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
@@ -90,7 +88,7 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
         channels: C.
         query_size: most query tokens; 32 in Boytsov et al. 2025.
         filters: of each convolution.
-        top: best matches kept per query token and n.
+        top: best matches per query token and n that count.
     """
 
     def __init__(

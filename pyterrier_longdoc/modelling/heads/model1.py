@@ -7,8 +7,6 @@ hidden size, P projected size.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
-
 import torch
 from torch import nn
 
@@ -41,8 +39,8 @@ class NeuralModel1Head(TokenHead, name="model1"):
         ValueError: for probabilities outside of (0, 1).
     """
 
-    needs: ClassVar[Literal["cls", "last", "all"]] = "last"
-    tunable: ClassVar[tuple[str, ...]] = ("smoothing", "background", "self_translation")
+    needs = "last"
+    tunable = ("smoothing", "background", "self_translation")
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...common.arguments import check_choice
 from ..backbones.load import described
 from ..batching import Encoded
 from ..vectors import (
@@ -86,9 +87,6 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
         return logits.masked_fill(~encoded.mask.unsqueeze(-1), float("-inf")).softmax(1)
 
 
-SPECIAL_VECTORS = ("random", "words")
-
-
 class ParadeTransformerHead(Head, name="parade-transformer"):
     """A transformer over `[c, s, p_1 ... p_N, s]`, read at `c` (Boytsov et al. 2025, equation 1).
 
@@ -129,10 +127,10 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         max_positions: int = 512,
         dropout: float = 0.1,
     ) -> None:
-        if special_vectors not in (None, *SPECIAL_VECTORS):
-            raise ValueError(f"special_vectors={special_vectors!r} is unknown; choose one of random, words, or None")
+        if special_vectors is not None:
+            check_choice("special_vectors", special_vectors, ("random", "words"))
         if aggregator is None:
-            heads = _attention_heads(hidden_size, attention_heads)
+            heads = attention_heads or next(n for n in range(12, 0, -1) if hidden_size % n == 0)
             loaded = random_transformer(hidden_size, layers, heads, max_positions, dropout)
         else:
             loaded = vector_transformer(aggregator)
@@ -217,14 +215,6 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
 
     def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
         if encoded.query is None:
-            raise ValueError("this head needs the states of the query's tokens, but the encoder kept none")
+            raise ValueError("this head needs the states of the query's tokens, but the encoder made none")
         project = self.project_query or self.project
         return [(project(encoded.query.states), encoded.query.mask, 0), *separator]
-
-
-def _attention_heads(hidden_size: int, wanted: int | None) -> int:
-    if wanted is None:
-        return next(n for n in range(12, 0, -1) if hidden_size % n == 0)
-    if hidden_size % wanted:
-        raise ValueError(f"attention_heads={wanted} does not divide the hidden size {hidden_size}")
-    return wanted

@@ -6,7 +6,7 @@ Shapes: B documents, N windows, H hidden size. `s` are the window scores, `m` th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ class KMaxPHead(Head, name="kmaxp"):
         ValueError: if `k` is below 1 or there are not exactly `k` weights.
     """
 
-    tunable: ClassVar[tuple[str, ...]] = ("k", "weights")
+    tunable = ("k", "weights")
 
     def __init__(self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, **options: Any) -> None:
         super().__init__(hidden_size, **options)
