@@ -212,5 +212,5 @@ def test_agreement_needs_common_pairs():
     pytest.importorskip("sklearn")
     with pytest.raises(ValueError, match="no \\(qid, docno\\) has a label in both"):
         agreement(labels([1]).assign(qid="2"), labels([1]))
-    with pytest.raises(ValueError, match=r"qrels lacks the column\(s\) docno"):
+    with pytest.raises(ValueError, match=r"qrels lack the column\(s\) docno"):
         agreement(labels([1]), labels([1], "x"))

@@ -220,7 +220,7 @@ TWICE = pd.concat([CORPUS, CORPUS.tail(1)])
         ({"passages": None, "judge": wet_words()}, "needs threshold="),
         ({"passages": None, "judge": lambda query, chunk: None}, "returned None; it must return a number"),
         ({"passages": None, "judge": lambda query, chunk: "yes"}, "returned 'yes'; it must return a number"),
-        ({"passages": None, "judge": wet_words() % 1, "threshold": 0}, "no finite score for .* chunks"),
+        ({"passages": None, "judge": wet_words() % 1, "threshold": 0}, "no finite score for .* texts"),
         ({"tokenizer": len}, "must be a fast Hugging Face tokenizer"),
     ],
 )
