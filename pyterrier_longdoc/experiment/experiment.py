@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_positive
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
@@ -92,7 +93,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         batch_size: so many topics at a time, for little memory.
         efficiency: measure time, memory and what was read, after a warm-up.
         save_dir: folder for runs and results. A second call with the same folder goes on where the first one was
-            interrupted: finished runs are kept.
+            interrupted: finished runs are read.
         save_mode: with runs in that folder already: `"reuse"` them, `"overwrite"` them or raise an `"error"`.
         verbose: show a progress bar.
 
@@ -102,6 +103,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     Raises:
         ValueError: for arguments that do not fit together, and runs that cannot be evaluated.
     """
+    check_positive(batch_size=batch_size)
+    if efficiency:
+        import_extra("psutil", "analysis", "psutil is missing")
     topics = _checked(topics, ("qid",), "topics")
     qrels = _checked(qrels, ("qid", "docno", "label"), "qrels")
     if filter_by_qrels:
@@ -185,12 +189,6 @@ class _Runner:
     batch_size: int | None
     efficiency: bool
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} must be at least 1, or None for all topics at once")
-        if self.efficiency:
-            import_extra("psutil", "analysis", "psutil is missing")
 
     def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
         """One run of one system: the jobs are its folds."""
