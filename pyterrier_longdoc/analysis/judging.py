@@ -61,8 +61,11 @@ BLOCK_DOCUMENTS = 64
 """Documents whose chunks a reranker gets at a time: enough to fill its batches, few enough for a bar to move."""
 
 COLUMNS: dict[str, Any] = {
-    **{"label": "int64", "chunk_grades": object, "chunk_spans": object},
-    **{"best_chunk": "int64", "judged_share": "float64"},
+    "label": "int64",
+    "chunk_grades": object,
+    "chunk_spans": object,
+    "best_chunk": "int64",
+    "judged_share": "float64",
 }
 """What a judge adds to a frame."""
 
@@ -257,13 +260,13 @@ class FirstChunk:
     """What a judge says.
 
     Attributes:
-        number: of the first relevant chunk, from 0; -1 if none is.
+        chunk: number of the first relevant chunk, from 0; None if none is.
         grade: of that chunk.
         judged: number of chunks that were asked about.
         unjudged: how many of those, up to the first relevant one, had no readable grade.
     """
 
-    number: int = -1
+    chunk: int | None = None
     grade: float = float("nan")
     judged: int = 0
     unjudged: int = 0
@@ -345,8 +348,10 @@ def _by_reranker(
         scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
         for own in np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1]):
             above = np.flatnonzero(own > threshold)
-            number, grade = (int(above[0]), float(own[above[0]])) if len(above) else (-1, float("nan"))
-            found.append(FirstChunk(number, grade, len(own)))
+            if len(above):
+                found.append(FirstChunk(int(above[0]), float(own[above[0]]), len(own)))
+            else:
+                found.append(FirstChunk(judged=len(own)))
         on_done(len(block))
     return found
 

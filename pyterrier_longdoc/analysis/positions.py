@@ -7,7 +7,7 @@ or cut documents into chunks and let a judge find the first relevant one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -309,12 +309,11 @@ def _from_judgement(first: FirstChunk, document: TokenizedText, chunks: Sequence
     """The row of a document with these chunks, by their tokens and characters."""
     if not chunks:
         return {"length": 0, "reason": "document empty"}
-    row = {"length": len(document), "chunks": len(chunks), "judged": first.judged, "unjudged": first.unjudged}
-    if first.number < 0:
+    row = {"length": len(document), "chunks": len(chunks), **asdict(first)}
+    if first.chunk is None:
         return {**row, "reason": "no relevant chunk" + (" among those judged" if first.judged < len(chunks) else "")}
-    (first_token, end_token), (start, end) = chunks[first.number]
-    places = {"first_token": first_token, "end_token": end_token, "start": start, "end": end}
-    return {**row, **places, "chunk": first.number, "grade": first.grade}
+    (first_token, end_token), (start, end) = chunks[first.chunk]
+    return {**row, "first_token": first_token, "end_token": end_token, "start": start, "end": end}
 
 
 def tokens_before(document: TokenizedText, character: int) -> int:
