@@ -62,7 +62,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     """Compares systems over seeds and folds as Boytsov et al. 2025 do.
 
     Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`.
+    one baseline, values, p-values and corrections are those of `pt.Experiment`; only equal systems, which have no
+    p-value, are never rejected.
 
     Args:
         systems: by name, or a list. A system is one of
@@ -82,10 +83,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         baselines: names, or positions in a list; every other system is compared to each.
         partner: for a system the name of the one that its gain is relative to, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
-            `scipy.stats.ttest_rel`.
+            `scipy.stats.ttest_rel`; see `significance.p_values`.
         correction: `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg), ...: for each measure over the systems
-            compared to one baseline.
-        alpha: significance level. The paper takes 0.01 for MS MARCO dev and 0.05 elsewhere.
+            compared to one baseline, or to their partners; see `significance.correct`.
+        alpha: significance level; with a correction, the family's error rate. The paper takes 0.01 for MS MARCO dev
+            and 0.05 elsewhere.
         margin: a system within this share of what it is compared to is equivalent: 0.05 is "within 5 %".
         resamples: of randomisation and bootstrap.
         filter_by_qrels: leave out topics without judgements before running anything.
