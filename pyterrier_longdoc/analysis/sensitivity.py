@@ -107,8 +107,7 @@ class PositionSensitivity:
                 "lower": (x < y).mean(0),
                 "p-value": [np.nan, *p],
                 "p-value corrected": [np.nan, *corrected],
-                # Where nothing changes there is no p-value, which the correction may take for a rejection.
-                "reject": [False, *(reject & ~np.isnan(p))],
+                "reject": [False, *reject],
                 "effect size": effect_sizes(x, y),
             }
         )
@@ -123,11 +122,6 @@ def position_sensitivity(
     places: Sequence[float] = PLACES,
     tokenizer: Any = None,
     text_field: str = "text",
-    test: str = "t",
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 42,
     verbose: bool = False,
 ) -> PositionSensitivity:
     """Scores each document with its relevant passage moved to several places.
@@ -145,15 +139,10 @@ def position_sensitivity(
         tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted; None counts words
             and punctuation marks.
         text_field: the text column.
-        test: of the change from the first place; see `significance.p_values`.
-        alpha: see `PositionSensitivity`.
-        confidence: see `PositionSensitivity`.
-        resamples: of randomisation and bootstrap.
-        seed: of their random numbers.
         verbose: show a progress bar.
 
     Returns:
-        The scores, their table and their plot.
+        The scores, their table and their plot; `dataclasses.replace` of `test`, `alpha` and so on tests them anew.
 
     Raises:
         ValueError: if a column is missing, a passage is not in its document, a document is not in the corpus, places
@@ -175,7 +164,7 @@ def position_sensitivity(
     ]
     columns = ["name", "qid", "docno", "place", "first_token", "length", "score"]
     scores = pd.concat(frames, ignore_index=True)[columns]
-    return PositionSensitivity(scores, confidence=confidence, test=test, alpha=alpha, resamples=resamples, seed=seed)
+    return PositionSensitivity(scores)
 
 
 def moved(text: str, start: int, end: int, place: float) -> tuple[str, int]:
