@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from ..common.arguments import check_choice
 from ..common.frames import check_columns
 from ..experiment.plots import draw_means, finish, new_axes
 from ..experiment.results import DEFAULT_EDGES, ExperimentResults, mean_by_query, query_groups
-from ..experiment.significance import RESAMPLES, p_values, resampled_means
+from ..experiment.significance import p_values, resampled_means
 from .positions import RelevantPositions
 
 
@@ -28,26 +29,17 @@ class PositionEffectiveness:
     queries are compared query by query; others may also differ because their queries do.
 
     Args:
-        groups: by label, in the order of the positions.
-        confidence: level of the bootstrap intervals.
-        resamples: of the queries.
-        seed: of the random numbers.
+        groups: by label, in the order of the positions. The first one's `statistics` say how intervals are made.
 
     Raises:
         ValueError: without groups, or if they differ in systems or measures.
     """
 
     groups: Mapping[str, ExperimentResults]
-    _: KW_ONLY
-    confidence: float = 0.95
-    resamples: int = RESAMPLES
-    seed: int = 42
 
     def __post_init__(self) -> None:
         if not self.groups:
             raise ValueError("groups is empty: give results of at least one group")
-        if not 0 < self.confidence < 1:
-            raise ValueError(f"confidence={self.confidence} must be between 0 and 1")
         for label, results in self.groups.items():
             for what, attribute in (("systems", "names"), ("measures", "measures")):
                 own, others = getattr(results, attribute), getattr(self._first, attribute)
@@ -68,7 +60,7 @@ class PositionEffectiveness:
         rows = []
         for label, results in self.groups.items():
             for name, values in results.query_values.items():
-                low, high = self._interval(resampled_means(values, resamples=self.resamples, seed=self.seed))
+                low, high = self._interval(self._resampled(values))
                 for m, measure in enumerate(results.measures):
                     rows.append((label, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
         return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
@@ -119,8 +111,7 @@ class PositionEffectiveness:
             ImportError: without matplotlib.
         """
         measure = measure or self._first.measures[0]
-        if measure not in self._first.measures:
-            raise ValueError(f"measure={measure!r} was not evaluated; choose one of {', '.join(self._first.measures)}")
+        check_choice("measure", measure, tuple(self._first.measures))
         table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
         different, ax = self._different(measure), ax or new_axes()
         for number, name in enumerate(self.names):
@@ -156,8 +147,7 @@ class PositionEffectiveness:
         of_measure = self.comparisons[self.comparisons["measure"] == measure]
         baselines = of_measure.loc[of_measure["kind"] == "baseline", "reference"]
         chosen = of_measure["reference"] == baselines.iloc[0] if len(baselines) else of_measure["kind"] == "partner"
-        # Equal systems have no p-value, which corrections may take for a rejection.
-        rows = of_measure[chosen & of_measure["reject"].eq(True) & of_measure["p-value"].notna()]
+        rows = of_measure[chosen & of_measure["reject"].eq(True)]
         return set(zip(rows["group"], rows["name"], strict=True))
 
     def _aligned(self, label: str, name: str) -> np.ndarray:
@@ -165,14 +155,18 @@ class PositionEffectiveness:
         values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
         return (values.loc[self._first.qids] if self._paired else values).to_numpy()
 
+    def _resampled(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
+        """`(resamples, M)` means of `(Q, M)` values; another `draw` has other queries."""
+        statistics = self._first.statistics
+        return resampled_means(values, resamples=statistics.resamples, seed=statistics.seed + draw)
+
     def _interval(self, drawn: np.ndarray) -> np.ndarray:
-        return np.quantile(drawn, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
+        confidence = self._first.statistics.confidence
+        return np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
-        of_worst = resampled_means(worst[:, None], resamples=self.resamples, seed=self.seed)
         # The same queries are drawn for both groups where both have them.
-        seed = self.seed if self._paired else self.seed + 1
-        of_best = resampled_means(best[:, None], resamples=self.resamples, seed=seed)
+        of_worst, of_best = self._resampled(worst), self._resampled(best, draw=0 if self._paired else 1)
         defined = of_best != 0
         if not defined.any():
             return math.nan, math.nan
@@ -209,9 +203,4 @@ def effectiveness_by_position(
     frame = positions.matched if isinstance(positions, RelevantPositions) else positions
     check_columns(frame, ("qid", "first_token"), "positions")
     known = frame[frame["first_token"].notna()].reset_index(drop=True)
-    return PositionEffectiveness(
-        query_groups(results, mean_by_query(known, known["first_token"]), edges=edges),
-        confidence=results.statistics.confidence,
-        resamples=results.statistics.resamples,
-        seed=results.statistics.seed,
-    )
+    return PositionEffectiveness(query_groups(results, mean_by_query(known, known["first_token"]), edges=edges))

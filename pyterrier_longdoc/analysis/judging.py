@@ -16,7 +16,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice, check_given, check_positive
 from ..common.files import import_extra
-from ..common.frames import TextField, field_names, strings, texts_of, validated
+from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of, validated
 from ..common.language import token_spans
 from ..common.presentation import Presented
 from ..listwise.client import AsksLLM, read_reply
@@ -30,7 +30,7 @@ from ..listwise.messages import (
 )
 from ..listwise.schedules import in_parallel
 from ..modelling.texts import TokenizedText, tokenize
-from ..modelling.windows import SentenceWindows
+from ..modelling.windows import SentenceWindows, Span
 
 UNJUDGED = -1
 """Grade of a chunk, and label of a document, that has none; evaluation tools take negative labels for not judged."""
@@ -61,8 +61,11 @@ BLOCK_DOCUMENTS = 64
 """Documents whose chunks a reranker gets at a time: enough to fill its batches, few enough for a bar to move."""
 
 COLUMNS: dict[str, Any] = {
-    **{"label": "int64", "chunk_grades": object, "chunk_spans": object},
-    **{"best_chunk": "int64", "judged_share": "float64"},
+    "label": "int64",
+    "chunk_grades": object,
+    "chunk_spans": object,
+    "best_chunk": "int64",
+    "judged_share": "float64",
 }
 """What a judge adds to a frame."""
 
@@ -167,10 +170,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
         """Characters `(start, end)` of all chunks of a text; none of a blank one."""
-        tokens = tokenized(self.tokenizer, text)
-        if not len(tokens):
-            return []
-        return [tokens.characters(span) for span in SentenceWindows(max_tokens=self.chunk_tokens)(tokens)]
+        return [characters for _, characters in chunks_of(tokenized(self.tokenizer, text), self.chunk_tokens)]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Judges every row; rows with the same query and text are judged once.
@@ -196,19 +196,19 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
         """The values of `COLUMNS` for each (query, text); errors and the ledger name the qids."""
         # Chunked before threads start: tokenizers may not be shared between them.
-        spans = {pair: self.chunks(pair[1]) for pair in qids}
-        total = sum(len(of_text[: self.max_chunks]) for of_text in spans.values())
+        spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
+        total = sum(len(spans[text][: self.max_chunks]) for _, text in qids)
 
         def judge(pair: tuple[str, str], step: Callable[[], None]) -> tuple[Any, ...]:
             (query, text), grades = pair, []
-            shown = spans[pair][: self.max_chunks]
+            shown = spans[text][: self.max_chunks]
             for start, end in shown:
                 step()
                 grades.append(self.grade(query, text[start:end], qid=qids[pair]))
             label = max(grades, default=0)  # there is nothing to find in a blank text
             best = grades.index(label) if grades and label != UNJUDGED else -1
             # White space after the last chunk is nothing that was left out.
-            return label, grades, shown, best, shown[-1][1] / spans[pair][-1][1] if shown else 1.0
+            return label, grades, shown, best, shown[-1][1] / spans[text][-1][1] if shown else 1.0
 
         with pt.tqdm(total=total, desc="RelevanceJudge", unit="chunk", disable=not self.verbose) as bar:
             judgements = in_parallel(judge, list(qids), self.concurrency, on_step=bar.update)
@@ -240,6 +240,12 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
 
 
+def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Span, Span]]:
+    """Disjoint chunks of whole sentences, each by its tokens and by its characters; none of a blank text."""
+    spans = SentenceWindows(max_tokens=max_tokens)(document) if len(document) else []
+    return [(span, document.characters(span)) for span in spans]
+
+
 @dataclass(frozen=True)
 class ChunkJob:
     """A document of which the first relevant chunk is wanted; the qid is for the ledger of calls."""
@@ -254,13 +260,13 @@ class FirstChunk:
     """What a judge says.
 
     Attributes:
-        number: of the first relevant chunk, from 0; -1 if none is.
+        chunk: number of the first relevant chunk, from 0; None if none is.
         grade: of that chunk.
         judged: number of chunks that were asked about.
         unjudged: how many of those, up to the first relevant one, had no readable grade.
     """
 
-    number: int = -1
+    chunk: int | None = None
     grade: float = float("nan")
     judged: int = 0
     unjudged: int = 0
@@ -337,29 +343,38 @@ def _by_reranker(
     found: list[FirstChunk] = []
     for start in range(0, len(jobs), BLOCK_DOCUMENTS):
         block = jobs[start : start + BLOCK_DOCUMENTS]
-        scores = _scores(reranker, [(job.qid, job.query, chunk) for job in block for chunk in job.chunks])
+        rows = [(job.qid, job.query, chunk) for job in block for chunk in job.chunks]
+        frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
+        scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
         for own in np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1]):
             above = np.flatnonzero(own > threshold)
-            number, grade = (int(above[0]), float(own[above[0]])) if len(above) else (-1, float("nan"))
-            found.append(FirstChunk(number, grade, len(own)))
+            if len(above):
+                found.append(FirstChunk(int(above[0]), float(own[above[0]]), len(own)))
+            else:
+                found.append(FirstChunk(judged=len(own)))
         on_done(len(block))
     return found
 
 
-def _scores(reranker: Any, rows: list[tuple[str, str, str]]) -> np.ndarray:
-    """A reranker's scores of `(qid, query, chunk)`."""
-    if not rows:
-        return np.zeros(0)
-    # Each chunk is a document of its own, whose name brings its score back in whatever order rows return.
-    docnos = [str(number) for number in range(len(rows))]
-    frame = pd.DataFrame(rows, columns=["qid", "query", "text"]).assign(docno=docnos, score=0.0)
-    scored = reranker(pt.model.add_ranks(frame))
-    scores = scored.assign(docno=scored["docno"].astype(str)).set_index("docno")["score"].astype("float64")
-    found = scores.reindex(docnos).to_numpy()
-    without = int((~np.isfinite(found)).sum())
+def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
+    """A reranker's scores of rows with `qid`, `query` and the text, in their order.
+
+    Raises:
+        ValueError: naming the reranker, if rows come back without a finite score, or more than once.
+    """
+    # Each row is a document of its own, whose name brings its score back in whatever order rows return.
+    docnos = pd.RangeIndex(len(rows)).astype(str)
+    scored = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
+    by_docno = scored.set_axis(as_strings(scored["docno"]), axis=0)["score"].astype("float64")
+    if by_docno.index.has_duplicates:
+        raise ValueError(f"{name} returned some of {len(rows)} texts more than once: their scores are ambiguous")
+    scores = by_docno.reindex(docnos).to_numpy()
+    without = int((~np.isfinite(scores)).sum())
     if without:
-        raise ValueError(f"judge={reranker!r} returned no finite score for {without} of {len(rows)} chunks")
-    return found
+        raise ValueError(
+            f"{name} returned no finite score for {without} of {len(rows)} texts: it must score all, without cutoffs"
+        )
+    return scores
 
 
 @dataclass(frozen=True)
@@ -400,9 +415,8 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
-    for name, frame in (("judged", judged), ("qrels", qrels)):
-        if absent := [column for column in columns if column not in frame.columns]:
-            raise ValueError(f"{name} lacks the column(s) {', '.join(absent)}")
+    check_columns(judged, columns, "judged")
+    check_columns(qrels, columns, "qrels")
     theirs, ours = (frame[columns].astype({"qid": str, "docno": str}) for frame in (qrels, judged))
     both = ours.drop_duplicates(["qid", "docno"]).merge(
         theirs.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")

@@ -149,10 +149,8 @@ class PassageLocator:
         if len(passage) < self.min_words:
             return None
         edited = len(passage) >= self.min_words_edited
-        method, found = (
-            "substring",
-            _common_substring(passage, document, self.substring if edited else 1.0, rapidfuzz.distance),
-        )
+        method = "substring"
+        found = _common_substring(passage, document, self.substring if edited else 1.0, rapidfuzz.distance)
         if found is None and edited:
             method, found = "subsequence", self._common_subsequence(passage, document, rapidfuzz)
         if found is None:

@@ -6,9 +6,9 @@ or cut documents into chunks and let a judge find the first relevant one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_given, check_positive
 from ..common.frames import TextField, as_strings, check_columns, field_names, relevant_pairs, strings, texts_of
 from ..common.language import named_tokenizer
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
-from ..modelling.windows import CHUNK_TOKENS, SentenceWindows
-from .judging import ChunkJob, ChunkJudge, as_chunk_judge, tokenized
+from ..modelling.windows import CHUNK_TOKENS, Span
+from .judging import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge, chunks_of, tokenized
 from .locating import PassageLocator
 
 CHUNK = 256
@@ -125,8 +126,8 @@ class RelevantPositions:
             ValueError: if there is nothing to draw.
             ImportError: without matplotlib.
         """
-        if bin_tokens < 1 or (max_tokens is not None and max_tokens < 1):
-            raise ValueError(f"bin_tokens={bin_tokens} and max_tokens={max_tokens} must be at least 1")
+        check_given(bin_tokens=bin_tokens)
+        check_positive(max_tokens=max_tokens)
         lengths, starts = self.frame["length"].dropna().astype("float64"), self.matched["first_token"]
         if not len(lengths):
             raise ValueError("there is nothing to draw: no relevant document was in the corpus")
@@ -209,14 +210,12 @@ def relevant_positions(
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
-    for name, value in (("chunk_tokens", chunk_tokens), ("max_chunks", max_chunks), ("sample", sample)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
+    check_positive(chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
     tokens_of = token_reader(tokenizer)
 
-    @lru_cache(maxsize=1)  # pairs of a document may follow each other
+    @cache  # a document may be relevant for several queries
     def read(docno: str) -> TokenizedText:
         return tokens_of(texts.get(docno, ""))
 
@@ -224,8 +223,8 @@ def relevant_positions(
         if passages is not None:
             found, columns = _located(pairs, read, passages, locator or PassageLocator(), bar), _PASSAGE_COLUMNS
         else:
-            asked, windows = as_chunk_judge(judge, threshold), SentenceWindows(max_tokens=chunk_tokens)
-            found, columns = _judged(pairs, read, asked, windows, max_chunks, bar), _CHUNK_COLUMNS
+            asked = as_chunk_judge(judge, threshold)
+            found, columns = _judged(pairs, read, asked, chunk_tokens, max_chunks, bar), _CHUNK_COLUMNS
     kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
     rows = [
         {"reason": "", "method": "", **(row if docno in texts else {"reason": "document not in corpus"})}
@@ -287,29 +286,27 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
 
 
 def _judged(
-    pairs: pd.DataFrame, read: Read, judge: ChunkJudge, windows: SentenceWindows, max_chunks: int | None, bar: Any
+    pairs: pd.DataFrame, read: Read, judge: ChunkJudge, chunk_tokens: int, max_chunks: int | None, bar: Any
 ) -> list[dict[str, Any]]:
     # Chunked before anybody is asked: tokenizers may not be shared between threads.
-    found: list[dict[str, Any]] = []
-    spans, jobs = [], []
+    chunks = {docno: chunks_of(read(docno), chunk_tokens) for docno in pairs["docno"].unique()}
+    jobs = []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
-        document = read(docno)
-        cut = windows(document) if len(document) else []
-        characters = [document.characters(span) for span in cut]
-        found.append({"length": len(document), "reason": "" if cut else "document empty"})
-        spans.append((cut, characters))
-        jobs.append(ChunkJob(qid, query, [document.text[start:end] for start, end in characters[:max_chunks]]))
-    for row, first, (cut, characters) in zip(found, judge(jobs, bar.update), spans, strict=True):
-        if not cut:
-            continue
-        row |= {"chunks": len(cut), "judged": first.judged, "unjudged": first.unjudged}
-        if first.number < 0:
-            row["reason"] = "no relevant chunk" + (" among those judged" if first.judged < len(cut) else "")
-            continue
-        row |= {"chunk": first.number, "grade": first.grade}
-        row["first_token"], row["end_token"] = cut[first.number]
-        row["start"], row["end"] = characters[first.number]
-    return found
+        text, shown = read(docno).text, chunks[docno][:max_chunks]
+        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in shown]))
+    judgements = zip(pairs["docno"], judge(jobs, bar.update), strict=True)
+    return [_from_judgement(first, read(docno), chunks[docno]) for docno, first in judgements]
+
+
+def _from_judgement(first: FirstChunk, document: TokenizedText, chunks: Sequence[tuple[Span, Span]]) -> dict[str, Any]:
+    """The row of a document with these chunks, by their tokens and characters."""
+    if not chunks:
+        return {"length": 0, "reason": "document empty"}
+    row = {"length": len(document), "chunks": len(chunks), **asdict(first)}
+    if first.chunk is None:
+        return {**row, "reason": "no relevant chunk" + (" among those judged" if first.judged < len(chunks) else "")}
+    (first_token, end_token), (start, end) = chunks[first.chunk]
+    return {**row, "first_token": first_token, "end_token": end_token, "start": start, "end": end}
 
 
 def tokens_before(document: TokenizedText, character: int) -> int:

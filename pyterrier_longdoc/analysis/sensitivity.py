@@ -15,6 +15,7 @@ from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts
 from ..experiment.plots import draw_means, finish, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
+from .judging import scores_by_row
 from .positions import texts_of_corpus, token_reader, tokens_before
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -106,8 +107,7 @@ class PositionSensitivity:
                 "lower": (x < y).mean(0),
                 "p-value": [np.nan, *p],
                 "p-value corrected": [np.nan, *corrected],
-                # Where nothing changes there is no p-value, which the correction may take for a rejection.
-                "reject": [False, *(reject & ~np.isnan(p))],
+                "reject": [False, *reject],
                 "effect size": effect_sizes(x, y),
             }
         )
@@ -122,11 +122,6 @@ def position_sensitivity(
     places: Sequence[float] = PLACES,
     tokenizer: Any = None,
     text_field: str = "text",
-    test: str = "t",
-    alpha: float = 0.05,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 42,
     verbose: bool = False,
 ) -> PositionSensitivity:
     """Scores each document with its relevant passage moved to several places.
@@ -144,15 +139,10 @@ def position_sensitivity(
         tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted; None counts words
             and punctuation marks.
         text_field: the text column.
-        test: of the change from the first place; see `significance.p_values`.
-        alpha: see `PositionSensitivity`.
-        confidence: see `PositionSensitivity`.
-        resamples: of randomisation and bootstrap.
-        seed: of their random numbers.
         verbose: show a progress bar.
 
     Returns:
-        The scores, their table and their plot.
+        The scores, their table and their plot; `dataclasses.replace` of `test`, `alpha` and so on tests them anew.
 
     Raises:
         ValueError: if a column is missing, a passage is not in its document, a document is not in the corpus, places
@@ -167,13 +157,14 @@ def position_sensitivity(
     spans = _checked_gold(gold, topics)
     texts = texts_of_corpus(corpus, set(spans["docno"]), text_field)
     versions = _versions(spans, texts, at, token_reader(tokenizer), text_field)
+    to_score = versions[["qid", "query", text_field]]
     frames = [
-        versions.assign(name=name, score=_scores(name, system, versions, text_field), docno=versions["original"])
+        versions.assign(name=name, score=scores_by_row(system, to_score, repr(name)))
         for name, system in pt.tqdm(named.items(), desc="position_sensitivity", unit="system", disable=not verbose)
     ]
     columns = ["name", "qid", "docno", "place", "first_token", "length", "score"]
     scores = pd.concat(frames, ignore_index=True)[columns]
-    return PositionSensitivity(scores, confidence=confidence, test=test, alpha=alpha, resamples=resamples, seed=seed)
+    return PositionSensitivity(scores)
 
 
 def moved(text: str, start: int, end: int, place: float) -> tuple[str, int]:
@@ -216,7 +207,7 @@ def _checked_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
 def _versions(
     spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokens_of: Any, text_field: str
 ) -> pd.DataFrame:
-    """One row for each version of each document; every one is a document of its own."""
+    """One row for each version of each document."""
     rows = []
     for qid, docno, start, end, query in spans.itertuples(index=False):
         if docno not in texts:
@@ -232,18 +223,4 @@ def _versions(
             version, begins = moved(text, int(start), int(end), place)
             tokens = tokens_of(version)
             rows.append((qid, query, docno, place, tokens_before(tokens, begins), len(tokens), version))
-    columns = ["qid", "query", "original", "place", "first_token", "length", text_field]
-    return pd.DataFrame(rows, columns=columns).assign(docno=[str(number) for number in range(len(rows))])
-
-
-def _scores(name: str, system: Any, versions: pd.DataFrame, text_field: str) -> list[float]:
-    frame = pt.model.add_ranks(versions[["qid", "query", "docno", text_field]].assign(score=0.0))
-    scored = system(frame)
-    of_version = dict(zip(as_strings(scored["docno"]), scored["score"].astype("float64"), strict=True))
-    scores = [of_version.get(docno, np.nan) for docno in versions["docno"]]
-    if without := int((~np.isfinite(scores)).sum()):
-        raise ValueError(
-            f"{name!r} returned no finite score for {without} of {len(scores)} documents: it must score every row, so "
-            f"leave out cutoffs"
-        )
-    return scores
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "place", "first_token", "length", text_field])

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_positive
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
@@ -61,7 +62,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     """Compares systems over seeds and folds as Boytsov et al. 2025 do.
 
     Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`.
+    one baseline, values, p-values and corrections are those of `pt.Experiment`; only equal systems, which have no
+    p-value, are never rejected.
 
     Args:
         systems: by name, or a list. A system is one of
@@ -81,10 +83,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         baselines: names, or positions in a list; every other system is compared to each.
         partner: for a system the name of the one that its gain is relative to, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
-            `scipy.stats.ttest_rel`.
+            `scipy.stats.ttest_rel`; see `significance.p_values`.
         correction: `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg), ...: for each measure over the systems
-            compared to one baseline.
-        alpha: significance level. The paper takes 0.01 for MS MARCO dev and 0.05 elsewhere.
+            compared to one baseline, or to their partners; see `significance.correct`.
+        alpha: significance level; with a correction, the family's error rate. The paper takes 0.01 for MS MARCO dev
+            and 0.05 elsewhere.
         margin: a system within this share of what it is compared to is equivalent: 0.05 is "within 5 %".
         resamples: of randomisation and bootstrap.
         filter_by_qrels: leave out topics without judgements before running anything.
@@ -92,7 +95,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         batch_size: so many topics at a time, for little memory.
         efficiency: measure time, memory and what was read, after a warm-up.
         save_dir: folder for runs and results. A second call with the same folder goes on where the first one was
-            interrupted: finished runs are kept.
+            interrupted: finished runs are read.
         save_mode: with runs in that folder already: `"reuse"` them, `"overwrite"` them or raise an `"error"`.
         verbose: show a progress bar.
 
@@ -102,6 +105,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     Raises:
         ValueError: for arguments that do not fit together, and runs that cannot be evaluated.
     """
+    check_positive(batch_size=batch_size)
+    if efficiency:
+        import_extra("psutil", "analysis", "psutil is missing")
     topics = _checked(topics, ("qid",), "topics")
     qrels = _checked(qrels, ("qid", "docno", "label"), "qrels")
     if filter_by_qrels:
@@ -185,12 +191,6 @@ class _Runner:
     batch_size: int | None
     efficiency: bool
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
-
-    def __post_init__(self) -> None:
-        if self.batch_size is not None and self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} must be at least 1, or None for all topics at once")
-        if self.efficiency:
-            import_extra("psutil", "analysis", "psutil is missing")
 
     def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
         """One run of one system: the jobs are its folds."""

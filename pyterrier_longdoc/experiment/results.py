@@ -40,7 +40,7 @@ class ExperimentResults:
         efficiency: one row for each system; None where it was not measured.
         checks: one row for each finding of the checks.
         settings: how the runs were made: versions, folds and so on.
-        folder: where the runs are; None if they were not kept.
+        folder: where the runs are; None if they were not saved.
     """
 
     values: Mapping[str, np.ndarray]
@@ -61,7 +61,7 @@ class ExperimentResults:
         return f"ExperimentResults({len(self.names)} systems, {len(self.qids)} queries, {', '.join(self.measures)})"
 
     def _repr_html_(self) -> str:
-        return self.paper_table().to_html()
+        return self.styled().to_html()
 
     @property
     def names(self) -> list[str]:
@@ -71,7 +71,7 @@ class ExperimentResults:
     @cached_property
     def query_values(self) -> dict[str, np.ndarray]:
         """For each system `(Q, M)` values, averaged over its seeds: what all tests compare."""
-        return {name: values[0] if len(values) == 1 else values.mean(0) for name, values in self.values.items()}
+        return {name: values.mean(0) for name, values in self.values.items()}
 
     @cached_property
     def means(self) -> pd.DataFrame:
@@ -89,18 +89,17 @@ class ExperimentResults:
     @property
     def perquery(self) -> pd.DataFrame:
         """`name, qid, measure, value`, averaged over seeds: the frame of `pt.Experiment(perquery=True)`."""
-        means = {name: values[None] for name, values in self.query_values.items()}
-        return self._long(means, {name: [None] for name in self.names}).drop(columns="seed")
+        levels = [self.names, self.qids, self.measures]
+        index = pd.MultiIndex.from_product(levels, names=["name", "qid", "measure"])
+        values = np.concatenate([of_system.ravel() for of_system in self.query_values.values()])
+        return pd.DataFrame({"value": values}, index=index).reset_index()
 
     @property
     def perseed(self) -> pd.DataFrame:
         """`name, seed, qid, measure, value`; the seed is missing for systems without one."""
-        return self._long(self.values, self.seeds)
-
-    def _long(self, values: Mapping[str, np.ndarray], seeds: Mapping[str, Sequence[int | None]]) -> pd.DataFrame:
         frames = []
-        for name, of_system in values.items():
-            levels = [[name], pd.array(seeds[name], dtype="Int64"), self.qids, self.measures]
+        for name, of_system in self.values.items():
+            levels = [[name], pd.array(self.seeds[name], dtype="Int64"), self.qids, self.measures]
             index = pd.MultiIndex.from_product(levels, names=["name", "seed", "qid", "measure"])
             frames.append(pd.DataFrame({"value": of_system.ravel()}, index=index).reset_index())
         return pd.concat(frames, ignore_index=True)
@@ -162,34 +161,31 @@ class ExperimentResults:
         values = {name: of_system[:, rows] for name, of_system in self.values.items()}
         return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
-    def paper_table(self, *, digits: int = 3) -> PaperTable:
-        """The papers' layout: best in bold, superscripts, gains in parentheses; see `paper_table`."""
-        return paper_table(self, digits=digits)
-
     def to_markdown(self, *, digits: int = 3) -> str:
-        """The papers' layout in Markdown."""
-        return self.paper_table(digits=digits).to_markdown()
+        """The papers' layout in Markdown: best in bold, superscripts, gains in parentheses; see `paper_table`."""
+        return paper_table(self, digits=digits).to_markdown()
 
     def to_latex(self, *, digits: int = 3) -> str:
         r"""The papers' layout in LaTeX, with `\usepackage{booktabs}`."""
-        return self.paper_table(digits=digits).to_latex()
+        return paper_table(self, digits=digits).to_latex()
 
     def styled(self, *, digits: int = 3) -> Any:
         """The papers' layout as a pandas Styler, for notebooks."""
-        return self.paper_table(digits=digits).styled()
+        return paper_table(self, digits=digits).styled()
 
     def run(self, name: str, seed: int | None = None) -> pd.DataFrame:
-        """The kept run of a system, `qid, docno, score`.
+        """The saved run of a system, `qid, docno, score`.
 
         Raises:
-            ValueError: if runs were not kept, or there is none of this system and seed.
+            ValueError: if runs were not saved, or there is none of this system and seed.
         """
-        if self.folder is None:
-            raise ValueError("the runs were not kept: give Experiment a save_dir")
         if name not in self.seeds or seed not in self.seeds[name]:
             known = f"seeds are {self.seeds[name]}" if name in self.seeds else f"systems are {', '.join(self.names)}"
             raise ValueError(f"there is no run of {name!r} with seed {seed}; {known}")
-        return pd.concat([read_run(path) for path in run_files(self.folder, name, seed)], ignore_index=True)
+        files = [] if self.folder is None else run_files(self.folder, name, seed)
+        if not files:
+            raise ValueError("the runs were not saved: give Experiment a save_dir")
+        return pd.concat(map(read_run, files), ignore_index=True)
 
     def save(self, folder: str | Path) -> None:
         """Writes settings, per-query values, checks, efficiency and the tables; `load` restores the results.
@@ -324,10 +320,6 @@ class PaperTable:
         frame = self.frame(LATEX).reset_index()
         columns = "l" + "r" * (frame.shape[1] - 1)
         return f"{frame.to_latex(index=False, escape=False, column_format=columns)}\n{self._note(LATEX)}"
-
-    def to_html(self) -> str:
-        """For notebooks."""
-        return f"{self.frame().to_html(escape=False)}<p>{self._note(HTML)}</p>"
 
     def styled(self) -> Any:
         """A pandas Styler with the same content."""

@@ -35,7 +35,6 @@ DOUBTS = ("missing queries", "NaN or infinite scores", "constant scores", "tied 
 LIBRARIES = (
     "pyterrier-longdoc", "pyterrier", "ir-measures", "pytrec-eval-terrier", "numpy", "pandas", "scipy", "statsmodels",
 )  # fmt: skip
-SAVE_MODES = ("reuse", "overwrite", "error")
 
 SUMMED = ("num_q", "num_rel", "num_ret", "num_rel_ret", "NumQ", "NumRel", "NumRet", "NumRelRet")
 """Counts, whose value over all queries is their sum, not their mean: as in `pt.Experiment`."""
@@ -207,16 +206,17 @@ class RunFolder:
     """
 
     def __init__(self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse") -> None:
-        check_choice("save_mode", mode, SAVE_MODES)
+        check_choice("save_mode", mode, ("reuse", "overwrite", "error"))
         self.folder, self.versions = Path(folder), settings["versions"]
         runs, file = self.folder / "runs", self.folder / "settings.json"
         if runs.is_dir() and mode == "error":
             raise FileExistsError(f"{str(folder)!r} has runs already: choose another save_dir, or save_mode='reuse'")
-        if mode == "overwrite" and file.is_file():
-            # Only what an experiment wrote: the settings file says that this folder is one.
+        if runs.is_dir() and not file.is_file():
+            raise FileExistsError(f"{str(runs)!r} is of no experiment (no settings.json): choose another save_dir")
+        if mode == "overwrite":
             shutil.rmtree(runs, ignore_errors=True)
         elif runs.is_dir():
-            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+            found = json.loads(file.read_text(encoding="utf-8"))
             for what in ("topics", "folds"):
                 if found.get(what) != settings[what]:
                     raise ValueError(
@@ -235,7 +235,7 @@ class RunFolder:
         # Factories are not called to find out: they may train a model.
         if isinstance(job.source, pt.Transformer) and described(job.source) != notes["made by"]:
             warnings.warn(
-                f"the kept run of {job} was made by {notes['made by']}, which now is {described(job.source)}; with "
+                f"the saved run of {job} was made by {notes['made by']}, which now is {described(job.source)}; with "
                 f"save_mode='overwrite' it would be made anew",
                 stacklevel=5,
             )

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..common.files import import_extra
 from .runs import aggregate
 
 TESTS = ("t", "wilcoxon", "randomisation", "bootstrap")
@@ -39,19 +38,11 @@ Test = str | Callable[[np.ndarray, np.ndarray], Any]
 
 @dataclass(frozen=True)
 class Statistics:
-    """How systems are compared.
+    """How systems are compared: arguments of `Experiment`, which explains them, and two more.
 
     Attributes:
-        baselines: every other system is compared to each of them.
-        partner: for a system, the one that its gain is relative to, e.g. its own FirstP.
-        test: see `significance.p_values`. The papers use the paired t-test.
-        correction: over the systems that are compared to one baseline (or to their partners) on one measure; None for
-            none. See `significance.correct`.
-        alpha: a difference with a p-value below is significant; with a correction, the family's error rate.
-        margin: share of the reference's mean within which a system is equivalent; 0.05 is "within 5 %".
         confidence: level of the bootstrap intervals.
-        resamples: of randomisation and bootstrap.
-        seed: of their random numbers.
+        seed: of the random numbers of randomisation and bootstrap.
     """
 
     baselines: tuple[str, ...] = ()
@@ -106,8 +97,8 @@ class Statistics:
 def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
     """One row for each system, reference and measure, with the columns `COLUMNS`.
 
-    `kind` is `"partner"` or `"baseline"`, `low` and `high` bound the mean difference, `+` and `-` count queries that
-    are better and worse, `gain` is relative (0.05 is +5 %).
+    `kind` is `"partner"` or `"baseline"`, `low` and `high` bound the difference of the means (of counts: of the sums),
+    `+` and `-` count queries that are better and worse, `gain` is relative (0.05 is +5 %).
 
     Args:
         values: for each system `(Q, M)` per-query values.
@@ -125,7 +116,9 @@ def _against(
     M = len(measures)
     x = np.concatenate([values[name] for name in pairs], axis=1)  # (Q, K), K = pairs * M
     y = np.concatenate([values[reference] for reference in pairs.values()], axis=1)
-    means, reference_means = (aggregate(of_all, list(measures) * len(pairs)) for of_all in (x, y))
+    names = list(measures) * len(pairs)
+    means, reference_means = aggregate(x, names), aggregate(y, names)
+    queries_summed = aggregate(np.ones_like(x), names)  # Q for counts, 1 for means
     intervals = bootstrap_intervals(x, y, level=s.confidence, resamples=s.resamples, seed=s.seed)
     equivalence = equivalence_p_values(x, y, s.margin)
     p = p_values(x, y, s.test, resamples=s.resamples, seed=s.seed)
@@ -138,12 +131,12 @@ def _against(
             "name": np.repeat(list(pairs), M),
             "reference": np.repeat(list(pairs.values()), M),
             "kind": kind,
-            "measure": list(measures) * len(pairs),
+            "measure": names,
             "mean": means,
             "reference mean": reference_means,
             "difference": means - reference_means,
-            "low": intervals.low,
-            "high": intervals.high,
+            "low": intervals.low * queries_summed,
+            "high": intervals.high * queries_summed,
             "gain": relative_gain(means, reference_means),
             "gain low": intervals.gain_low,
             "gain high": intervals.gain_high,
@@ -191,17 +184,19 @@ def p_values(
 def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
 
-    NaN counts as one of the comparisons and stays NaN, as in `pt.Experiment`.
+    NaN, of equal systems, counts as one of the comparisons and stays NaN, as in `pt.Experiment`, but is never rejected.
 
     Raises:
         ValueError: for a method that statsmodels' `multipletests` does not know.
     """
-    multitest = import_extra("statsmodels.stats.multitest", "analysis", "corrections need statsmodels")
+    from statsmodels.stats.multitest import multipletests
+
     try:
-        rejected, corrected, _, _ = multitest.multipletests(p, alpha=alpha, method=method)
+        rejected, corrected, _, _ = multipletests(p, alpha=alpha, method=method)
     except ValueError:
         raise ValueError(f"correction={method!r} is unknown; choose one of {', '.join(CORRECTIONS)}") from None
-    return rejected, corrected
+    # Holm's method takes NaN for a rejection where all others are rejected.
+    return rejected & ~np.isnan(p), corrected
 
 
 def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndarray:
@@ -210,10 +205,11 @@ def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndar
     The bounds are taken as known, though they come from the mean of `y`; with few queries that is optimistic. The
     larger p-value of the two tests is returned: small values show equivalence.
     """
-    weightstats = import_extra("statsmodels.stats.weightstats", "analysis", "equivalence tests need statsmodels")
+    from statsmodels.stats.weightstats import ttost_paired
+
     bound = margin * y.mean(0)
     with _quiet():
-        return weightstats.ttost_paired(x, y, -bound, bound)[0]
+        return ttost_paired(x, y, -bound, bound)[0]
 
 
 def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:

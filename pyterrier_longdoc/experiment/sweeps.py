@@ -1,8 +1,4 @@
-"""One setting varied at a time: truncation, windows, passages, first-stage depth.
-
-All sweeps take a first stage (retriever and text loader) and a model. The model is a transformer, whose attributes are
-varied at inference, or a function `model(seed=..., **setting)` that makes it, and trains it, with each setting.
-"""
+"""One setting varied at a time: truncation, windows, passages, first-stage depth."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_choice
 from .experiment import Experiment
 from .plots import new_axes
 from .results import ExperimentResults
@@ -48,8 +45,7 @@ class Sweep:
             The matplotlib axes, with a line for each value of the second parameter where there are two.
         """
         measure = measure or self.results.measures[0]
-        if measure not in self.results.measures:
-            raise ValueError(f"measure {measure!r} was not computed; there are {', '.join(self.results.measures)}")
+        check_choice("measure", measure, tuple(self.results.measures))
         ax, table, (first, *second) = ax or new_axes(), self.table, self.parameters.columns
         for value, rows in table.groupby(second[0]) if second else [("", table)]:
             rows = rows.sort_values(first)
@@ -80,7 +76,8 @@ def sweep_truncation(
 
     Args:
         first_stage: retriever and text loader.
-        model: see the module; a function gets `max_doc_len`, so that it may train with it as in the paper.
+        model: a transformer, whose attributes are varied at inference, or a function `model(seed=..., max_doc_len=...)`
+            that makes it, and trains it as in the paper, with each setting.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         metrics: measures.
@@ -107,15 +104,8 @@ def sweep_windows(
 ) -> Sweep:
     """All combinations of window size and stride in which no text is left out (stride <= window size).
 
-    Args:
-        first_stage: retriever and text loader.
-        model: see the module; with `window_size` and `stride`.
-        topics: `qid, query`.
-        qrels: `qid, docno, label`.
-        metrics: measures.
-        window_sizes: in tokens; 150 in Boytsov et al. 2025.
-        strides: in tokens.
-        **experiment: for `Experiment`.
+    `window_sizes` (150 in Boytsov et al. 2025) and `strides` are in tokens; a function as model gets `window_size` and
+    `stride`. The other arguments are those of `sweep_truncation`.
     """
     pairs = [{"window_size": size, "stride": stride} for size in window_sizes for stride in strides if stride <= size]
     settings: Settings = {f"window {s['window_size']}, stride {s['stride']}": (s, s, {}) for s in pairs}
@@ -134,18 +124,10 @@ def sweep_passages(
     test: Sequence[int] = (4, 8, 16),
     **experiment: Any,
 ) -> Sweep:
-    """Number of windows (`max_windows`) at training against that at inference.
+    """Number of windows (`max_windows`) at training, `train`, against that at inference, `test`.
 
-    Args:
-        first_stage: retriever and text loader.
-        model: `model(seed=..., max_windows=...)` makes a model and trains it; called once for each seed and number.
-        topics: `qid, query`.
-        qrels: `qid, docno, label`.
-        metrics: measures.
-        seeds: for `model`.
-        train: windows at training.
-        test: windows at inference.
-        **experiment: for `Experiment`.
+    `model(seed=..., max_windows=...)` makes and trains a model, once for each seed and number. The other
+    arguments are those of `sweep_truncation`.
 
     Raises:
         ValueError: if `model` is a transformer, which cannot be trained anew.
@@ -176,14 +158,8 @@ def sweep_depth(
 ) -> Sweep:
     """The best 10, 20, ... documents of the first stage reranked; all others are dropped.
 
-    Args:
-        first_stage: retriever and text loader; must return as many documents as the largest depth.
-        model: see the module; a function gets the seed only.
-        topics: `qid, query`.
-        qrels: `qid, docno, label`.
-        metrics: measures.
-        depths: the numbers to try; 100 in Boytsov et al. 2025.
-        **experiment: for `Experiment`.
+    The first stage must return as many documents as the largest of `depths` (100 in Boytsov et al. 2025). A function as
+    model gets the seed only. The other arguments are those of `sweep_truncation`.
     """
     stages = {f"depth {depth}": first_stage % depth for depth in depths}
     settings: Settings = {f"depth {depth}": ({"depth": depth}, {}, {}) for depth in depths}

@@ -132,7 +132,5 @@ def test_bad_input():
         PositionEffectiveness({})
     with pytest.raises(ValueError, match="group 'b' has the systems n"):
         PositionEffectiveness({"a": results, "b": experiment({"n": MIXED})})
-    with pytest.raises(ValueError, match="confidence=2"):
-        PositionEffectiveness({"a": results}, confidence=2)
-    with pytest.raises(ValueError, match="measure='AP' was not evaluated; choose one of RR"):
+    with pytest.raises(ValueError, match="measure='AP' is unknown; choose one of RR"):
         PositionEffectiveness({"a": results}).plot("AP")

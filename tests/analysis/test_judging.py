@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyterrier_longdoc.analysis.judging import COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
@@ -75,12 +73,6 @@ def test_grades(reply, grade):
 )
 def test_what_is_no_grade(reply):
     assert parse_grade(reply) is None
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text())
-def test_any_reply_is_a_grade_or_a_failure(reply):
-    assert parse_grade(reply) in (None, 0, 1, 2, 3)
 
 
 # Documents.
@@ -212,5 +204,5 @@ def test_agreement_needs_common_pairs():
     pytest.importorskip("sklearn")
     with pytest.raises(ValueError, match="no \\(qid, docno\\) has a label in both"):
         agreement(labels([1]).assign(qid="2"), labels([1]))
-    with pytest.raises(ValueError, match=r"qrels lacks the column\(s\) docno"):
+    with pytest.raises(ValueError, match=r"qrels lack the column\(s\) docno"):
         agreement(labels([1]), labels([1], "x"))

@@ -142,13 +142,6 @@ def test_a_function_finds_the_first_relevant_chunk_and_then_stops():
     assert (frame["start"][0], frame["end"][0]) == (len(DRY), len(DRY + WET) - 1)
 
 
-def test_chunks_are_of_whole_sentences_and_not_too_long():
-    ten, shown = "One two three four five six seven eight nine ten", []
-    text = DRY + WET + f"No. Well then, it is. {ten}. "
-    judged([text], lambda query, chunk: shown.append(chunk) or 0, chunk_tokens=10)
-    assert shown == [DRY.strip(), WET + "No.", "Well then, it is.", ten, "."]
-
-
 def test_no_more_chunks_than_asked_for():
     frame = judged([DRY * 5 + WET, DRY * 3], says_wet, max_chunks=3)
     assert frame["reason"].tolist() == ["no relevant chunk among those judged", "no relevant chunk"]
@@ -220,7 +213,7 @@ TWICE = pd.concat([CORPUS, CORPUS.tail(1)])
         ({"passages": None, "judge": wet_words()}, "needs threshold="),
         ({"passages": None, "judge": lambda query, chunk: None}, "returned None; it must return a number"),
         ({"passages": None, "judge": lambda query, chunk: "yes"}, "returned 'yes'; it must return a number"),
-        ({"passages": None, "judge": wet_words() % 1, "threshold": 0}, "no finite score for .* chunks"),
+        ({"passages": None, "judge": wet_words() % 1, "threshold": 0}, "no finite score for .* texts"),
         ({"tokenizer": len}, "must be a fast Hugging Face tokenizer"),
     ],
 )

@@ -67,12 +67,13 @@ def test_notebooks_get_the_same_cells():
     results = made_up(**OPTIONS)
     styler, html = results.styled(digits=2), results._repr_html_()
     assert styler.data.loc["MaxP_1", "AP"] == "<b>0.65</b><sup>ab</sup> (+30.0%)"
-    assert "<b>0.65</b><sup>ab</sup>" in styler.to_html()
-    assert "<th>P &amp; 50%</th>" in html
+    assert ">P &amp; 50%</th>" in html
+    assert "Best in bold" in html
     assert "<b>0.650</b><sup>ab</sup> (+30.0%)" in html
 
 
 def test_without_partners_the_gain_is_over_the_first_baseline():
+    assert repr(made_up()) == "ExperimentResults(3 systems, 8 queries, nDCG@10, AP)"
     lines = made_up(baselines=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
     assert lines[0] == "| System | nDCG@10 | AP |"
     assert lines[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
@@ -132,6 +133,15 @@ def test_comparisons_by_hand():
     assert wider[wider["name"] == "P & 50%"]["equivalent"].all()
 
 
+def test_counts_are_sums_and_so_are_their_intervals():
+    values = {"a": np.array([3.0, 5.0, 4.0, 6.0]).reshape(1, 4, 1), "b": np.full((1, 4, 1), 2.0)}
+    seeds, qids = {"a": [None], "b": [None]}, ["1", "2", "3", "4"]
+    results = ExperimentResults(values, seeds, qids, ["num_rel_ret"], Statistics(("b",)))
+    row = results.comparisons.iloc[0]
+    assert (row["mean"], row["reference mean"], row["difference"]) == (18, 8, 10)
+    assert 4 * 1 <= row["low"] < 10 < row["high"] <= 4 * 4
+
+
 def test_a_subset_is_an_experiment_of_its_own():
     systems = {"a": RUNS[0], "b": RUNS[1]}
     results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a"])
@@ -166,6 +176,8 @@ def test_a_function_as_test_must_be_given_again(tmp_path):
     with pytest.raises(ValueError, match="the test was the function 'ttest_ind'"):
         ExperimentResults.load(tmp_path)
     loaded = ExperimentResults.load(tmp_path, test=stats.ttest_ind)
+    with pytest.raises(ValueError, match="the runs were not saved"):
+        loaded.run("a")
     pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
 
 

@@ -48,6 +48,10 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
     assert len(made) == 4
     pd.testing.assert_frame_equal(results.run("slow", 1), RUNS[1], check_dtype=False, check_exact=True)
     assert not list((tmp_path / "exp").rglob("*.part"))
+    with pytest.raises(ValueError, match="batch_size=0"):
+        experiment(save_mode="overwrite", batch_size=0)
+    pd.testing.assert_frame_equal(experiment().means, results.means, check_exact=True)
+    assert len(made) == 4
     experiment(save_mode="overwrite")
     assert len(made) == 8
     with pytest.raises(FileExistsError, match="has runs already"):
@@ -66,9 +70,14 @@ def test_a_folder_of_another_experiment_is_refused(tmp_path):
         Experiment({"a": first}, TOPICS.head(10), QRELS, ["AP"], save_dir=tmp_path)
     with pytest.raises(ValueError, match="runs of other folds"):
         Experiment({"a": first}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, folds=FOLDS)
-    with pytest.warns(UserWarning, match="the kept run of a was made by") as caught:
+    with pytest.warns(UserWarning, match="the saved run of a was made by") as caught:
         Experiment({"a": first >> pt.Transformer.identity()}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
     assert [warning.filename for warning in caught] == [__file__]
+    (tmp_path / "settings.json").rename(tmp_path / "other.json")
+    for mode in ("reuse", "overwrite"):
+        with pytest.raises(FileExistsError, match="is of no experiment"):
+            Experiment({"a": first}, TOPICS, QRELS, ["AP"], save_dir=tmp_path, save_mode=mode)
+    (tmp_path / "other.json").rename(tmp_path / "settings.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         for run in RUNS:

@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from pyterrier_longdoc.experiment.significance import (
+    CORRECTIONS,
     bootstrap_intervals,
     correct,
     effect_sizes,
@@ -76,6 +77,8 @@ def test_corrections_by_hand():
     assert correct(p, "holm", 0.05)[0].tolist() == [True, False, False]
     with_nan = correct(np.array([0.01, np.nan, 0.04]), "holm", 0.05)[1]
     assert with_nan[[0, 2]] == pytest.approx([3 * 0.01, 2 * 0.04])
+    for method in CORRECTIONS:
+        assert correct(np.array([0.001, np.nan]), method, 0.05)[0].tolist() == [True, False]
 
 
 def test_equivalence_by_hand():

@@ -44,7 +44,7 @@ def test_truncation():
     assert sweep.results.statistics.partner == {"2 chunks": "1 chunk", "6 chunks": "1 chunk"}
     [line] = [line for line in sweep.plot("AP").lines if line.get_marker() == "o"]
     assert line.get_xydata().tolist() == sweep.table[["chunks", "AP"]].to_numpy().tolist()
-    with pytest.raises(ValueError, match="measure 'RR' was not computed"):
+    with pytest.raises(ValueError, match="measure='RR' is unknown; choose one of nDCG@5, AP"):
         sweep.plot("RR")
     with pytest.raises(ValueError, match="has no attribute max_doc_len to vary"):
         sweep_truncation(FIRST, pt.Transformer.identity(), TOPICS, QRELS, METRICS)
