@@ -15,10 +15,13 @@ from typing import Any, TypeVar
 
 from .backends import Backend, CallableBackend, ContextOverflowError, Reply
 from .calls import Call, Ledger, Prices
-from .messages import Message, Tokens, reminder
+from .messages import Message, Tokens
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """Settings of the backends that bound the tokens of an answer."""
+
+REPEATED_CHARACTERS = 2000
+"""Characters of an unreadable reply that its reminder repeats."""
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS replies (
     key TEXT PRIMARY KEY, model TEXT NOT NULL, settings TEXT NOT NULL, text TEXT NOT NULL,
@@ -215,13 +218,19 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[str]]:
-    """Reads a reply, and asks again as long as `parse` finds nothing; returns what it found, and replies without."""
+    """Reads a reply, and asks again as long as `parse` finds nothing, with the conversation, the reply and `request`.
+
+    Returns:
+        What was found, and the replies in which nothing was.
+    """
     unreadable: list[str] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)
         if len(unreadable) > retries:
             break
-        messages = reminder(messages, reply, request)
+        # Some servers refuse messages that are empty or end in white space.
+        answered = reply.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
+        messages = [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
         try:
             reply = ask(messages)
         except ContextOverflowError:  # no room for a reminder

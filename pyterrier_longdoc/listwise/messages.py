@@ -155,13 +155,6 @@ def check_fields(name: str, template: str, allowed: Set[str], required: Set[str]
         )
 
 
-def reminder(messages: Sequence[Message], reply: str, request: str) -> list[Message]:
-    """The conversation with an unreadable reply, of which 2000 characters are repeated, and a further request."""
-    # Some servers refuse messages that are empty or end in white space.
-    answered = reply.strip()[:2000].rstrip() or "(no answer)"
-    return [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
-
-
 # Documents that fit into a prompt.
 
 
