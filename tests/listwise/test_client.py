@@ -93,9 +93,11 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
     run = candidates(documents=3)
     model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
     client = cached(model, path)
-    RankGPT(client, concurrency=2)(pd.concat([run, run.assign(qid="other")]))
+    ranker = RankGPT(client, concurrency=2)
+    ranker(pd.concat([run, run.assign(qid="other")]))
     assert len(model.asked) == 1
     assert client.ledger.table()["replayed"].sum() == 1
+    assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
 
 
 def test_odd_replies_survive_the_cache(path):
