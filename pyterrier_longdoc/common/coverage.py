@@ -86,10 +86,6 @@ class Coverage:
         """Share of padding in the tokens that were computed; 0.0 where nothing was."""
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
-    def add_document(self, tokens: int, windows: list[tuple[int, int]]) -> None:
-        """Counts one text of `tokens` tokens that was read through `windows`."""
-        self.add(Reading.through(windows, tokens))
-
     def add(self, reading: Reading) -> None:
         """Counts one text."""
         self.documents += 1

@@ -173,6 +173,7 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "I will not write [2] > [1] or anything like it.",
         "2 > 1 > 3 > 5 > 4",
         "1. 2\n2. 5\n3. 1",
+        "Compare" + " " * 50 + "[1, 2, 3]",
         "Document 2 is best, then 4.",
         "(2) > (1)",
         "No document is relevant.",
