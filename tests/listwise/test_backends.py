@@ -188,6 +188,10 @@ def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
         for _ in errors:
             with pytest.raises(ContextOverflowError):
                 OpenAI.backend(server.url)(QUESTION)
+    answer_too_long = OpenAI.error("max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens")
+    with serving(Answer(answer_too_long, 400)) as server, pytest.raises(BackendError, match="9000 > 8192"):
+        ranked(OpenAI.backend(server.url))
+    assert len(server.requests) == 1
 
 
 def test_refusals_and_empty_replies_are_failures(api):
