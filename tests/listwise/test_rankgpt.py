@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import unittest
 import warnings
 
@@ -206,14 +204,3 @@ def test_one_truncation_warning(results):
         ranker(results)
     assert (ranker.coverage.queries, ranker.coverage.documents) == (2, 3)  # distinct texts
     assert ranker.coverage.tokens_read == 5 + 3 + 0
-
-
-@pytest.mark.slow
-def test_import_loads_neither_torch_nor_clients():
-    code = (
-        "import sys, pyterrier_longdoc.listwise, pyterrier_longdoc.analysis.judging\n"
-        "heavy = ('torch', 'transformers', 'openai', 'anthropic', 'tenacity', 'sklearn')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
