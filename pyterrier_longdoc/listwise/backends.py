@@ -16,7 +16,7 @@ from ..common.files import import_extra
 from .messages import Message
 
 _OVERFLOW = re.compile(
-    r"context[ _](?:length|window|size)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
+    r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
     r"prompt is too long|too many tokens",
     re.IGNORECASE,
 )

@@ -181,6 +181,7 @@ def test_context_overflow_shortens_the_documents(api):
 def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
     errors = [
         OpenAI.error("prompt is too long: 210000 tokens > 200000 maximum"),
+        OpenAI.error("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
         OpenAI.error("the request exceeds the available context size"),
         OpenAI.error("too big", "context_length_exceeded"),
     ]
