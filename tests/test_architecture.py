@@ -46,6 +46,7 @@ LIGHT = (
     "data",
     "experiment",
     "listwise",
+    "analysis.judging",
     "modelling.windows",
     "modelling.texts",
     "modelling.preselection",

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ from ..common.files import import_extra
 from .messages import Message
 
 _OVERFLOW = re.compile(
-    r"context[ _](?:length|window|size)|maximum[^.]{0,30}(?:context|tokens|length)|prompt is too long|too many tokens",
+    r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
+    r"prompt is too long|too many tokens",
     re.IGNORECASE,
 )
+"""What servers say of a prompt that is too long, and not of a `max_tokens` that is too large."""
 
 # Of all backends while they connect, and while a local model generates: a lock of each could not be pickled.
 _CONNECTING, _GENERATING = threading.Lock(), threading.Lock()
@@ -107,7 +110,7 @@ class CallableBackend:
 
 
 @dataclass(eq=False, repr=False)
-class ServerBackend:
+class ServerBackend(ABC):
     """A model behind a server, asked through its vendor's client, which is made at the first question and not pickled.
 
     The client retries what servers and networks do; tenacity asks again where an answer is not in the form of the API.
@@ -122,7 +125,6 @@ class ServerBackend:
 
     _vendor: ClassVar[str]
     """As its client's class is called, after which its library and its errors are named."""
-    _wrong: ClassVar[str]
 
     def __post_init__(self) -> None:
         # Parameters are shown, stored and compared.
@@ -193,19 +195,22 @@ class ServerBackend:
             raise self._malformed(error) from None
 
     def _malformed(self, error: Exception) -> MalformedReplyError:
-        return MalformedReplyError(f"{self.model}: the server's answer is {self._wrong.format(type(error).__name__)}")
+        kind = type(error).__name__
+        return MalformedReplyError(
+            f"{self.model}: this is no answer of {self._vendor}'s API ({kind}); is its address right?"
+        )
 
     def _address(self) -> dict[str, Any]:
         """Arguments of the client that say which server to ask, with which key."""
         return {}
 
+    @abstractmethod
     def _send(self, client: Any, messages: Sequence[Message]) -> Any:
         """The vendor's answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read(self, answer: Any) -> Reply:
         """What is in it."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False, repr=False)
@@ -236,7 +241,6 @@ class OpenAIBackend(ServerBackend):
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
 
     _vendor = "OpenAI"
-    _wrong = "no chat completion ({}); is base_url right?"
 
     def _address(self) -> dict[str, Any]:
         # None lets the client read OPENAI_API_KEY; other servers often want some key, but not that one.
@@ -283,7 +287,6 @@ class AnthropicBackend(ServerBackend):
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"max_tokens": 1024})
 
     _vendor = "Anthropic"
-    _wrong = "no message ({}); is it Anthropic's API?"
 
     def _send(self, client: Any, messages: Sequence[Message]) -> Any:
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")

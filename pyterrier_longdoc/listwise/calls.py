@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 
@@ -148,16 +148,10 @@ class Ledger:
             `qid, calls, replayed, estimated` (numbers of calls; `calls` counts all), `input_tokens, output_tokens` (of
             all), `cost` (paid) and `saved` (what the replayed calls would cost).
         """
-        calls = pd.DataFrame([asdict(call) for call in self.calls], columns=[f.name for f in fields(Call)])
-        costs = (calls["input_tokens"] * self.prices.input + calls["output_tokens"] * self.prices.output) / 1e6
-        replayed = calls["replayed"].astype(bool)
-        calls = calls.assign(calls=1, cost=costs.where(~replayed, 0.0), saved=costs.where(replayed, 0.0))
+        rows = []
+        for call in self.calls:
+            cost = self.prices.cost(call.input_tokens, call.output_tokens)
+            costs = {"cost": 0.0, "saved": cost} if call.replayed else {"cost": cost, "saved": 0.0}
+            rows.append({**asdict(call), "calls": 1, **costs})
         columns = ["calls", "replayed", "estimated", "input_tokens", "output_tokens", "cost", "saved"]
-        return calls.groupby("qid", sort=False)[columns].sum().reset_index()
-
-    def total(self) -> Estimate:
-        """What all of them have taken."""
-        tokens_in, tokens_out = (
-            sum(getattr(call, f"{way}_tokens") for call in self.calls) for way in ("input", "output")
-        )
-        return Estimate(len(self.calls), tokens_in, tokens_out, self.cost)
+        return pd.DataFrame(rows, columns=["qid", *columns]).groupby("qid", sort=False).sum().reset_index()

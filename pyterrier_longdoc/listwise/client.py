@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sqlite3
@@ -14,10 +15,13 @@ from typing import Any, TypeVar
 
 from .backends import Backend, CallableBackend, ContextOverflowError, Reply
 from .calls import Call, Ledger, Prices
-from .messages import Message, Tokens, reminder
+from .messages import Message, Tokens
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """Settings of the backends that bound the tokens of an answer."""
+
+REPEATED_CHARACTERS = 2000
+"""Characters of an unreadable reply that its reminder repeats."""
 
 _SCHEMA = """CREATE TABLE IF NOT EXISTS replies (
     key TEXT PRIMARY KEY, model TEXT NOT NULL, settings TEXT NOT NULL, text TEXT NOT NULL,
@@ -152,42 +156,38 @@ class LLMClient:
             SpendCapError: if the call might pass `max_cost`.
             NotInCacheError: if it may only replay, and cannot.
         """
+        # Counted only if the cap or the ledger needs it, and then once.
+        count = functools.cache(lambda: self.tokens.count_messages(messages))
         if self.cache is None:
-            return self._pay(qid, messages).text
+            return self._pay(qid, messages, count).text
         key = self.cache.key(self.backend.model, self.backend.settings, messages)
         # The same prompt of two queries at the same time is paid for once.
         with self._busy.setdefault(key, threading.Lock()):
             reply = self.cache.get(key)
             if reply is not None:
-                self._enter(qid, reply, messages, replayed=True)
+                self._enter(qid, reply, count, replayed=True)
                 return reply.text
             if self.replay_only:
                 raise NotInCacheError(f"query {qid!r}: {self.cache!r} has no reply to this prompt of {self.backend!r}")
-            reply = self._pay(qid, messages)
+            reply = self._pay(qid, messages, count)
             self.cache.put(key, self.backend.model, self.backend.settings, reply)
             return reply.text
 
-    def _pay(self, qid: str, messages: Sequence[Message]) -> Reply:
+    def _pay(self, qid: str, messages: Sequence[Message], count: Callable[[], int]) -> Reply:
         settings = self.backend.settings
         bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
-        with self.ledger.reserving(self.tokens.count_messages(messages), bound):
+        with self.ledger.reserving(0 if self.ledger.max_cost is None else count(), bound):
             reply = self.backend(messages)
             # Half of a surrogate pair, which models do emit, is no text to sqlite and to servers.
             reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
-            self._enter(qid, reply, messages, replayed=False)
+            self._enter(qid, reply, count, replayed=False)
         return reply
 
-    def _enter(self, qid: str, reply: Reply, messages: Sequence[Message], *, replayed: bool) -> None:
-        paid_in, paid_out = reply.input_tokens, reply.output_tokens
-        self.ledger.add(
-            Call(
-                qid,
-                replayed,
-                self.tokens.count_messages(messages) if paid_in is None else paid_in,
-                self.tokens.count(reply.text) if paid_out is None else paid_out,
-                estimated=paid_in is None or paid_out is None,
-            )
-        )
+    def _enter(self, qid: str, reply: Reply, count: Callable[[], int], *, replayed: bool) -> None:
+        estimated = reply.input_tokens is None or reply.output_tokens is None
+        tokens_in = count() if reply.input_tokens is None else reply.input_tokens
+        tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
+        self.ledger.add(Call(qid, replayed, tokens_in, tokens_out, estimated))
 
 
 class AsksLLM:
@@ -218,13 +218,19 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[str]]:
-    """Reads a reply, and asks again as long as `parse` finds nothing; returns what it found, and replies without."""
+    """Reads a reply, and asks again as long as `parse` finds nothing, with the conversation, the reply and `request`.
+
+    Returns:
+        What was found, and the replies in which nothing was.
+    """
     unreadable: list[str] = []
     while (parsed := parse(reply)) is None:
         unreadable.append(reply)
         if len(unreadable) > retries:
             break
-        messages = reminder(messages, reply, request)
+        # Some servers refuse messages that are empty or end in white space.
+        answered = reply.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
+        messages = [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
         try:
             reply = ask(messages)
         except ContextOverflowError:  # no room for a reminder

@@ -33,8 +33,9 @@ _BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa:
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 _ID = re.compile(r"\[[ \t]*(\d+)[ \t]*\]")
-_LIST = re.compile(r"\[([\d\s,\"']+)\]")
-_ITEM = re.compile(r"\s*([\"']?)(\d+)\1\s*")
+# A JSON list of numbers, or of numbers in quotes, on lines of its own.
+_LIST = re.compile(r"^[^\S\n]*\[\s*([\"']?)\d+\1\s*(?:,\s*([\"']?)\d+\2\s*)+\][^\S\n]*\.?[^\S\n]*$", re.MULTILINE)
+_DIGITS = re.compile(r"\d+")
 _THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
 _BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
@@ -155,13 +156,6 @@ def check_fields(name: str, template: str, allowed: Set[str], required: Set[str]
         )
 
 
-def reminder(messages: Sequence[Message], reply: str, request: str) -> list[Message]:
-    """The conversation with an unreadable reply, of which 2000 characters are repeated, and a further request."""
-    # Some servers refuse messages that are empty or end in white space.
-    answered = reply.strip()[:2000].rstrip() or "(no answer)"
-    return [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
-
-
 # Documents that fit into a prompt.
 
 
@@ -181,13 +175,8 @@ class Tokens:
         end = max(limit, 1) * CHARACTERS_PER_TOKEN
         while end < len(text) and self.count(text[:end]) <= limit:
             end *= 2
-        if self.count(text[:end]) <= limit:
-            return text[:end]
-        begin, end = 0, min(end, len(text))  # the beginning fits, the end does not
-        while end - begin > 1:
-            middle = (begin + end) // 2
-            begin, end = (middle, end) if self.count(text[:middle]) <= limit else (begin, middle)
-        return text[:begin]
+        ends = range(1, min(end, len(text)) + 1)
+        return text[: bisect_right(ends, limit, key=lambda end: self.count(text[:end]))]
 
     def count_messages(self, messages: Sequence[Message]) -> int:
         """Number of tokens of a conversation."""
@@ -271,11 +260,9 @@ def without_reasoning(reply: str) -> str:
         >>> without_reasoning("<think>[1] or [2]?</think>[2] > [1]")
         '[2] > [1]'
     """
-    closings = list(_THINK_CLOSE.finditer(reply))
     # Chat templates often contain the opening mark, so that only the closing one is in the reply.
-    answer = reply[closings[-1].end() :] if closings else reply
-    opening = _THINK_OPEN.search(answer)
-    return answer[: opening.start()] if opening else answer
+    answer = _THINK_CLOSE.split(reply)[-1]
+    return _THINK_OPEN.split(answer)[0]
 
 
 def parse_ranking(reply: str, n: int) -> ParsedReply | None:
@@ -295,7 +282,8 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
     best: ParsedReply | None = None
-    for ids in (*_chains(text, n), *_lists(text)):
+    lists = ([_number(digits) for digits in _DIGITS.findall(match[0])] for match in _LIST.finditer(text))
+    for ids in (*_chains(text, n), *lists):
         known = [i - 1 for i in ids if 1 <= i <= n]
         named = dict.fromkeys(known)
         rest = [position for position in range(n) if position not in named]
@@ -318,7 +306,10 @@ def _chains(text: str, n: int) -> Iterator[list[int]]:
         if link is not None:
             continue
         ids, joined_by = found[start:end], links[start : end - 1]
-        on_own_lines = all(map(_is_bare, _beside(text, ids[0].start(), ids[-1].end())))
+        # No more of the line than tells whether it is bare: lines may be very long, and have very many ids.
+        before = text[max(0, ids[0].start() - _LONGEST_GAP - 1) : ids[0].start()].rpartition("\n")[2]
+        after = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
+        on_own_lines = _is_bare(before) and _is_bare(after)
         within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
         if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
             yield [_number(match[1]) for match in ids]
@@ -343,21 +334,3 @@ def _link(gap: str, *, weak: bool) -> str | None:
 
 def _is_bare(text: str) -> bool:
     return len(text) <= _LONGEST_GAP and _BARE.fullmatch(_DECORATION.sub("", text)) is not None
-
-
-def _lists(text: str) -> Iterator[list[int]]:
-    """JSON lists of numbers, or of numbers in quotes, that stand on lines of their own."""
-    for match in _LIST.finditer(text):
-        items = [_ITEM.fullmatch(item) for item in match[1].split(",")]
-        if len(items) < 2 or not all(items):
-            continue
-        before, after = _beside(text, match.start(), match.end())
-        if not before.strip() and after.strip() in ("", "."):
-            yield [_number(item[2]) for item in items if item]
-
-
-def _beside(text: str, start: int, end: int) -> tuple[str, str]:
-    """What stands on the same line before `start` and behind `end`."""
-    # No more than tells whether it is bare: lines may be very long, and have very many ids.
-    before, after = text[max(0, start - _LONGEST_GAP - 1) : start], text[end : end + _LONGEST_GAP + 1]
-    return before.rpartition("\n")[2], after.partition("\n")[0]

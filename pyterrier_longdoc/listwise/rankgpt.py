@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from ..common.arguments import check_choice, check_given, check_positive
 from ..common.coverage import Coverage
 from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
 from ..common.presentation import Presented, changed_arguments
-from .calls import Call, Estimate, Ledger
+from .calls import Estimate
 from .client import AsksLLM
-from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt, Tokens
+from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
 from .schedules import COUNTS, ON_FAILURE, Ask, BackToFront, ListRanker, in_parallel
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
@@ -136,18 +135,19 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             return with_scores(inp, [], **{name: [] for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
-        rankings, reader = self._rank_all(candidates, self.client.ask, verbose=self.verbose)
-        counts = [[counts[name] for name in COUNTS] for _, counts in rankings]
-        self.counts = pd.DataFrame(counts, columns=list(REPORT_COLUMNS))
-        self.counts.insert(0, "qid", [one.qid for one in candidates])
-        self.coverage = reader.coverage(len(candidates))
-        self._warn(self.counts, self.coverage)
+        reader = DocumentReader(self.tokenizer, self.max_doc_len)
+        rankings = self._rank_all(candidates, reader, self.client.ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
-        for one, (order, _) in zip(candidates, rankings, strict=True):
+        rows = []
+        for one, (order, counts) in zip(candidates, rankings, strict=True):
+            rows.append([one.qid, *(counts[name] for name in COUNTS)])
             for rank, document in enumerate([*order, *range(len(one.texts), len(one.rows))]):
                 scores[one.rows[document]] = len(one.rows) - rank
-        counts_of_rows = self.counts.set_index("qid").loc[inp["qid"].tolist()]
-        return with_scores(inp, scores, **{name: counts_of_rows[name].tolist() for name in report})
+        self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
+        self.coverage = reader.coverage(len({one.query for one in candidates}))
+        self._warn(self.counts, self.coverage)
+        counts_of = self.counts.set_index("qid")
+        return with_scores(inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].tolist() for name in report})
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
         """What `transform` of the same frame would take: makes all prompts and asks nothing.
@@ -161,31 +161,32 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
-        tokens, ledger = Tokens(self.tokenizer), Ledger(self.ledger.prices)
+        reader = DocumentReader(self.tokenizer, self.max_doc_len)
+        prompts: list[int] = []
         answer = " > ".join(f"[{number}]" for number in range(1, self.list_size + 1))
 
         def ask(qid: str, messages: list[Message]) -> str:
-            ledger.add(Call(qid, False, tokens.count_messages(messages), tokens.count(answer), True))
+            prompts.append(reader.count_messages(messages))
             return answer
 
-        self._rank_all(self._candidates(inp, text_columns), ask, verbose=False)
-        return ledger.total()
+        self._rank_all(self._candidates(inp, text_columns), reader, ask, verbose=False)
+        tokens_in, tokens_out = sum(prompts), len(prompts) * reader.count(answer)
+        return Estimate(len(prompts), tokens_in, tokens_out, self.ledger.prices.cost(tokens_in, tokens_out))
 
     def _rank_all(
-        self, candidates: list[Candidates], ask: Ask, *, verbose: bool
-    ) -> tuple[list[tuple[list[int], Counter[str]]], DocumentReader]:
-        reader, schedule = DocumentReader(self.tokenizer, self.max_doc_len), BackToFront(self.list_size, self.step)
+        self, candidates: list[Candidates], reader: DocumentReader, ask: Ask, *, verbose: bool
+    ) -> list[tuple[list[int], Counter[str]]]:
+        schedule = BackToFront(self.list_size, self.step)
         names = ("prompt", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
         ranker = ListRanker(ask, reader, schedule, **{name: getattr(self, name) for name in names})
 
         def rank(one: Candidates, step: Callable[[], None]) -> tuple[list[int], Counter[str]]:
             return ranker.rank(str(one.qid), one.query, one.texts, step)
 
-        lists, done = sum(len(schedule.places(len(one.texts))) for one in candidates), itertools.count(1)
+        lists = sum(len(schedule.places(len(one.texts))) for one in candidates)
         total = lists * max(self.shuffles, 1)
         with pt.tqdm(total=total, desc=type(self).__name__, unit="prompt", disable=not verbose) as bar:
-            on_done = lambda: bar.set_postfix_str(f"{next(done)}/{len(candidates)} queries")  # noqa: E731
-            return in_parallel(rank, candidates, self.concurrency, on_step=bar.update, on_done=on_done), reader
+            return in_parallel(rank, candidates, self.concurrency, on_step=bar.update)
 
     def _candidates(self, inp: pd.DataFrame, text_columns: list[str]) -> list[Candidates]:
         queries, texts = strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader)
@@ -209,7 +210,6 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ON_FAILURE)
-        Tokens(self.tokenizer)
         if not callable(self.prompt):
             raise ValueError(
                 f"prompt={self.prompt!r} must be a ListwisePrompt or a function (query, texts) -> messages"

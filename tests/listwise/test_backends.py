@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 import traceback
-import urllib.request
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from pyterrier_longdoc.listwise import (
     AnthropicBackend,
@@ -31,7 +31,7 @@ from pyterrier_longdoc.listwise import (
     UnreadableReplyError,
 )
 
-from ..support import tiny
+from ..support import tiny_long
 from ..support.llm import Answer, Scripted, candidates, claude_message, completion, oracle, order, serving
 
 openai = pytest.importorskip("openai")
@@ -181,6 +181,7 @@ def test_context_overflow_shortens_the_documents(api):
 def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
     errors = [
         OpenAI.error("prompt is too long: 210000 tokens > 200000 maximum"),
+        OpenAI.error("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
         OpenAI.error("the request exceeds the available context size"),
         OpenAI.error("too big", "context_length_exceeded"),
     ]
@@ -188,6 +189,10 @@ def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
         for _ in errors:
             with pytest.raises(ContextOverflowError):
                 OpenAI.backend(server.url)(QUESTION)
+    answer_too_long = OpenAI.error("max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens")
+    with serving(Answer(answer_too_long, 400)) as server, pytest.raises(BackendError, match="9000 > 8192"):
+        ranked(OpenAI.backend(server.url))
+    assert len(server.requests) == 1
 
 
 def test_refusals_and_empty_replies_are_failures(api):
@@ -295,23 +300,14 @@ SILENT = {"on_failure": "keep", "retries": 1, "report": True}
 @pytest.fixture(scope="module")
 def causal_model(tmp_path_factory) -> str:
     """Folder of a tiny random Llama with a chat template."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("causal")
-    tokenizer = tiny.tokenizer(segments=False)
-    tokenizer.eos_token = "[SEP]"
+    folder = tiny_long.decoder(tmp_path_factory.mktemp("causal"), "llama", max_position_embeddings=4096)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
         "{% if add_generation_prompt %}a {% endif %}"
     )
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=4096, **sizes, **ids))
-    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return str(folder)
+    return folder
 
 
 def small(model) -> HuggingFaceBackend:
@@ -322,7 +318,8 @@ def test_a_local_model_answers_and_counts_tokens(causal_model):
     backend = small(causal_model)
     reply = backend([{"role": "user", "content": "the old dog"}])
     assert 1 <= reply.output_tokens <= 12
-    assert reply.input_tokens == len(tiny.tokenizer()("user the old dog a", add_special_tokens=False)["input_ids"])
+    shown = AutoTokenizer.from_pretrained(causal_model)("user the old dog a ", add_special_tokens=False)
+    assert reply.input_tokens == len(shown["input_ids"])
     assert causal_model not in repr(backend)
     ranker = RankGPT(LLMClient(backend), **SILENT)
     with pytest.warns(IncompleteReplyWarning, match="1 of 1 prompts had no readable reply"):
@@ -350,41 +347,24 @@ def test_a_model_without_a_chat_template_is_refused(causal_model, tmp_path):
         small(folder)(QUESTION)
 
 
-@pytest.fixture(scope="module")
-def model_server(causal_model, tmp_path_factory):
-    """Address of `transformers serve` with the tiny model, an OpenAI-compatible server."""
+@pytest.mark.slow
+@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="no transformers command")
+def test_a_packaged_openai_compatible_server(causal_model):
     for module in ("fastapi", "uvicorn"):
         pytest.importorskip(module)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    log = tmp_path_factory.mktemp("server") / "log"
-    command = [str(TRANSFORMERS), "serve", causal_model, "--device", "cpu"]
-    command += ["--host", "127.0.0.1", "--port", address.rpartition(":")[2]]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-    try:
-        for _ in range(600):
-            if server.poll() is not None:
-                pytest.skip(f"transformers serve does not run here: {log.read_text()[-500:]}")
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=1).close()
-                break
-            except OSError:
-                time.sleep(0.1)
-        yield f"{address}/v1"
-    finally:
-        server.terminate()
-        server.wait(timeout=30)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not TRANSFORMERS.exists(), reason="no transformers command")
-def test_a_packaged_openai_compatible_server(model_server, causal_model):
-    backend = OpenAIBackend(causal_model, base_url=model_server, parameters={"max_tokens": 12, "temperature": 0})
+        port = free.getsockname()[1]
+    command = [TRANSFORMERS, "serve", causal_model, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    parameters = {"max_tokens": 12, "temperature": 0}
+    # It is asked again and again until it has started.
+    backend = OpenAIBackend(causal_model, base_url=f"http://127.0.0.1:{port}/v1", parameters=parameters, max_retries=20)
     client = LLMClient(backend)
-    with pytest.warns(IncompleteReplyWarning, match="2 of 2 prompts"):
-        out = RankGPT(client, concurrency=2, **SILENT)(candidates(queries=2, documents=3))
+    with subprocess.Popen(command, env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}) as server:
+        try:
+            with pytest.warns(IncompleteReplyWarning, match="2 of 2 prompts"):
+                out = RankGPT(client, concurrency=2, **SILENT)(candidates(queries=2, documents=3))
+        finally:
+            server.terminate()
     assert out["llm_refusals"].tolist() == [2] * 6
     assert all(call.input_tokens > 20 and 0 < call.output_tokens <= 12 for call in client.ledger.calls)

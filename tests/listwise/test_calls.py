@@ -13,7 +13,8 @@ SMALL = {"list_size": 4, "step": 2}
 
 def test_ledger_per_query():
     model = CallableBackend(lambda m: Reply(oracle(m), 1000, 100))
-    ranker = RankGPT(LLMClient(model, prices=Prices(2.0, 8.0)), **SMALL)
+    count = lambda text: pytest.fail("the model has counted")  # noqa: E731
+    ranker = RankGPT(LLMClient(model, prices=Prices(2.0, 8.0), tokenizer=count), **SMALL)
     assert ranker.ledger.table().shape == (0, 8)
     ranker(candidates(queries=2, documents=6))
     table = ranker.ledger.table()
@@ -25,10 +26,13 @@ def test_ledger_per_query():
 
 
 def test_unknown_usage_is_estimated_and_says_so():
-    client = LLMClient(Scripted("[2] > [1]"))
+    counted = []
+    count = lambda text: counted.append(text) or -(-len(text) // 4)  # noqa: E731
+    client = LLMClient(Scripted("[2] > [1]"), tokenizer=count)
     RankGPT(client)(candidates(documents=2))
     call = client.ledger.calls[0]
     assert call.estimated
+    assert len(counted) == 8 + 1  # the messages and the answer, once each
     assert call.output_tokens == 3  # nine characters
     assert call.input_tokens > 50
     assert client.ledger.table()["cost"].tolist() == [0.0]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,9 +20,9 @@ from pyterrier_longdoc.listwise import (
     UnreadableReplyError,
 )
 
+from ..support import processes
 from ..support.llm import Scripted, candidates, oracle
 
-ROOT = Path(__file__).parents[2]
 SMALL = {"list_size": 4, "step": 2}
 
 
@@ -93,9 +91,11 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
     run = candidates(documents=3)
     model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
     client = cached(model, path)
-    RankGPT(client, concurrency=2)(pd.concat([run, run.assign(qid="other")]))
+    ranker = RankGPT(client, concurrency=2)
+    ranker(pd.concat([run, run.assign(qid="other")]))
     assert len(model.asked) == 1
     assert client.ledger.table()["replayed"].sum() == 1
+    assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
 
 
 def test_odd_replies_survive_the_cache(path):
@@ -128,58 +128,56 @@ def test_client_and_ranker_can_be_pickled(path):
     assert [one.ledger.table()["calls"].tolist() for one in (copy, ranker)] == [[4], [2]]  # each has its own
 
 
-CHILD = """
-import os, signal, sys, time
-from pathlib import Path
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-
-from pyterrier_longdoc.listwise import CallableBackend, LLMClient, RankGPT
-from tests.support.llm import candidates, oracle
-
-def model(messages):
-    # Atomic in a file opened to append; the reply comes later, as that of a server does.
-    with open(sys.argv[1], "a") as calls:
-        calls.write(f"{hash(str(messages))}\\n")
-    # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
-    with open(sys.argv[1]) as calls:
-        time.sleep(0.02 if len(calls.readlines()) < int(sys.argv[4]) else 1.0)
-    return oracle(messages)
-
-client = LLMClient(CallableBackend(model, name="m"), cache=sys.argv[2])
-out = RankGPT(client, list_size=4, step=2, concurrency=4)(candidates(queries=50, documents=6))
-out.to_csv(sys.argv[3])
-"""
+RUN = candidates(queries=50, documents=6)
 
 
-def start(folder: Path, slow_after: int = 10**6) -> subprocess.Popen:
-    files = [str(folder / name) for name in ("calls", "replies.sqlite", "run.csv")]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", CHILD, *files, str(slow_after)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE)
+def asked(folder: Path) -> list[str]:
+    file = folder / "calls"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def start(folder: Path, slow_after: int = 10**6) -> int:
+    """Ranks in a process of its own, and returns its id; every call leaves a line in a file."""
+
+    def model(messages):
+        # Atomic in a file opened to append; the reply comes later, as that of a server does.
+        with (folder / "calls").open("a") as calls:
+            calls.write(f"{hash(str(messages))}\n")
+        # Slow after some calls, so that whoever is to kill the run finds it running, however busy the machine is.
+        time.sleep(0.02 if len(asked(folder)) < slow_after else 1.0)
+        return oracle(messages)
+
+    def rank():
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        ranker = RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)
+        ranker(RUN).to_csv(folder / "run.csv")
+
+    return processes.start(rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_goes_on_where_it_was(tmp_path, kill):
-    child, calls = start(tmp_path, slow_after=40), tmp_path / "calls"
-    while not calls.exists() or len(calls.read_text().splitlines()) < 37:
-        assert child.poll() is None
+def test_a_killed_run_goes_on_where_it_was(tmp_path, capfd, kill):
+    child = start(tmp_path, slow_after=40)
+    while len(asked(tmp_path)) < 37:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
-    child.send_signal(kill)
-    stderr = child.communicate(timeout=60)[1].decode()
-    before = calls.read_text().splitlines()
-    stored = len(LLMClient(CallableBackend(oracle), cache=tmp_path / "replies.sqlite").cache)
+    os.kill(child, kill)
+    status = processes.wait(child)
+    before = asked(tmp_path)
+    stored = len(cached(oracle, tmp_path / "replies.sqlite").cache)
     assert 30 <= stored < 90
     assert not (tmp_path / "run.csv").exists()
     if kill == signal.SIGINT:
-        assert "KeyboardInterrupt" in stderr
+        assert status == 1
+        assert "KeyboardInterrupt" in capfd.readouterr().err
         assert stored == len(before)  # what was under way was waited for and stored
     else:
+        assert status == -kill
         assert len(before) - stored <= 4  # no more is lost than was under way
-    assert start(tmp_path).wait(timeout=120) == 0
-    asked = calls.read_text().splitlines()
-    assert len(asked) - len(before) == 100 - stored  # each of 50 queries has two lists
-    assert len(asked) - len(set(asked)) == len(before) - stored  # no reply that was stored is asked for again
-    RankGPT(oracle, **SMALL)(candidates(queries=50, documents=6)).to_csv(tmp_path / "whole.csv")
+    assert processes.wait(start(tmp_path)) == 0
+    after = asked(tmp_path)
+    assert len(after) - len(before) == 100 - stored  # each of 50 queries has two lists
+    assert len(after) - len(set(after)) == len(before) - stored  # no reply that was stored is asked for again
+    RankGPT(oracle, **SMALL)(RUN).to_csv(tmp_path / "whole.csv")
     assert (tmp_path / "run.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

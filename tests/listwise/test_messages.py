@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import time
 from types import SimpleNamespace
@@ -18,8 +17,6 @@ from pyterrier_longdoc.listwise.messages import (
     clean,
     fair_limit,
     parse_ranking,
-    reminder,
-    without_reasoning,
 )
 
 from ..support import tiny
@@ -72,13 +69,6 @@ def test_wrong_templates(arguments, message):
         ListwisePrompt(**arguments)
 
 
-def test_reminder_repeats_no_more_than_a_server_takes():
-    messages = [{"role": "user", "content": "?"}]
-    assert [m["content"] for m in reminder(messages, " \n", "again")] == ["?", "(no answer)", "again"]
-    assert len(reminder(messages, "x" * 10**6, "again")[1]["content"]) == 2000
-    assert len(messages) == 1
-
-
 # Tokens.
 
 TOKENIZERS = {
@@ -99,12 +89,6 @@ def test_cutting_reads_as_much_as_fits(kind):
         assert tokens.count(cut) == limit
     assert tokens.cut(text, 10**6) == text
     assert tokens.cut("", 1) == ""
-
-
-def test_tokens_can_be_pickled_and_refuse_what_is_no_tokenizer():
-    assert pickle.loads(pickle.dumps(Tokens())).count("nine char") == 3
-    with pytest.raises(TypeError, match="must be a tokenizer, its name, or a function"):
-        Tokens(3)
 
 
 @settings(max_examples=100, deadline=None)
@@ -143,6 +127,8 @@ def test_fair_limit_uses_the_budget(lengths, budget):
         "<think>[1] > [2] > [3]? No.</think>[3] > [1] > [2]",
         "[1] > [2] > [3] it seems, but no.</think>\n[3] > [1] > [2]",
         "<THINKING>hm</THINKING>[3] > [1] > [2]",
+        "<think>[1]</think>[1] > [2] > [3]<think>or</think>[3] > [1] > [2]",
+        "[3] > [1] > [2]<think>or [1] > [2] > [3]",
         "Written like [2] > [1]:\n[3] > [1] > [2]",
         "[2] > [1]\n[3] > [1] > [2]",
         "Of the three, [3] > [1]; I leave out the other.\n[3] > [1] > [2]",
@@ -187,6 +173,7 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
         "I will not write [2] > [1] or anything like it.",
         "2 > 1 > 3 > 5 > 4",
         "1. 2\n2. 5\n3. 1",
+        "Compare" + " " * 50 + "[1, 2, 3]",
         "Document 2 is best, then 4.",
         "(2) > (1)",
         "No document is relevant.",
@@ -230,9 +217,3 @@ def test_huge_replies_take_linear_time(piece):
     start = time.process_time()
     parse_ranking(piece * (300_000 // len(piece)), 20)
     assert time.process_time() - start < 10  # quadratic time would be minutes
-
-
-def test_reasoning_is_removed():
-    assert without_reasoning("a<think>b</think>c<think>d</think>e") == "e"
-    assert without_reasoning("a<think>b") == "a"
-    assert without_reasoning("plain") == "plain"

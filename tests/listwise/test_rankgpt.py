@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import unittest
 import warnings
 
@@ -18,7 +16,7 @@ from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import ListwisePrompt, LLMClient, OpenAIBackend, RankGPT
 from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 
-from ..support import tiny
+from ..support import frames, tiny
 from ..support.llm import candidates, oracle, shown
 
 NEW_COLUMNS = ["score", *REPORT_COLUMNS, "rank"]
@@ -98,15 +96,11 @@ def test_where_texts_come_from(results):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.text(max_size=20), st.floats(-5, 5)), max_size=12
-    )
-)
+@given(st.lists(frames.ROWS, max_size=12))
 def test_any_frame_is_ranked(rows):
     frame = pd.DataFrame(rows, columns=["qid", "docno", "text", "score"]).assign(query="q")
     for _, query in reporting(by_length)(frame).groupby("qid"):
-        documents = len(query.drop_duplicates(["docno", "text"]))
+        documents = len(query.fillna({"text": ""}).drop_duplicates(["docno", "text"]))
         assert query["score"].nunique() == query["score"].max() == documents
 
 
@@ -165,8 +159,7 @@ def test_progress_only_if_verbose(results, capsys):
     RankGPT(by_length)(results)
     assert capsys.readouterr().err == ""
     RankGPT(by_length, verbose=True)(results)
-    assert "100%" in (shown := capsys.readouterr().err)
-    assert "2/2 queries" in shown
+    assert "100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -197,6 +190,11 @@ def test_wrong_arguments(arguments, message, results):
         later(results)
 
 
+def test_what_is_no_tokenizer_is_refused_before_anything_is_asked(results):
+    with pytest.raises(TypeError, match="tokenizer=3 must be a tokenizer"):
+        RankGPT(nobody, tokenizer=3)(results)
+
+
 def test_one_truncation_warning(results):
     ranker = RankGPT(by_length, max_doc_len=5, tokenizer=tiny.tokenizer())
     with pytest.warns(TruncationWarning, match="did not read all of the text"):
@@ -206,14 +204,3 @@ def test_one_truncation_warning(results):
         ranker(results)
     assert (ranker.coverage.queries, ranker.coverage.documents) == (2, 3)  # distinct texts
     assert ranker.coverage.tokens_read == 5 + 3 + 0
-
-
-@pytest.mark.slow
-def test_import_loads_neither_torch_nor_clients():
-    code = (
-        "import sys, pyterrier_longdoc.listwise, pyterrier_longdoc.analysis.judging\n"
-        "heavy = ('torch', 'transformers', 'openai', 'anthropic', 'tenacity', 'sklearn')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -125,13 +125,15 @@ def test_failed_list_goes_to_the_bottom():
 
 
 def test_retries_show_the_reply_and_ask_again():
-    model = Scripted(REFUSAL, "", "[2] > [1] > [3]")
+    refusal = REFUSAL * 100
+    model = Scripted(refusal, " \n", "[2] > [1] > [3]")
     ranker = RankGPT(model, report=True)
     assert order(ranker(candidates(documents=3))) == ["d1", "d0", "d2"]
     first, second, third = model.asked
     assert second[:-2] == first
-    assert (second[-2]["role"], second[-2]["content"]) == ("assistant", REFUSAL)
+    assert (second[-2]["role"], second[-2]["content"]) == ("assistant", refusal[:2000])
     assert "all 3 documents" in second[-1]["content"]
+    assert third[:-2] == second
     assert third[-2]["content"] == "(no answer)"
     counts = {"prompts": 1, "missing": 0, "duplicates": 0, "unknown": 0, "refusals": 2, "retries": 2, "failed": 0}
     assert ranker.counts.iloc[0].to_dict() == {"qid": "q0", **{f"llm_{name}": n for name, n in counts.items()}}

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -111,61 +112,40 @@ def claude_message(text: str) -> dict[str, Any]:
     }
 
 
-class ScriptedServer:
-    """Answers requests in order, the last answer for ever; an answer may be a function of the request.
-
-    Attributes:
-        requests: `(path, headers, body)` of each request.
-    """
-
-    def __init__(self, answers: list[Answer | Callable[[dict], Answer]]) -> None:
-        self.answers = list(answers)
-        self.requests: list[tuple[str, dict[str, str], dict]] = []
-        self._lock = threading.Lock()
-        owner = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                with suppress(BrokenPipeError, ConnectionResetError):  # a client that timed out
-                    owner.answer(self, body)
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_port}"
-
-    def answer(self, handler: BaseHTTPRequestHandler, body: dict) -> None:
-        with self._lock:
-            self.requests.append((handler.path, dict(handler.headers), body))
-            answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        answer = answer(body) if callable(answer) else answer
-        time.sleep(answer.wait)
-        handler.send_response(answer.status)
-        for name, value in {"Content-Type": "application/json", **answer.headers}.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(answer.body) + answer.cut))
-        handler.end_headers()
-        handler.wfile.write(answer.body)
-        if answer.cut:
-            handler.close_connection = True
-
-    @contextmanager
-    def running(self):
-        thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._http.shutdown()
-            self._http.server_close()
-
-
+@contextmanager
 def serving(*answers: Answer | Callable[[dict], Answer]):
-    """A running `ScriptedServer`, as a context manager."""
-    return ScriptedServer(list(answers)).running()
+    """A server that answers requests as `Scripted` does, with its `url` and `(path, headers, body)` of each request."""
+    scripted, requests = Scripted(*answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requests.append((self.path, dict(self.headers), body))
+            answer = scripted(body)
+            time.sleep(answer.wait)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a client that timed out
+                self.send(answer)
+
+        def send(self, answer: Answer) -> None:
+            self.send_response(answer.status)
+            for name, value in {"Content-Type": "application/json", **answer.headers}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer.body) + answer.cut))
+            self.end_headers()
+            self.wfile.write(answer.body)
+            if answer.cut:
+                self.close_connection = True
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", requests=requests)
+    finally:
+        server.shutdown()
+        server.server_close()
