@@ -282,8 +282,8 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
         return {"length": len(document), "reason": reason}
     match, row = min(found, key=lambda pair: (pair[0].start, -pair[0].similarity))
     return {
-        "first_token": tokens_before(document, match.start),
-        "end_token": int(np.searchsorted(np.asarray(document.starts), match.end, side="left")),
+        "first_token": int(document.tokens_before(match.start)),
+        "end_token": document.tokens_begun(match.end),
         "length": len(document),
         "start": match.start,
         "end": match.end,
@@ -317,11 +317,6 @@ def _judged(
         row["first_token"], row["end_token"] = cut[first.number]
         row["start"], row["end"] = characters[first.number]
     return found
-
-
-def tokens_before(document: TokenizedText, character: int) -> int:
-    """How many tokens of a text end before a character, or with it: byte-level tokens begin with a space."""
-    return int(np.searchsorted(np.maximum.accumulate(np.asarray(document.ends)), character, side="right"))
 
 
 def texts_of_corpus(

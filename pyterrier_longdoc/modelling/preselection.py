@@ -27,7 +27,7 @@ import numpy as np
 
 from ..common.arguments import check_given
 from ..common.registry import register
-from .texts import Span, TokenizedText
+from .texts import Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
@@ -149,7 +149,7 @@ class WindowSelector(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        return list(zip(documents, self.choose(queries, documents, _cut(documents, windows)), strict=True))
+        return list(zip(documents, self.choose(queries, documents, each_once(documents, windows)), strict=True))
 
     def choose(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
@@ -366,9 +366,9 @@ class KeyBlocks(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        chosen = self.selector.choose(queries, documents, _cut(documents, self.blocks))
+        chosen = self.selector.choose(queries, documents, each_once(documents, self.blocks))
         shorter = [document.only(own) for document, own in zip(documents, chosen, strict=True)]
-        return list(zip(shorter, _cut(shorter, windows), strict=True))
+        return list(zip(shorter, each_once(shorter, windows), strict=True))
 
     def identity(self) -> dict[str, Any]:
         return self._described(self.selector.identity())
@@ -383,12 +383,6 @@ class KeyBlocks(Preselection):
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
         selector: Any = preselection_from_config(config["selector"], folder)
         return cls(selector, windows_from_config(config["blocks"]))
-
-
-def _cut(documents: Sequence[TokenizedText], windows: Windows) -> list[list[Span]]:
-    """Each document's windows; a document that stands there several times is cut once."""
-    spans = {key: windows(document) for key, document in {id(document): document for document in documents}.items()}
-    return [spans[id(document)] for document in documents]
 
 
 def _is_one_window(windows: Windows) -> bool:

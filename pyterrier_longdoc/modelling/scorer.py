@@ -23,7 +23,7 @@ from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
 from .settings import Settings
-from .texts import TokenCache, TokenizedText, blocks, numbered
+from .texts import TokenCache, TokenizedText, blocks, each_once, numbered
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
@@ -191,16 +191,16 @@ class LongDocScorer(nn.Module):
         """
         settings, documents = self.settings, list(texts)
         if settings.max_doc_len is not None:
-            documents = _once(documents, lambda text: text.head(settings.max_doc_len))
+            documents = each_once(documents, lambda text: text.head(settings.max_doc_len))
         if settings.preselect is None:
-            cuts = _once(documents, lambda document: (document, settings.windows(document)))
+            cuts = each_once(documents, lambda document: (document, settings.windows(document)))
         else:
             # A selector's model has a precision of its own.
             with torch.autocast(self.settings.device.type, enabled=False):
                 cuts = settings.preselect.cut(queries, documents, settings.windows)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
             self.head.check_windows(len(spans), len(query))
-        windows = _once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
+        windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
         readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
         return Read(query_ids, cuts, windows, readings)
 
@@ -269,12 +269,3 @@ class LongDocScorer(nn.Module):
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (self.tokenizer.cls_token_id, self.tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
-
-
-def _once(values: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """What is made of each value, of one that stands there several times once: several queries may ask for a text."""
-    made: dict[int, Any] = {}
-    for value in values:
-        if id(value) not in made:
-            made[id(value)] = make(value)
-    return [made[id(value)] for value in values]

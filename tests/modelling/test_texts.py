@@ -42,7 +42,7 @@ def seen(monkeypatch) -> Counter:
 def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one.text == other.text
-        for name in ("ids", "starts", "ends"):
+        for name in ("ids", "offsets"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
             if getattr(other, name) is not None:
                 assert getattr(one, name).dtype == np.int32

@@ -168,8 +168,8 @@ def test_words_with_more_tokens_than_fit_are_divided():
 
 def test_tokens_that_stand_for_no_character_go_with_the_word_before():
     # Some tokenizers give such tokens the offsets (0, 0).
-    starts, ends = np.array([0, 4, 0, 8, 12]), np.array([3, 7, 0, 11, 15])
-    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", starts, ends)
+    offsets = np.array([(0, 3), (4, 7), (0, 0), (8, 11), (12, 15)])
+    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", offsets)
     assert SlidingWords(1, 1)(tokens) == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
