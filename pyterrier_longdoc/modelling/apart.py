@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,12 @@ from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, build_backbone, check_folder, load_backbone, load_tokenizer
-from .batching import ApartLayout, Encoded, PairLayout, to_dense
-from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, micro_batches
+from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
+from .devices import current_dtype
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, micro_batches, of_distinct
 from .fingerprint import WeightsWatch
 from .settings import Settings
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
-
-NOTHING = np.zeros(0, dtype=np.int32)
-"""The query of an input that is a text alone."""
 
 
 class StateEncoder:
@@ -87,26 +86,21 @@ class StateEncoder:
             V tensors `(T, E)` in fp32, of the real tokens, special ones included; with their graph where gradients
             are on.
         """
-        keys = [sequence.tobytes() for sequence in sequences]
-        distinct = dict(zip(keys, sequences, strict=True))
-        states: dict[bytes, torch.Tensor] = {}
-        remembers = not torch.is_grad_enabled()
-        setting = (layout, _precision(encoder.device), encoder.training)
-        if remembers:
-            # Runs, at whose start `begin` has read all weights, score in inference mode.
-            self.begin(encoder.backbone, project, contents=not torch.is_inference_mode_enabled())
-            found = {key: self.cache.get((setting, key)) for key in distinct}
-            states = {key: torch.from_numpy(f).to(encoder.device) for key, f in found.items() if f is not None}
-        else:
+
+        def make(distinct: list[np.ndarray]) -> list[torch.Tensor]:
+            return self._encode(encoder, project, distinct, layout, settings, work)
+
+        def remembered(distinct: list[np.ndarray]) -> list[torch.Tensor]:
+            setting = (layout, current_dtype(encoder.device), encoder.training)
+            arrays = self.cache.through(setting, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
+            return [torch.from_numpy(array).to(encoder.device) for array in arrays]
+
+        if torch.is_grad_enabled():
             self.weights.forget()  # training follows
-        new = {key: sequence for key, sequence in distinct.items() if key not in states}
-        if new:
-            made = self._encode(encoder, project, list(new.values()), layout, settings, work)
-            states |= zip(new, made, strict=True)
-        if remembers:
-            for key in new:
-                self.cache.put((setting, key), states[key].cpu().numpy())
-        return [states[key] for key in keys]
+            return of_distinct(sequences, make)
+        # Runs, at whose start `begin` has read all weights, score in inference mode.
+        self.begin(encoder.backbone, project, contents=not torch.is_inference_mode_enabled())
+        return of_distinct(sequences, remembered)
 
     def _encode(
         self,
@@ -140,6 +134,16 @@ class ApartEncoder(WindowEncoder):
     def __init__(self, backbone: Backbone) -> None:
         super().__init__(backbone)
         self.states = StateEncoder()
+
+    def room_apart(self, settings: Settings, specials: int) -> int | None:
+        """Tokens of an input of its own next to special ones; None where nothing limits it.
+
+        Where the query does not fit, `max_query_len` is to blame: less than one.
+        """
+        if self.longest_input is None:
+            return None
+        room = self.longest_input - specials
+        return room if settings.max_query_len <= room else room - settings.max_query_len
 
     def by_length(
         self,
@@ -277,15 +281,12 @@ class LateInteractionEncoder(ApartEncoder):
 
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         """See the base class; texts have the layout for pairs with an empty query, as in Boytsov et al. 2025."""
-        specials, limits = self.pair_layout.specials, []
-        if self.longest_input is not None:
-            room = self.longest_input - specials
-            # Less than one where the query does not fit: max_query_len is to blame.
-            limits.append(room if settings.max_query_len <= room else room - settings.max_query_len)
+        specials = self.pair_layout.specials
+        room = self.room_apart(settings, specials)
         if self.longest_interaction is not None:
-            limits.append(self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials)
-        if limits:
-            settings = self.within(settings, min(limits), specials)
+            together = self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials
+            room = together if room is None else min(room, together)
+        settings = self.within(settings, room, specials)
 
         def layout(size: int | None) -> PairLayout:
             return self.pair_layout.fixed(0, size) if settings.pad_query else self.pair_layout
@@ -305,15 +306,14 @@ class LateInteractionEncoder(ApartEncoder):
         layout: Any,
         settings: Settings,
         *,
-        needs: str = "cls",
-        match: MatchFunction | None = None,
         work: Work | None = None,
+        **_: Any,
     ) -> Encoded:
         """See the base class; there are no states but the windows' vectors."""
-        counts = [len(group) for group in windows]
+        counts = list(map(len, windows))
         of_query = self._states(queries, layout.query, settings, work)
-        of_window = self._states([window for group in windows for window in group], layout.text, settings, work)
-        asking = [query for query, count in zip(of_query, counts, strict=True) for _ in range(count)]
+        of_window = self._states(list(chain.from_iterable(windows)), layout.text, settings, work)
+        asking = for_each_window(of_query, windows)
         lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(asking, of_window, strict=True)]
 
         def interact(chosen: list[int]) -> torch.Tensor:
@@ -432,10 +432,7 @@ class MoresEncoder(ApartEncoder):
 
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
-        if self.longest_input is not None:
-            room = self.longest_input - specials
-            room = room if settings.max_query_len <= room else room - settings.max_query_len
-            settings = self.within(settings, room, self.pair_layout.specials)
+        settings = self.within(settings, self.room_apart(settings, specials), specials)
         padded = self.text_layout.fixed(0, settings.windows.largest)
         return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
 
@@ -449,17 +446,15 @@ class MoresEncoder(ApartEncoder):
         layout: Any,
         settings: Settings,
         *,
-        needs: str = "cls",
-        match: MatchFunction | None = None,
         work: Work | None = None,
+        **_: Any,
     ) -> Memory:
         """See the base class; there are no states but the documents' vectors."""
-        counts = [len(group) for group in windows]
-        flat = [window for group in windows for window in group]
-        states = self.states(self, nn.Identity(), flat, layout.text, settings, work)
+        counts = list(map(len, windows))
+        states = self.states(self, nn.Identity(), list(chain.from_iterable(windows)), layout.text, settings, work)
         own = iter(states)
-        memories = [torch.cat([next(own) for _ in group]) for group in windows]
-        asking = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
+        memories = [torch.cat(list(islice(own, count))) for count in counts]
+        asking = for_each_window(queries, windows)
         vectors = self._decode(queries, memories, layout.query, settings, work)
         return Memory(
             cls=vectors.unsqueeze(1),
@@ -497,12 +492,6 @@ class MoresEncoder(ApartEncoder):
         ).last_hidden_state  # (B, Q, H)
         last = states[torch.arange(len(states), device=self.device), batch.lengths - 1]
         return self.represent(last).float()
-
-
-def _precision(device: torch.device) -> tuple[Any, ...]:
-    if not torch.is_autocast_enabled(device.type):
-        return (torch.float32,)
-    return (torch.get_autocast_dtype(device.type),)
 
 
 def _bidirectional(mask: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.modelling.apart import NOTHING
 from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.batching import NOTHING
 from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
