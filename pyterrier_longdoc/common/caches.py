@@ -16,19 +16,22 @@ _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
 
 class EmbeddingCache:
-    """Remembers embeddings, or the states or ids of all tokens of a text, within a bound on their memory.
+    """Remembers embeddings, or the states or ids of all tokens of a text, within a bound; a copy starts empty.
 
     Args:
         max_bytes: of the arrays together.
         entry_bytes: what an entry counts besides its array; matters where arrays are small.
     """
 
-    def __init__(self, max_bytes: int = CACHED_BYTES, *, entry_bytes: int = 0) -> None:
+    def __init__(self, max_bytes: int = CACHED_BYTES, entry_bytes: int = 0) -> None:
         _CACHES.add(self)
         self.max_bytes = max_bytes
         self.entry_bytes = entry_bytes
         self._vectors: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EmbeddingCache, (self.max_bytes, self.entry_bytes)
 
     def __len__(self) -> int:
         return len(self._vectors)

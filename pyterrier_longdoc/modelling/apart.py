@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ..common.caches import CACHED_BYTES, EmbeddingCache
+from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
@@ -38,45 +38,44 @@ from .settings import Settings
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 
 
-class StateEncoder:
-    """Encodes token sequences; in inference each distinct one once, as long as it is remembered.
+class ApartEncoder(WindowEncoder):
+    """Base of the encoders that read queries and windows apart, in inference each distinct one once while remembered.
 
     States are worth nothing after the weights that made them have been trained or loaded: whoever scores calls `begin`
     first, so that no such change goes unnoticed.
 
     Args:
-        max_bytes: most memory for remembered states; the least recently used ones go first.
+        backbone: encodes queries and windows, each by itself.
+
+    Attributes:
+        cache: the remembered states, within a bound on their memory.
     """
 
-    def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
-        self.cache = EmbeddingCache(max_bytes)
-        self.weights = WeightsWatch()
+    block_characters = TOKEN_BLOCK_CHARACTERS
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StateEncoder:
-        return StateEncoder(self.cache.max_bytes)
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(backbone)
+        self.cache = EmbeddingCache()
+        self._weights = WeightsWatch()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StateEncoder, (self.cache.max_bytes,)
+    @property
+    def projection(self) -> nn.Module:
+        """What states go through before they are remembered."""
+        return nn.Identity()
 
-    def begin(self, *modules: nn.Module, contents: bool = True) -> None:
-        """Forgets the states that other weights of these modules have made."""
-        if self.weights.changed(*modules, contents=contents):
+    def begin(self, settings: Settings) -> None:
+        self._forget_if_changed(contents=True)
+
+    def _forget_if_changed(self, *, contents: bool) -> None:
+        if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
 
-    def __call__(
-        self,
-        encoder: WindowEncoder,
-        project: nn.Module,
-        sequences: Sequence[np.ndarray],
-        layout: PairLayout,
-        settings: Settings,
-        work: Work | None,
+    def states(
+        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> list[torch.Tensor]:
-        """States of sequences; equal ones are encoded once.
+        """States of token sequences; equal ones are encoded once.
 
         Args:
-            encoder: the encoder.
-            project: what its states go through before they are remembered.
             sequences: V arrays of token ids.
             layout: how a sequence becomes an input, as the window of a pair with an empty query.
             settings: how it is computed.
@@ -88,52 +87,29 @@ class StateEncoder:
         """
 
         def make(distinct: list[np.ndarray]) -> list[torch.Tensor]:
-            return self._encode(encoder, project, distinct, layout, settings, work)
+            return self._encode_apart(distinct, layout, settings, work)
 
         def remembered(distinct: list[np.ndarray]) -> list[torch.Tensor]:
-            setting = (layout, current_dtype(encoder.device), encoder.training)
+            setting = (layout, current_dtype(self.device), self.training)
             arrays = self.cache.through(setting, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
-            return [torch.from_numpy(array).to(encoder.device) for array in arrays]
+            return [torch.from_numpy(array).to(self.device) for array in arrays]
 
         if torch.is_grad_enabled():
-            self.weights.forget()  # training follows
+            self._weights.forget()  # training follows
             return of_distinct(sequences, make)
         # Runs, at whose start `begin` has read all weights, score in inference mode.
-        self.begin(encoder.backbone, project, contents=not torch.is_inference_mode_enabled())
+        self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
         return of_distinct(sequences, remembered)
 
-    def _encode(
-        self,
-        encoder: WindowEncoder,
-        project: nn.Module,
-        sequences: list[np.ndarray],
-        layout: PairLayout,
-        settings: Settings,
-        work: Work | None,
+    def _encode_apart(
+        self, sequences: list[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> list[torch.Tensor]:
         made: dict[int, torch.Tensor] = {}
         for part in micro_batches([layout.length(0, len(sequence)) for sequence in sequences]):
-            batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], encoder.device)
-            states = (project(own).float() for own in encoder.token_states(batch, settings, work))
+            batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], self.device)
+            states = (self.projection(own).float() for own in self.token_states(batch, settings, work))
             made |= zip(part, states, strict=True)
         return [made[i] for i in range(len(sequences))]
-
-
-class ApartEncoder(WindowEncoder):
-    """Base of the encoders that read queries and windows apart and remember what they make of windows.
-
-    Args:
-        backbone: encodes queries and windows, each by itself.
-
-    Attributes:
-        states: with the remembered states, within a bound on their memory (`states.cache`), until the weights change.
-    """
-
-    block_characters = TOKEN_BLOCK_CHARACTERS
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__(backbone)
-        self.states = StateEncoder()
 
     def room_apart(self, settings: Settings, specials: int) -> int | None:
         """Tokens of an input of its own next to special ones; None where nothing limits it.
@@ -296,8 +272,9 @@ class LateInteractionEncoder(ApartEncoder):
             query = replace(query, types=(query.types[0],) * 5)
         return settings, ApartLayout(query, layout(settings.windows.largest))
 
-    def begin(self, settings: Settings) -> None:
-        self.states.begin(self.backbone, self.interaction.project)
+    @property
+    def projection(self) -> nn.Module:
+        return self.interaction.project
 
     def forward(
         self,
@@ -311,8 +288,8 @@ class LateInteractionEncoder(ApartEncoder):
     ) -> Encoded:
         """See the base class; there are no states but the windows' vectors."""
         counts = list(map(len, windows))
-        of_query = self._states(queries, layout.query, settings, work)
-        of_window = self._states(list(chain.from_iterable(windows)), layout.text, settings, work)
+        of_query = self.states(queries, layout.query, settings, work)
+        of_window = self.states(list(chain.from_iterable(windows)), layout.text, settings, work)
         asking = for_each_window(of_query, windows)
         lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(asking, of_window, strict=True)]
 
@@ -320,11 +297,6 @@ class LateInteractionEncoder(ApartEncoder):
             return self.interaction([asking[i] for i in chosen], [of_window[i] for i in chosen])
 
         return to_dense(self.by_length(lengths, interact, settings, work).float(), counts)
-
-    def _states(
-        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
-    ) -> list[torch.Tensor]:
-        return self.states(self, self.interaction.project, sequences, layout, settings, work)
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -436,9 +408,6 @@ class MoresEncoder(ApartEncoder):
         padded = self.text_layout.fixed(0, settings.windows.largest)
         return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
 
-    def begin(self, settings: Settings) -> None:
-        self.states.begin(self.backbone, nn.Identity())
-
     def forward(
         self,
         queries: Sequence[np.ndarray],
@@ -451,7 +420,7 @@ class MoresEncoder(ApartEncoder):
     ) -> Memory:
         """See the base class; there are no states but the documents' vectors."""
         counts = list(map(len, windows))
-        states = self.states(self, nn.Identity(), list(chain.from_iterable(windows)), layout.text, settings, work)
+        states = self.states(list(chain.from_iterable(windows)), layout.text, settings, work)
         own = iter(states)
         memories = [torch.cat(list(islice(own, count))) for count in counts]
         asking = for_each_window(queries, windows)

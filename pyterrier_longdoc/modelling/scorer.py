@@ -19,6 +19,7 @@ from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
 from .batching import Encoded
+from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
@@ -137,7 +138,7 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
-        coverage = Coverage(dtype=str(settings.dtype).removeprefix("torch."))
+        coverage = Coverage(dtype=dtype_name(settings.dtype))
         scored, work = Scored(len(texts), coverage, per_pair=settings.preselect is not None), Work(coverage, on_rows)
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
@@ -154,9 +155,8 @@ class LongDocScorer(nn.Module):
                 )
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
-                scored.add(
-                    block, values, read.readings, self.explanations(encoded, read) if explain else [None] * len(values)
-                )
+                explanations = self.explanations(encoded, read) if explain else [None] * len(values)
+                scored.add(block, values, read.readings, explanations)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
         return scored.checked()
@@ -172,10 +172,8 @@ class LongDocScorer(nn.Module):
 
     def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
         """Token ids of queries as far as they are read, which `coverage` counts."""
-        tokenized, limit = (
-            self.tokens(self.tokenizer, queries, lead=self.layout.query_lead),
-            self.settings.max_query_len,
-        )
+        limit = self.settings.max_query_len
+        tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
         if coverage is not None:
             coverage.add_queries(list(map(len, tokenized)), limit)
         cut = [query.ids[:limit] for query in tokenized]

@@ -180,15 +180,9 @@ class TokenCache:
     """
 
     def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
-        self.cache = EmbeddingCache(max_bytes, entry_bytes=ENTRY_BYTES)
+        self.cache = EmbeddingCache(max_bytes, ENTRY_BYTES)
         self._tokenizer: Any = None
         self._settings: list[Any] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TokenCache:
-        return TokenCache(self.cache.max_bytes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenCache, (self.cache.max_bytes,)
 
     def __call__(
         self, tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = ""

@@ -178,7 +178,7 @@ def test_a_small_memory_gives_the_same_scores(name, encoded):
     queries, texts = ["old dog", "snow"], [LONG, LONG]
     expected = make(name).load_scorer().score(queries, texts).scores
     scorer = make(name, cached_bytes=2000).load_scorer()
-    assert scorer.encoder.states.cache.max_bytes == 2000
+    assert scorer.encoder.cache.max_bytes == 2000
     np.testing.assert_allclose(scorer.score(queries, texts).scores, expected, **CLOSE)
     encoded.clear()
     scorer.score(queries, texts)
@@ -198,7 +198,7 @@ def test_training_forgets(encoded):
     assert sum(encoded) == 1 + 1 + 1 + 4
     assert not np.isclose(before, after, **CLOSE).any()
     fresh = copy.deepcopy(model.load_scorer())
-    assert not len(fresh.encoder.states.cache)
+    assert not len(fresh.encoder.cache)
     np.testing.assert_allclose(fresh.score(run["query"].tolist(), run["text"].tolist()).scores, after, **CLOSE)
 
 
@@ -244,9 +244,9 @@ def test_copies_remember_nothing(results):
     model = make("LateIR")
     expected = scores(model, results)
     # Two queries, the long text's 13 windows, of which two are equal, and two short texts.
-    assert len(model.load_scorer().encoder.states.cache) == 2 + 12 + 1 + 1
+    assert len(model.load_scorer().encoder.cache) == 2 + 12 + 1 + 1
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert not len(other.load_scorer().encoder.states.cache)
+        assert not len(other.load_scorer().encoder.cache)
         np.testing.assert_allclose(scores(other, results), expected, **CLOSE)
 
 

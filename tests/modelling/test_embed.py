@@ -17,11 +17,12 @@ from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
+from ..support.arithmetic import cosine, embedding
 from ..support.scorers import Passes
 from ..support.sentence_transformers import dense, describe, framed, general, sentence_piece_tokenizer
 from ..support.systems import QUIET, scores
 from ..support.tiny import frame
-from .test_windows import byte_level_tokenizer
+from ..support.tiny_long import byte_tokenizer
 
 pytestmark = QUIET
 
@@ -153,7 +154,7 @@ def encoder_with(tokenizer, segments) -> Backbone:
 
 
 @pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a "])
-@pytest.mark.parametrize("make", [tiny.tokenizer, byte_level_tokenizer, sentence_piece_tokenizer])
+@pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
 def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
@@ -172,12 +173,12 @@ def test_segments_of_texts():
 
 def test_offsets_do_not_count_the_lead():
     text = "the cat  sat"
-    [plain] = tokenize(byte_level_tokenizer(), [text], offsets=True)
-    [led] = tokenize(byte_level_tokenizer(), [text], offsets=True, lead=" ")
+    [plain] = tokenize(byte_tokenizer(), [text], offsets=True)
+    [led] = tokenize(byte_tokenizer(), [text], offsets=True, lead=" ")
     assert led.text == text
     assert led.offsets[0, 0] == 0
     assert led.offsets[:, 1].max() == plain.offsets[:, 1].max() == len(text)
-    [empty] = tokenize(byte_level_tokenizer(), [""], offsets=True, lead=" ")
+    [empty] = tokenize(byte_tokenizer(), [""], offsets=True, lead=" ")
     assert len(empty) == 0
 
 
@@ -268,22 +269,13 @@ def test_embeddings_of_other_weights_are_forgotten(write, own):
 # E5-4K's positions.
 
 
-def embedding(name: str, text: str, step: int) -> np.ndarray:
-    """A text's embedding with positions that are `step` apart, by the Hugging Face classes."""
-    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
-    inputs = tokenizer(text, return_tensors="pt")
-    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0) * step
-    with torch.no_grad():
-        vector = model(**inputs, position_ids=positions).last_hidden_state[0].mean(0)
-        return (vector / vector.norm()).double().numpy()
-
-
 def test_positions_follow_each_input_s_own_length(plain_encoder):
     # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
     texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
     steps = [8, 8, 8, 1, 1]
-    q = embedding(plain_encoder, "q. old dog", 8)
-    expected = [q @ embedding(plain_encoder, "p. " + text, step) for text, step in zip(texts, steps, strict=True)]
+    q = embedding(plain_encoder, "q. old dog", step=8)
+    of_texts = [embedding(plain_encoder, "p. " + text, step=step) for text, step in zip(texts, steps, strict=True)]
+    expected = [cosine(q, vector) for vector in of_texts]
     arguments = {"aggregation": "first", "window_size": 60, "query_prefix": "q. ", "passage_prefix": "p. "}
     model = ld.BiEncoder(plain_encoder, position_step=8, **arguments)
     np.testing.assert_allclose(scores(model, frame(["old dog"], texts)), expected, atol=1e-5)

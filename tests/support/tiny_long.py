@@ -41,7 +41,10 @@ _PATTERN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*
 
 
 def byte_tokenizer(*, begin: bool = False) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer as language models have it: no special tokens around two texts, or each begun anew."""
+    """A byte-level tokenizer as language models have it: no special tokens around two texts, or each begun anew.
+
+    Tokens begin with the space before their word.
+    """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
