@@ -112,12 +112,14 @@ class EmbeddingEncoder(WindowEncoder):
         """
         # A document that several queries ask for is the same object.
         distinct = {id(group): group for group in windows}
-        of_query = self._embed(queries, layout.query, settings, work)  # (B, H)
+        # Queries are few: progress is that of the windows.
+        counting = None if work is None else Work(work.coverage)
+        of_query = self._embed(queries, layout.query, settings, counting)  # (B, H)
         made = self._embed(list(chain.from_iterable(distinct.values())), layout.text, settings, work)
         of_group = dict(zip(distinct, made.split(list(map(len, distinct.values()))), strict=True))
         of_window = torch.cat([of_group[id(group)] for group in windows])  # (V, H)
         if work is not None:
-            work.advance(1, 1)
+            work.finish()
         mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
         query = QueryStates(of_query.unsqueeze(1), mask)
         return replace(to_dense(of_window, list(map(len, windows))), query=query)
