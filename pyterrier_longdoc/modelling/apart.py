@@ -364,23 +364,16 @@ def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Memory(Encoded):
-    """One vector per document, and how one is made of a single window.
+    """One vector per document; those of single windows are made where they are asked for.
 
     Attributes:
-        of_windows: makes `(V, H)` vectors, each of one window alone.
-        counts: B numbers of windows.
+        of_windows: encodes each window as if it were all of its document.
     """
 
-    of_windows: Callable[[], torch.Tensor] = field(kw_only=True)
-    counts: Sequence[int] = field(kw_only=True)
+    of_windows: Callable[[], Encoded] = field(kw_only=True)
 
-    @property
-    def window_mask(self) -> torch.Tensor:
-        number = torch.tensor(self.counts, device=self.cls.device).unsqueeze(1)
-        return torch.arange(max(self.counts), device=self.cls.device) < number
-
-    def each_window(self) -> Encoded:
-        return to_dense(self.of_windows(), self.counts).each_window()
+    def each_window(self) -> tuple[Encoded, torch.Tensor]:
+        return self.of_windows().each_window()
 
 
 class MoresEncoder(ApartEncoder):
@@ -428,8 +421,7 @@ class MoresEncoder(ApartEncoder):
         return Memory(
             cls=vectors.unsqueeze(1),
             mask=torch.ones(len(vectors), 1, dtype=torch.bool, device=vectors.device),
-            of_windows=lambda: self._decode(asking, states, layout.query, settings, None),
-            counts=counts,
+            of_windows=lambda: to_dense(self._decode(asking, states, layout.query, settings, None), counts),
         )
 
     def _decode(

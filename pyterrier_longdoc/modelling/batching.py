@@ -102,22 +102,18 @@ class Encoded:
     matches: Matches | None = None
     query: QueryStates | None = None
 
-    @property
-    def window_mask(self) -> torch.Tensor:
-        """`(B, N)` bool, the windows that `each_window` gives."""
-        return self.mask
-
-    def each_window(self) -> Encoded:
-        """The same windows, each as a document of its own: `(B * N, 1, H)`, with its document's query."""
+    def each_window(self) -> tuple[Encoded, torch.Tensor]:
+        """The windows, each as a document of its own with its document's query, and the `(B, N)` mask of real ones."""
         times = self.mask.shape[1]
         query = self.query
         if query is not None:
             query = QueryStates(query.states.repeat_interleave(times, 0), query.mask.repeat_interleave(times, 0))
-        return Encoded(
+        single = Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
             query=query,
         )
+        return single, self.mask
 
 
 NOTHING = np.zeros(0, dtype=np.int32)

@@ -142,6 +142,7 @@ def test_to_dense_hands_gradients_back():
 def test_each_window_as_a_document_of_its_own():
     cls = torch.arange(12.0).view(2, 3, 2)
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    single = Encoded(cls, mask).each_window()
+    single, own = Encoded(cls, mask).each_window()
+    assert torch.equal(own, mask)
     assert single.cls.tolist() == [[row] for row in cls.reshape(6, 2).tolist()]
     assert single.mask.tolist() == [[True]] * 6
