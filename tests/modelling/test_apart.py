@@ -245,8 +245,10 @@ def test_copies_remember_nothing(results):
     expected = scores(model, results)
     # Two queries, the long text's 13 windows, of which two are equal, and two short texts.
     assert len(model.load_scorer().encoder.cache) == 2 + 12 + 1 + 1
+    assert len(model.load_scorer().tokens.cache) == 2 + 3
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
         assert not len(other.load_scorer().encoder.cache)
+        assert not len(other.load_scorer().tokens.cache)
         np.testing.assert_allclose(scores(other, results), expected, **CLOSE)
 
 

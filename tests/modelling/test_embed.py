@@ -205,6 +205,15 @@ def test_everything_is_encoded_once(own):
     assert passes.windows == 7 + 2
 
 
+def test_progress_with_and_without_what_is_remembered(own):
+    scorer = ld.BiEncoder(own, **SMALL).load_scorer()
+    for texts in ([LONG, "the cat", LONG, ""], [LONG, "the cat", LONG, ""], ["a tree", "the cat", LONG, "snow"]):
+        steps = []
+        scorer.score(["old dog", "snow", "fish", "old dog"], texts, on_rows=steps.append)
+        assert sum(steps) == 4
+        assert min(steps) >= 0
+
+
 def test_other_settings_are_encoded_anew(own):
     model = ld.BiEncoder(own, **SMALL)
     passes = Passes(model.load_scorer())
@@ -251,15 +260,15 @@ def test_the_cache_is_bounded():
     assert [float(cache.get(key)[0]) for key in (0, 2, 3)] == [0, 2, 3]
     cache.put(3, vectors[4])
     assert len(cache) == 3
-    EmbeddingCache(max_bytes=1).put(0, vectors[0])
+    cache.put(4, np.zeros(7, dtype=np.float32))  # larger than the bound: it pushes nothing out
+    assert len(cache) == 3
 
 
-@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])
-def test_embeddings_of_other_weights_are_forgotten(write, own):
+def test_embeddings_of_other_weights_are_forgotten(own):
     """Also where torch does not count the writes."""
     model = ld.BiEncoder(own, **SMALL)
     before, encoder = scores(model, TWO), model.load_scorer().encoder
-    write(encoder.backbone.encoder.layer[1].output.dense.weight)
+    encoder.backbone.encoder.layer[1].output.dense.weight.data.neg_()
     after = scores(model, TWO)
     assert np.abs(after - before).max() > 1e-3
     encoder.shared.cache.clear()

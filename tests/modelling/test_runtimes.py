@@ -95,28 +95,8 @@ def test_compiled(cross_encoder, results):
 # When an export is made.
 
 
-def dense(backbone) -> torch.Tensor:
-    """Some weights within a backbone."""
-    return backbone.encoder.layer[1].output.dense.weight
-
-
-def exchange(backbone) -> None:
-    dense(backbone).data = dense(backbone).data.flip(0)
-
-
-def double(backbone) -> None:
-    dense(backbone).data.mul_(2)
-
-
-def flip_two_rows(backbone) -> None:
-    dense(backbone).data[:2].copy_(dense(backbone).data[:2].flip(0))
-
-
-@pytest.mark.parametrize(
-    ("run", "write"),
-    [*(("transform", write) for write in (double, exchange, flip_two_rows)), ("score", double), ("forward", double)],
-)
-def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, exports):
+@pytest.mark.parametrize("run", ["transform", "score", "forward"])
+def test_writes_that_torch_does_not_count(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
     scorer = model.load_scorer()
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
@@ -130,7 +110,7 @@ def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, ex
     before = values()
     values()
     assert len(exports) == 1
-    write(scorer.encoder.backbone)
+    scorer.encoder.backbone.encoder.layer[1].output.dense.weight.data.mul_(2)
     after = values()
     assert len(exports) == 2
     assert np.abs(after - before).max() > 1e-4

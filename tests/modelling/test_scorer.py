@@ -174,8 +174,10 @@ def test_nothing_in_nothing_out(backbone):
     assert scorer([], []).tolist() == []
     scored = scorer.score([], [], explain=True)
     assert (scored.scores.tolist(), scored.explanations) == ([], [])
-    assert scored.coverage == Coverage()
-    assert scored.coverage.tokens_computed == 0
+    coverage = scored.coverage
+    assert (coverage, coverage.tokens_computed, coverage.padding) == (Coverage(), 0, 0.0)
+    assert "padding" not in str(coverage)
+    assert coverage.losses() == "nothing"
 
 
 def test_modes_are_restored(backbone):
@@ -244,13 +246,6 @@ def test_coverage(backbone):
     assert (coverage.documents_cut, coverage.queries_cut) == (1, 0)
     scorer = make(backbone, windows=GreedyChunks(20, max_windows=2, selection="first_last_random"))
     assert scorer.score(["a"], [text_of(95)]).coverage.tokens_read == 20 + 15  # tokens 0-20 and 80-95
-
-
-def test_coverage_of_nothing():
-    assert Coverage().padding == 0.0
-    assert Coverage().as_dict()["dtype"] is None
-    assert "padding" not in str(Coverage())
-    assert Coverage().losses() == "nothing"
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -378,20 +378,3 @@ def test_strange_texts(tokenizer, text):
             assert 0 <= start <= end <= len(text)
     for windows in COMPLETE:
         assert covered(windows(tokens)) == set(range(len(tokens)))
-
-
-@pytest.mark.slow
-def test_a_document_of_200_000_words():
-    tokens = tokens_of("cat sat. " * 100_000)  # 'cat', 's', '##a', '##t' and '.': five tokens for two words
-    assert len(tokens) == 500_000
-    counts = {
-        "GreedyChunks": math.ceil(500_000 / 6),
-        "SlidingWindows": math.ceil((500_000 - 6) / 4) + 1,
-        # Every window begins with a cat and so has 1 + 4 + 1 tokens: none is divided.
-        "SlidingWords": math.ceil((200_000 - 3) / 2) + 1,
-        "SentenceWindows": 100_000,
-    }
-    for windows in COMPLETE:
-        spans = windows(tokens)
-        assert covered(spans) == set(range(500_000))
-        assert len(spans) == counts[type(windows).__name__]
