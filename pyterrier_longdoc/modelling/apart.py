@@ -105,7 +105,7 @@ class ApartEncoder(WindowEncoder):
         self, sequences: list[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> list[torch.Tensor]:
         made: dict[int, torch.Tensor] = {}
-        for part in micro_batches([layout.length(0, len(sequence)) for sequence in sequences]):
+        for part in micro_batches(layout.length(0, list(map(len, sequences))).tolist()):
             batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], self.device)
             states = (self.projection(own).float() for own in self.token_states(batch, settings, work))
             made |= zip(part, states, strict=True)

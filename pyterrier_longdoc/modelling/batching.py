@@ -246,8 +246,8 @@ class PairLayout:
             return torch.from_numpy(np.tile(columns + self.position_offset, (len(lengths), 1))).to(device)
         return None
 
-    def length(self, query: Any, window: Any) -> Any:
-        """Tokens of inputs with so many tokens of a query and of a window, padding inside them included."""
+    def length(self, query: Any, window: Any) -> np.ndarray:
+        """Tokens of inputs with these numbers of tokens of a query and of a window, padding inside them included."""
         query, window = np.maximum(query, self.query_size or 0), np.maximum(window, self.window_size or 0)
         return np.maximum(1, self.specials + query + window)
 

@@ -196,7 +196,8 @@ class WindowEncoder(nn.Module):
         number_of, chosen = _distinct(queries, windows)
         made: list[int] = []
         vectors = []
-        for part in micro_batches([layout.length(len(queries[i]), len(windows[i])) for i in chosen]):
+        lengths = layout.length([len(queries[i]) for i in chosen], [len(windows[i]) for i in chosen])
+        for part in micro_batches(lengths.tolist()):
             inputs = [chosen[number] for number in part]
             batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], settings.device)
             order = torch.argsort(batch.lengths, stable=True)

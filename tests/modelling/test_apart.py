@@ -22,11 +22,10 @@ from ..support import tiny
 from ..support.arithmetic import array, bart, bert, linear
 from ..support.scorers import explained
 from ..support.systems import QRELS, QUIET, SLIDING, make, scores
+from ..support.tiny import LONG
 
 pytestmark = QUIET
 
-W = tiny.WORDS
-LONG = " ".join(W[(7 * i) % len(W)] for i in range(50))
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 PAIR = ["old dog"], [LONG]
 BOTH = pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])

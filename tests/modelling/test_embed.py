@@ -21,13 +21,12 @@ from ..support.arithmetic import cosine, embedding
 from ..support.scorers import Passes
 from ..support.sentence_transformers import dense, describe, framed, general, sentence_piece_tokenizer
 from ..support.systems import QUIET, scores
-from ..support.tiny import frame
+from ..support.tiny import LONG, frame
 from ..support.tiny_long import byte_tokenizer
 
 pytestmark = QUIET
 
 SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
-LONG = " ".join(tiny.WORDS[(7 * i) % len(tiny.WORDS)] for i in range(50))
 TWO = frame(["old dog"], ["the cat and the dog", LONG])
 ONE = TWO.head(1)
 

@@ -31,11 +31,6 @@ READING = Settings(SlidingWindows(20, 10), batch_size=6)
 
 
 @pytest.fixture(scope="module")
-def backbone(cross_encoder):
-    return load_backbone(cross_encoder)
-
-
-@pytest.fixture(scope="module")
 def encoder(backbone) -> WindowEncoder:
     return WindowEncoder(backbone).eval()
 

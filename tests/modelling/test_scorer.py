@@ -40,11 +40,6 @@ TEXTS = [text_of(95), text_of(12, 1), text_of(30, 2), "", text_of(20, 3), text_o
 
 
 @pytest.fixture(scope="module")
-def backbone(cross_encoder):
-    return load_backbone(cross_encoder)
-
-
-@pytest.fixture(scope="module")
 def roberta(tmp_path_factory):
     return load_backbone(tiny.checkpoint(tmp_path_factory.mktemp("roberta"), "roberta"))
 

@@ -7,15 +7,12 @@ import pytest
 
 import pyterrier_longdoc as ld
 
-from ..support import tiny
 from ..support.arithmetic import cosine, embedding
 from ..support.systems import QUIET, scores
-from ..support.tiny import frame
+from ..support.tiny import LONG, frame
 
 pytestmark = QUIET
 
-W = tiny.WORDS
-LONG = " ".join(W[(7 * i) % len(W)] for i in range(50))
 SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
 
 

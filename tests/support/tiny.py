@@ -24,6 +24,8 @@ WORDS = (  # noqa: SIM905 - shorter than a list of literals
     "a the of in to and is was for on with as by at from it this that which cat dog bird fish tree river mountain city "
     "rain snow wind sun red green blue old new long short fast slow run walk sing write read find lose good bad"
 ).split()
+LONG = " ".join(WORDS[7 * i % len(WORDS)] for i in range(50))
+
 PIECES = [
     *WORDS,
     *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-'\"()",

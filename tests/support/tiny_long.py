@@ -208,17 +208,16 @@ def published(folder: Path, layout: str, *, labels: int | None = None, scale: fl
     return str(folder)
 
 
+_ENCODERS = {
+    "longformer": "longformer",
+    "bigbird": "big_bird",
+    "modernbert": "modernbert",
+    "nomicbert": "nomic_bert",
+    "eurobert": "eurobert",
+}
 LONG: dict[str, tuple[Callable[..., str], str, dict]] = {
-    "longformer": (encoder, "longformer", {}),
-    "longformer cross-encoder": (encoder, "longformer", {"labels": 1}),
-    "bigbird": (encoder, "big_bird", {}),
-    "bigbird cross-encoder": (encoder, "big_bird", {"labels": 1}),
-    "modernbert": (encoder, "modernbert", {}),
-    "modernbert cross-encoder": (encoder, "modernbert", {"labels": 1}),
-    "nomicbert": (encoder, "nomic_bert", {}),
-    "nomicbert cross-encoder": (encoder, "nomic_bert", {"labels": 1}),
-    "eurobert": (encoder, "eurobert", {}),
-    "eurobert cross-encoder": (encoder, "eurobert", {"labels": 1}),
+    **{kind: (encoder, family, {}) for kind, family in _ENCODERS.items()},
+    **{f"{kind} cross-encoder": (encoder, family, {"labels": 1}) for kind, family in _ENCODERS.items()},
     "jina": (published, "jina", {}),
     "jina cross-encoder": (published, "jina-code", {"labels": 1}),
     "mosaic": (published, "mosaic", {}),
