@@ -237,7 +237,7 @@ def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
     spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
-    return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans[:, 0], spans[:, 1])
+    return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
 
 
 def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Span, Span]]:

@@ -274,8 +274,8 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
         return {"length": len(document), "reason": reason}
     match, row = min(found, key=lambda pair: (pair[0].start, -pair[0].similarity))
     return {
-        "first_token": tokens_before(document, match.start),
-        "end_token": int(np.searchsorted(np.asarray(document.starts), match.end, side="left")),
+        "first_token": int(document.tokens_before(match.start)),
+        "end_token": document.tokens_begun(match.end),
         "length": len(document),
         "start": match.start,
         "end": match.end,
@@ -307,11 +307,6 @@ def _from_judgement(first: FirstChunk, document: TokenizedText, chunks: Sequence
         return {**row, "reason": "no relevant chunk" + (" among those judged" if first.judged < len(chunks) else "")}
     (first_token, end_token), (start, end) = chunks[first.chunk]
     return {**row, "first_token": first_token, "end_token": end_token, "start": start, "end": end}
-
-
-def tokens_before(document: TokenizedText, character: int) -> int:
-    """How many tokens of a text end before a character, or with it: byte-level tokens begin with a space."""
-    return int(np.searchsorted(np.maximum.accumulate(np.asarray(document.ends)), character, side="right"))
 
 
 def texts_of_corpus(

@@ -16,7 +16,7 @@ from ..common.language import sentence_starts
 from ..experiment.plots import draw_means, finish, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from .judging import scores_by_row
-from .positions import texts_of_corpus, token_reader, tokens_before
+from .positions import texts_of_corpus, token_reader
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -222,5 +222,5 @@ def _versions(
         for place in places:
             version, begins = moved(text, int(start), int(end), place)
             tokens = tokens_of(version)
-            rows.append((qid, query, docno, place, tokens_before(tokens, begins), len(tokens), version))
+            rows.append((qid, query, docno, place, int(tokens.tokens_before(begins)), len(tokens), version))
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "place", "first_token", "length", text_field])

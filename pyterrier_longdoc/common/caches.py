@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,19 +16,22 @@ _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
 
 class EmbeddingCache:
-    """Remembers embeddings, or the states or ids of all tokens of a text, within a bound on their memory.
+    """Remembers embeddings, or the states or ids of all tokens of a text, within a bound; a copy starts empty.
 
     Args:
         max_bytes: of the arrays together.
         entry_bytes: what an entry counts besides its array; matters where arrays are small.
     """
 
-    def __init__(self, max_bytes: int = CACHED_BYTES, *, entry_bytes: int = 0) -> None:
+    def __init__(self, max_bytes: int = CACHED_BYTES, entry_bytes: int = 0) -> None:
         _CACHES.add(self)
         self.max_bytes = max_bytes
         self.entry_bytes = entry_bytes
         self._vectors: OrderedDict[Hashable, np.ndarray] = OrderedDict()
         self._bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EmbeddingCache, (self.max_bytes, self.entry_bytes)
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -53,6 +57,27 @@ class EmbeddingCache:
         while self._bytes > self.max_bytes:
             _, oldest = self._vectors.popitem(last=False)
             self._bytes -= self._size(oldest)
+
+    def through(
+        self,
+        setting: Hashable,
+        sequences: Sequence[np.ndarray],
+        make: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
+    ) -> list[np.ndarray]:
+        """What is made of distinct token sequences: what is remembered, and the rest made anew and remembered.
+
+        Args:
+            setting: all else that it depends on.
+            sequences: arrays of token ids.
+            make: makes the arrays of those that are not remembered.
+        """
+        found: list[Any] = [self.get((setting, sequence.tobytes())) for sequence in sequences]
+        new = [i for i, array in enumerate(found) if array is None]
+        if new:
+            for i, array in zip(new, make([sequences[i] for i in new]), strict=True):
+                self.put((setting, sequences[i].tobytes()), array)
+                found[i] = array
+        return found
 
     def _size(self, vector: np.ndarray) -> int:
         return vector.nbytes + self.entry_bytes

@@ -230,7 +230,13 @@ class Work:
     def advance(self, inputs: int, of: int) -> None:
         """So many of the block's inputs are done."""
         self._done += inputs / of
+        self._report(round(self._done * self._rows))
+
+    def finish(self) -> None:
+        """The block is done, also where nothing had to be computed."""
+        self._report(self._rows)
+
+    def _report(self, rows: int) -> None:
         if self.on_rows is not None:
-            rows = round(self._done * self._rows)
             self.on_rows(rows - self._reported)
             self._reported = rows

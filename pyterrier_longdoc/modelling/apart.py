@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -24,60 +25,57 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from ..common.caches import CACHED_BYTES, EmbeddingCache
+from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
-from .batching import ApartLayout, Encoded, PairLayout, to_dense
-from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, micro_batches
+from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
+from .devices import current_dtype
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, micro_batches, of_distinct
 from .fingerprint import WeightsWatch
 from .settings import Settings
 from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 
-NOTHING = np.zeros(0, dtype=np.int32)
-"""The query of an input that is a text alone."""
 
-
-class StateEncoder:
-    """Encodes token sequences; in inference each distinct one once, as long as it is remembered.
+class ApartEncoder(WindowEncoder):
+    """Base of the encoders that read queries and windows apart, in inference each distinct one once while remembered.
 
     States are worth nothing after the weights that made them have been trained or loaded: whoever scores calls `begin`
     first, so that no such change goes unnoticed.
 
     Args:
-        max_bytes: most memory for remembered states; the least recently used ones go first.
+        backbone: encodes queries and windows, each by itself.
+
+    Attributes:
+        cache: the remembered states, within a bound on their memory.
     """
 
-    def __init__(self, max_bytes: int = CACHED_BYTES) -> None:
-        self.cache = EmbeddingCache(max_bytes)
-        self.weights = WeightsWatch()
+    block_characters = TOKEN_BLOCK_CHARACTERS
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StateEncoder:
-        return StateEncoder(self.cache.max_bytes)
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(backbone)
+        self.cache = EmbeddingCache()
+        self._weights = WeightsWatch()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StateEncoder, (self.cache.max_bytes,)
+    @property
+    def projection(self) -> nn.Module:
+        """What states go through before they are remembered."""
+        return nn.Identity()
 
-    def begin(self, *modules: nn.Module, contents: bool = True) -> None:
-        """Forgets the states that other weights of these modules have made."""
-        if self.weights.changed(*modules, contents=contents):
+    def begin(self, settings: Settings) -> None:
+        self._forget_if_changed(contents=True)
+
+    def _forget_if_changed(self, *, contents: bool) -> None:
+        if self._weights.changed(self.backbone, self.projection, contents=contents):
             self.cache.clear()
 
-    def __call__(
-        self,
-        encoder: WindowEncoder,
-        project: nn.Module,
-        sequences: Sequence[np.ndarray],
-        layout: PairLayout,
-        settings: Settings,
-        work: Work | None,
+    def states(
+        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> list[torch.Tensor]:
-        """States of sequences; equal ones are encoded once.
+        """States of token sequences; equal ones are encoded once.
 
         Args:
-            encoder: the encoder.
-            project: what its states go through before they are remembered.
             sequences: V arrays of token ids.
             layout: how a sequence becomes an input, as the window of a pair with an empty query.
             settings: how it is computed.
@@ -87,59 +85,41 @@ class StateEncoder:
             V tensors `(T, E)` in fp32, of the real tokens, special ones included; with their graph where gradients
             are on.
         """
-        keys = [sequence.tobytes() for sequence in sequences]
-        distinct = dict(zip(keys, sequences, strict=True))
-        states: dict[bytes, torch.Tensor] = {}
-        remembers = not torch.is_grad_enabled()
-        setting = (layout, _precision(encoder.device), encoder.training)
-        if remembers:
-            # Runs, at whose start `begin` has read all weights, score in inference mode.
-            self.begin(encoder.backbone, project, contents=not torch.is_inference_mode_enabled())
-            found = {key: self.cache.get((setting, key)) for key in distinct}
-            states = {key: torch.from_numpy(f).to(encoder.device) for key, f in found.items() if f is not None}
-        else:
-            self.weights.forget()  # training follows
-        new = {key: sequence for key, sequence in distinct.items() if key not in states}
-        if new:
-            made = self._encode(encoder, project, list(new.values()), layout, settings, work)
-            states |= zip(new, made, strict=True)
-        if remembers:
-            for key in new:
-                self.cache.put((setting, key), states[key].cpu().numpy())
-        return [states[key] for key in keys]
 
-    def _encode(
-        self,
-        encoder: WindowEncoder,
-        project: nn.Module,
-        sequences: list[np.ndarray],
-        layout: PairLayout,
-        settings: Settings,
-        work: Work | None,
+        def make(distinct: list[np.ndarray]) -> list[torch.Tensor]:
+            return self._encode_apart(distinct, layout, settings, work)
+
+        def remembered(distinct: list[np.ndarray]) -> list[torch.Tensor]:
+            setting = (layout, current_dtype(self.device), self.training)
+            arrays = self.cache.through(setting, distinct, lambda new: (states.cpu().numpy() for states in make(new)))
+            return [torch.from_numpy(array).to(self.device) for array in arrays]
+
+        if torch.is_grad_enabled():
+            self._weights.forget()  # training follows
+            return of_distinct(sequences, make)
+        # Runs, at whose start `begin` has read all weights, score in inference mode.
+        self._forget_if_changed(contents=not torch.is_inference_mode_enabled())
+        return of_distinct(sequences, remembered)
+
+    def _encode_apart(
+        self, sequences: list[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> list[torch.Tensor]:
         made: dict[int, torch.Tensor] = {}
-        for part in micro_batches([layout.length(0, len(sequence)) for sequence in sequences]):
-            batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], encoder.device)
-            states = (project(own).float() for own in encoder.token_states(batch, settings, work))
+        for part in micro_batches(layout.length(0, list(map(len, sequences))).tolist()):
+            batch = layout.collate([NOTHING] * len(part), [[sequences[i]] for i in part], self.device)
+            states = (self.projection(own).float() for own in self.token_states(batch, settings, work))
             made |= zip(part, states, strict=True)
         return [made[i] for i in range(len(sequences))]
 
+    def room_apart(self, settings: Settings, specials: int) -> int | None:
+        """Tokens of an input of its own next to special ones; None where nothing limits it.
 
-class ApartEncoder(WindowEncoder):
-    """Base of the encoders that read queries and windows apart and remember what they make of windows.
-
-    Args:
-        backbone: encodes queries and windows, each by itself.
-
-    Attributes:
-        states: with the remembered states, within a bound on their memory (`states.cache`), until the weights change.
-    """
-
-    block_characters = TOKEN_BLOCK_CHARACTERS
-
-    def __init__(self, backbone: Backbone) -> None:
-        super().__init__(backbone)
-        self.states = StateEncoder()
+        Where the query does not fit, `max_query_len` is to blame: less than one.
+        """
+        if self.longest_input is None:
+            return None
+        room = self.longest_input - specials
+        return room if settings.max_query_len <= room else room - settings.max_query_len
 
     def by_length(
         self,
@@ -277,15 +257,12 @@ class LateInteractionEncoder(ApartEncoder):
 
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         """See the base class; texts have the layout for pairs with an empty query, as in Boytsov et al. 2025."""
-        specials, limits = self.pair_layout.specials, []
-        if self.longest_input is not None:
-            room = self.longest_input - specials
-            # Less than one where the query does not fit: max_query_len is to blame.
-            limits.append(room if settings.max_query_len <= room else room - settings.max_query_len)
+        specials = self.pair_layout.specials
+        room = self.room_apart(settings, specials)
         if self.longest_interaction is not None:
-            limits.append(self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials)
-        if limits:
-            settings = self.within(settings, min(limits), specials)
+            together = self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials
+            room = together if room is None else min(room, together)
+        settings = self.within(settings, room, specials)
 
         def layout(size: int | None) -> PairLayout:
             return self.pair_layout.fixed(0, size) if settings.pad_query else self.pair_layout
@@ -295,8 +272,9 @@ class LateInteractionEncoder(ApartEncoder):
             query = replace(query, types=(query.types[0],) * 5)
         return settings, ApartLayout(query, layout(settings.windows.largest))
 
-    def begin(self, settings: Settings) -> None:
-        self.states.begin(self.backbone, self.interaction.project)
+    @property
+    def projection(self) -> nn.Module:
+        return self.interaction.project
 
     def forward(
         self,
@@ -305,26 +283,20 @@ class LateInteractionEncoder(ApartEncoder):
         layout: Any,
         settings: Settings,
         *,
-        needs: str = "cls",
-        match: MatchFunction | None = None,
         work: Work | None = None,
+        **_: Any,
     ) -> Encoded:
         """See the base class; there are no states but the windows' vectors."""
-        counts = [len(group) for group in windows]
-        of_query = self._states(queries, layout.query, settings, work)
-        of_window = self._states([window for group in windows for window in group], layout.text, settings, work)
-        asking = [query for query, count in zip(of_query, counts, strict=True) for _ in range(count)]
+        counts = list(map(len, windows))
+        of_query = self.states(queries, layout.query, settings, work)
+        of_window = self.states(list(chain.from_iterable(windows)), layout.text, settings, work)
+        asking = for_each_window(of_query, windows)
         lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(asking, of_window, strict=True)]
 
         def interact(chosen: list[int]) -> torch.Tensor:
             return self.interaction([asking[i] for i in chosen], [of_window[i] for i in chosen])
 
         return to_dense(self.by_length(lengths, interact, settings, work).float(), counts)
-
-    def _states(
-        self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
-    ) -> list[torch.Tensor]:
-        return self.states(self, self.interaction.project, sequences, layout, settings, work)
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -392,23 +364,16 @@ def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Memory(Encoded):
-    """One vector per document, and how one is made of a single window.
+    """One vector per document; those of single windows are made where they are asked for.
 
     Attributes:
-        of_windows: makes `(V, H)` vectors, each of one window alone.
-        counts: B numbers of windows.
+        of_windows: encodes each window as if it were all of its document.
     """
 
-    of_windows: Callable[[], torch.Tensor] = field(kw_only=True)
-    counts: Sequence[int] = field(kw_only=True)
+    of_windows: Callable[[], Encoded] = field(kw_only=True)
 
-    @property
-    def window_mask(self) -> torch.Tensor:
-        number = torch.tensor(self.counts, device=self.cls.device).unsqueeze(1)
-        return torch.arange(max(self.counts), device=self.cls.device) < number
-
-    def each_window(self) -> Encoded:
-        return to_dense(self.of_windows(), self.counts).each_window()
+    def each_window(self) -> tuple[Encoded, torch.Tensor]:
+        return self.of_windows().each_window()
 
 
 class MoresEncoder(ApartEncoder):
@@ -432,15 +397,9 @@ class MoresEncoder(ApartEncoder):
 
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
-        if self.longest_input is not None:
-            room = self.longest_input - specials
-            room = room if settings.max_query_len <= room else room - settings.max_query_len
-            settings = self.within(settings, room, self.pair_layout.specials)
+        settings = self.within(settings, self.room_apart(settings, specials), specials)
         padded = self.text_layout.fixed(0, settings.windows.largest)
         return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
-
-    def begin(self, settings: Settings) -> None:
-        self.states.begin(self.backbone, nn.Identity())
 
     def forward(
         self,
@@ -449,23 +408,20 @@ class MoresEncoder(ApartEncoder):
         layout: Any,
         settings: Settings,
         *,
-        needs: str = "cls",
-        match: MatchFunction | None = None,
         work: Work | None = None,
+        **_: Any,
     ) -> Memory:
         """See the base class; there are no states but the documents' vectors."""
-        counts = [len(group) for group in windows]
-        flat = [window for group in windows for window in group]
-        states = self.states(self, nn.Identity(), flat, layout.text, settings, work)
+        counts = list(map(len, windows))
+        states = self.states(list(chain.from_iterable(windows)), layout.text, settings, work)
         own = iter(states)
-        memories = [torch.cat([next(own) for _ in group]) for group in windows]
-        asking = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
+        memories = [torch.cat(list(islice(own, count))) for count in counts]
+        asking = for_each_window(queries, windows)
         vectors = self._decode(queries, memories, layout.query, settings, work)
         return Memory(
             cls=vectors.unsqueeze(1),
             mask=torch.ones(len(vectors), 1, dtype=torch.bool, device=vectors.device),
-            of_windows=lambda: self._decode(asking, states, layout.query, settings, None),
-            counts=counts,
+            of_windows=lambda: to_dense(self._decode(asking, states, layout.query, settings, None), counts),
         )
 
     def _decode(
@@ -497,12 +453,6 @@ class MoresEncoder(ApartEncoder):
         ).last_hidden_state  # (B, Q, H)
         last = states[torch.arange(len(states), device=self.device), batch.lengths - 1]
         return self.represent(last).float()
-
-
-def _precision(device: torch.device) -> tuple[Any, ...]:
-    if not torch.is_autocast_enabled(device.type):
-        return (torch.float32,)
-    return (torch.get_autocast_dtype(device.type),)
 
 
 def _bidirectional(mask: torch.Tensor) -> torch.Tensor:

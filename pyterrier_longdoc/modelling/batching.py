@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -102,22 +102,27 @@ class Encoded:
     matches: Matches | None = None
     query: QueryStates | None = None
 
-    @property
-    def window_mask(self) -> torch.Tensor:
-        """`(B, N)` bool, the windows that `each_window` gives."""
-        return self.mask
-
-    def each_window(self) -> Encoded:
-        """The same windows, each as a document of its own: `(B * N, 1, H)`, with its document's query."""
+    def each_window(self) -> tuple[Encoded, torch.Tensor]:
+        """The windows, each as a document of its own with its document's query, and the `(B, N)` mask of real ones."""
         times = self.mask.shape[1]
         query = self.query
         if query is not None:
             query = QueryStates(query.states.repeat_interleave(times, 0), query.mask.repeat_interleave(times, 0))
-        return Encoded(
+        single = Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
             query=query,
         )
+        return single, self.mask
+
+
+NOTHING = np.zeros(0, dtype=np.int32)
+"""The query of an input that is a text alone."""
+
+
+def for_each_window(values: Sequence[Any], windows: Sequence[Sequence[Any]]) -> list[Any]:
+    """B documents' values, each as many times as the document has windows."""
+    return [value for value, group in zip(values, windows, strict=True) for _ in group]
 
 
 def to_dense(vectors: torch.Tensor, counts: Sequence[int]) -> Encoded:
@@ -204,12 +209,11 @@ class PairLayout:
             windows: B sequences, each with at least one array of token ids.
             device: where the tensors go.
         """
-        of_window = [query for query, group in zip(queries, windows, strict=True) for _ in group]
-        flat = list(chain.from_iterable(windows))
+        of_window, flat = for_each_window(queries, windows), list(chain.from_iterable(windows))
         doc = np.repeat(np.arange(len(queries)), list(map(len, windows)))
         query_lengths, window_lengths = np.array(list(map(len, of_window))), np.array(list(map(len, flat)))
         starts = self.specials - len(self.suffix) + np.maximum(query_lengths, self.query_size or 0)
-        lengths = np.maximum(1, starts + np.maximum(window_lengths, self.window_size or 0) + len(self.suffix))
+        lengths = self.length(query_lengths, window_lengths)
         shape = (len(flat), int(lengths.max()))
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=bool)
@@ -242,9 +246,10 @@ class PairLayout:
             return torch.from_numpy(np.tile(columns + self.position_offset, (len(lengths), 1))).to(device)
         return None
 
-    def length(self, query: int, window: int) -> int:
-        """Tokens of an input with so many tokens of a query and of a window, padding inside it included."""
-        return max(1, self.specials + max(query, self.query_size or 0) + max(window, self.window_size or 0))
+    def length(self, query: Any, window: Any) -> np.ndarray:
+        """Tokens of inputs with these numbers of tokens of a query and of a window, padding inside them included."""
+        query, window = np.maximum(query, self.query_size or 0), np.maximum(window, self.window_size or 0)
+        return np.maximum(1, self.specials + query + window)
 
     def _fill(
         self, ids: np.ndarray, mask: np.ndarray, types: np.ndarray, query: np.ndarray, window: np.ndarray
@@ -278,11 +283,7 @@ class ApartLayout:
     text: PairLayout
     query_lead: str = ""
     text_lead: str = ""
-
-    @property
-    def query_trail(self) -> str:
-        """Nothing is tokenized after a query."""
-        return ""
+    query_trail: ClassVar[str] = ""
 
 
 class InputRules:

@@ -63,6 +63,11 @@ def check_dtype(dtype: str | None) -> None:
         check_choice("dtype", dtype, (*_DTYPES, FASTEST))
 
 
+def current_dtype(device: torch.device) -> torch.dtype:
+    """The precision of matrix products at the moment: autocast's where it is on, else float32."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a precision, as it is given to a model."""
     return str(dtype).removeprefix("torch.")

@@ -9,6 +9,7 @@ import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from ..common.coverage import Work
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, load_backbone
 from .backbones.packaged import encoder_folder
-from .batching import ApartLayout, Encoded, PairLayout, QueryStates, to_dense
-from .encoder import MatchFunction, WindowEncoder
+from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
+from .devices import current_dtype
+from .encoder import WindowEncoder, of_distinct
 from .fingerprint import WeightsWatch
 from .settings import Settings
 from .texts import TokenCache
@@ -97,49 +99,45 @@ class EmbeddingEncoder(WindowEncoder):
         self,
         queries: Sequence[np.ndarray],
         windows: Sequence[Sequence[np.ndarray]],
-        layout: ApartLayout,  # type: ignore[override]
+        layout: Any,
         settings: Settings,
         *,
-        needs: str = "query",
-        match: MatchFunction | None = None,
         work: Work | None = None,
+        **_: Any,
     ) -> Encoded:
         """Embeds the windows of B documents and their queries.
 
         Returns:
             `cls (B, N, H)`, embeddings of windows, and `query.states (B, 1, H)`, those of queries.
         """
-        counts = [len(group) for group in windows]
         # A document that several queries ask for is the same object.
         distinct = {id(group): group for group in windows}
-        flat = [window for group in distinct.values() for window in group]
-        starts = dict(zip(distinct, np.cumsum([0, *map(len, distinct.values())]), strict=False))
-        rows = np.concatenate([starts[id(group)] + np.arange(len(group)) for group in windows])
-        of_query = self._embed(queries, layout.query, settings, work)  # (B, H)
-        of_window = self._embed(flat, layout.text, settings, work)[torch.from_numpy(rows)]  # (V, H)
+        # Queries are few: progress is that of the windows.
+        counting = None if work is None else Work(work.coverage)
+        of_query = self._embed(queries, layout.query, settings, counting)  # (B, H)
+        made = self._embed(list(chain.from_iterable(distinct.values())), layout.text, settings, work)
+        of_group = dict(zip(distinct, made.split(list(map(len, distinct.values()))), strict=True))
+        of_window = torch.cat([of_group[id(group)] for group in windows])  # (V, H)
         if work is not None:
-            work.advance(1, 1)
+            work.finish()
         mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
-        return replace(to_dense(of_window, counts), query=QueryStates(of_query.unsqueeze(1), mask))
+        query = QueryStates(of_query.unsqueeze(1), mask)
+        return replace(to_dense(of_window, list(map(len, windows))), query=query)
 
     def _embed(
         self, sequences: Sequence[np.ndarray], layout: PairLayout, settings: Settings, work: Work | None
     ) -> torch.Tensor:
         """`(V, H)` fp32 embeddings of V token sequences; those seen before are not encoded again."""
-        setting = (layout, self.pooling, self.similarity, settings.dtype, settings.device.type)
-        keys = [sequence.tobytes() for sequence in sequences]
-        distinct = dict(zip(keys, sequences, strict=True))
-        found: dict[bytes, Any] = {key: self.shared.cache.get((setting, key)) for key in distinct}
-        new = {key: sequence for key, sequence in distinct.items() if found[key] is None}
-        if new:
-            nothing = [np.zeros(0, dtype=np.int32)] * len(new)
-            vectors = self.vectors(nothing, list(new.values()), layout, settings, work)
+
+        def embed(new: list[np.ndarray]) -> np.ndarray:
+            vectors = self.vectors([NOTHING] * len(new), new, layout, settings, work)
             if self.similarity == "cosine":
                 vectors = nn.functional.normalize(vectors, dim=-1)
-            for key, vector in zip(new, vectors.cpu().numpy(), strict=True):
-                found[key] = vector
-                self.shared.cache.put((setting, key), vector)
-        return torch.from_numpy(np.stack([found[key] for key in keys])).to(self.device)
+            return vectors.cpu().numpy()
+
+        setting = (layout, self.pooling, self.similarity, current_dtype(self.device), self.device.type)
+        found = of_distinct(sequences, lambda distinct: self.shared.cache.through(setting, distinct, embed))
+        return torch.from_numpy(np.stack(found)).to(self.device)
 
 
 class Similarity(nn.Module):
@@ -329,9 +327,6 @@ def _read_json(name: str, path: str) -> Any:
 
 def _file(name: str, path: str) -> Path | None:
     """A file of the checkpoint, from its folder, the hub or the hub's cache; None where it is not."""
-    if Path(name).is_dir():
-        file = Path(name) / path
-        return file if file.is_file() else None
     found = cached_file(
         name, path, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
     )

@@ -20,7 +20,7 @@ from torch import nn
 
 from ..common.coverage import Work
 from .backbones.load import Backbone, build_backbone
-from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, to_dense
+from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
 from .runtimes import BackboneRuntime, pack
 from .settings import Settings
 
@@ -104,14 +104,16 @@ class WindowEncoder(nn.Module):
         self.runtime.use(settings.runtime, self.backbone)
         layout = self.pair_layout.fixed(settings.max_query_len, None) if settings.pad_query else self.pair_layout
         specials = layout.specials + layout.query_trail_size
-        if self.longest_input is not None:
-            settings = self.within(settings, self.longest_input - settings.max_query_len - specials, specials)
+        room = None if self.longest_input is None else self.longest_input - settings.max_query_len - specials
+        settings = self.within(settings, room, specials)
         if settings.pad_query:
             layout = layout.fixed(settings.max_query_len, settings.windows.largest)
         return settings, layout
 
-    def within(self, settings: Settings, room: int, specials: int) -> Settings:
-        """The settings with windows of at most `room` document tokens."""
+    def within(self, settings: Settings, room: int | None, specials: int) -> Settings:
+        """The settings with windows of at most `room` document tokens; None if nothing limits them."""
+        if room is None:
+            return settings
         if room < 1:
             raise ValueError(
                 f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
@@ -155,29 +157,28 @@ class WindowEncoder(nn.Module):
         """
         counts = list(map(len, windows))
         if needs == "cls":
-            of_each = [query for query, count in zip(queries, counts, strict=True) for _ in range(count)]
             flat = list(itertools.chain.from_iterable(windows))
-            return to_dense(self.vectors(of_each, flat, layout, settings, work), counts)
+            return to_dense(self.vectors(for_each_window(queries, windows), flat, layout, settings, work), counts)
         batch = layout.collate(queries, windows, settings.device)
         order = torch.argsort(batch.lengths, stable=True)
-        collector: MatchCollector | QueryCollector
-        if match is None:
-            collector = QueryCollector(batch)
-        else:
-            collector = MatchCollector(batch, match)
+        asking = QueryCollector(batch)
+        matches = None if match is None else MatchCollector(batch, match, asking)
+        if matches is not None:
             # The first windows of all documents, which have their queries' states, before all others.
-            first = collector.is_first()[order]
+            first = asking.number[order] == 0
             order = torch.cat([order[first], order[~first]])
         vectors = []
         for rows, states, mask in self._passes(batch, order, settings, work, needs == "all"):
             vectors.append(self._vectors(states[-1], mask))
-            collector.add(rows, states)
+            asking.add(rows, states)
+            if matches is not None:
+                matches.add(rows, states)
             if work is not None:
                 work.advance(len(rows), len(order))
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
-        if isinstance(collector, MatchCollector):
-            return replace(encoded, matches=collector.collect())
-        return replace(encoded, query=self._represent_query(collector.collect()))
+        if matches is not None:
+            return replace(encoded, matches=matches.collect())
+        return replace(encoded, query=self._represent_query(asking.collect()))
 
     def vectors(
         self,
@@ -195,7 +196,8 @@ class WindowEncoder(nn.Module):
         number_of, chosen = _distinct(queries, windows)
         made: list[int] = []
         vectors = []
-        for part in micro_batches([layout.length(len(queries[i]), len(windows[i])) for i in chosen]):
+        lengths = layout.length([len(queries[i]) for i in chosen], [len(windows[i]) for i in chosen])
+        for part in micro_batches(lengths.tolist()):
             inputs = [chosen[number] for number in part]
             batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], settings.device)
             order = torch.argsort(batch.lengths, stable=True)
@@ -373,6 +375,13 @@ def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     yield part
 
 
+def of_distinct(sequences: Sequence[np.ndarray], make: Callable[[list[np.ndarray]], Sequence[Any]]) -> list[Any]:
+    """What is made of token sequences, of equal ones once."""
+    distinct = {sequence.tobytes(): sequence for sequence in sequences}
+    made = dict(zip(distinct, make(list(distinct.values())), strict=True))
+    return [made[sequence.tobytes()] for sequence in sequences]
+
+
 def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """For each input its number among the distinct ones, and the first input of each number."""
     if torch.is_grad_enabled():
@@ -390,6 +399,49 @@ def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> t
     return place, chosen
 
 
+class QueryCollector:
+    """Holds the states of the query's tokens in the first window of each document, pass by pass.
+
+    Args:
+        batch: the windows.
+
+    Attributes:
+        first_row: `(B,)` int64, the first window of each document.
+        number: `(V,)` int64, which window of its document each one is.
+        place: `(B, Q)` int64, where the query's tokens stand.
+        mask: `(B, Q)` bool, True = a real one.
+        layers: L times `(B, Q, H)` fp32, their states, as far as they have been added.
+    """
+
+    def __init__(self, batch: WindowBatch) -> None:
+        counts = torch.bincount(batch.doc, minlength=batch.documents)
+        self._doc = batch.doc
+        self.first_row = counts.cumsum(0) - counts
+        self.number = torch.arange(len(batch.doc), device=batch.doc.device) - self.first_row[batch.doc]
+        self.place, self.mask = _span(batch.query_start, batch.query_length, self.first_row)
+        self.layers: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor, states: States) -> None:
+        """Takes what it needs of one pass.
+
+        Args:
+            rows: `(V',)` rows of the batch.
+            states: L tensors `(V', T, H)`.
+        """
+        own = (self.number[rows] == 0).nonzero()  # (documents that begin here, 1)
+        doc = self._doc[rows[own[:, 0]]]
+        place = self.place[doc].clamp(max=states[0].shape[1] - 1)
+        if not self.layers:
+            shape = (*self.mask.shape, states[0].shape[2])
+            self.layers = [layer.new_zeros(shape, dtype=torch.float32) for layer in states]
+        for queries, layer in zip(self.layers, states, strict=True):
+            queries.index_put_((doc,), layer[own, place].float())
+
+    def collect(self) -> QueryStates:
+        """The last layer's states of every document's query; zeros where it has fewer tokens than others."""
+        return QueryStates(self.layers[-1].masked_fill(~self.mask.unsqueeze(-1), 0.0), self.mask)
+
+
 class MatchCollector:
     """Matches windows with their document's query, pass by pass, so that no pass's token states need to be kept.
 
@@ -399,29 +451,20 @@ class MatchCollector:
     Args:
         batch: the windows.
         match: how query and document states are matched.
+        queries: gets the states of each pass first.
     """
 
-    def __init__(self, batch: WindowBatch, match: MatchFunction) -> None:
+    def __init__(self, batch: WindowBatch, match: MatchFunction, queries: QueryCollector) -> None:
         self._batch = batch
         self._match = match
+        self._queries = queries
         lengths = batch.content_length
-        counts = torch.bincount(batch.doc, minlength=batch.documents)
-        self._first_row = counts.cumsum(0) - counts  # (B,)
-        self._number = torch.arange(len(batch.doc), device=batch.doc.device) - self._first_row[batch.doc]  # (V,)
         starts = lengths.cumsum(0) - lengths
-        self._offset = starts - starts[self._first_row][batch.doc]  # (V,) where a window begins in its document
-        totals = torch.zeros_like(counts).index_add_(0, batch.doc, lengths)
+        self._offset = starts - starts[queries.first_row][batch.doc]  # (V,) where a window begins in its document
+        totals = torch.zeros_like(queries.first_row).index_add_(0, batch.doc, lengths)
         self._longest = max(1, int(totals.max()))
-        place, self._query_mask = _span(batch.query_start, batch.query_length, self._first_row)
-        self._query_ids = batch.input_ids[self._first_row.unsqueeze(1), place]  # (B, Q)
-        self._query_place = place
-        self._queries: list[torch.Tensor] = []  # L times (B, Q, H)
-        self._has_query = torch.zeros_like(counts, dtype=torch.bool)
+        self._query_ids = batch.input_ids[queries.first_row.unsqueeze(1), queries.place]  # (B, Q)
         self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-
-    def is_first(self) -> torch.Tensor:
-        """`(V,)` bool, which windows are the first of their document."""
-        return self._number == 0
 
     def add(self, rows: torch.Tensor, states: States) -> None:
         """Matches the windows of one pass.
@@ -429,18 +472,14 @@ class MatchCollector:
         Args:
             rows: `(V',)` their rows in the batch.
             states: L tensors `(V', T, H)`.
-
-        Raises:
-            RuntimeError: if a document's first window has not been added yet.
         """
         batch, doc, size = self._batch, self._batch.doc[rows], states[0].shape[1]
-        self._keep_queries(rows, states)
         same = self._query_ids[doc].unsqueeze(2) == batch.input_ids[rows, :size].unsqueeze(1)  # (V', Q, T)
         with torch.autocast(states[0].device.type, enabled=False):
             # Layer by layer: all at once would copy the states of all layers.
             values = [
                 self._match(queries[doc], layer.float(), same)
-                for queries, layer in zip(self._queries, states, strict=True)
+                for queries, layer in zip(self._queries.layers, states, strict=True)
             ]
         column = torch.arange(size, device=rows.device)
         start, length = batch.content_start[rows].unsqueeze(1), batch.content_length[rows].unsqueeze(1)
@@ -457,60 +496,13 @@ class MatchCollector:
         dense = dense.index_put_(place, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
         del values
         window = torch.full((self._batch.documents, self._longest), -1, device=row.device)
-        window[place] = self._number[row]
+        window[place] = self._queries.number[row]
         return Matches(
-            values=dense.masked_fill_(~self._query_mask[:, None, :, None], 0.0),
-            query_mask=self._query_mask,
+            values=dense.masked_fill_(~self._queries.mask[:, None, :, None], 0.0),
+            query_mask=self._queries.mask,
             document_mask=window >= 0,
             window=window,
         )
-
-    def _keep_queries(self, rows: torch.Tensor, states: States) -> None:
-        first = self.is_first()[rows]
-        if bool(first.any()):
-            doc = self._batch.doc[rows[first]]
-            own = first.nonzero()  # (V', 1)
-            place = self._query_place[doc].clamp(max=states[0].shape[1] - 1)
-            if not self._queries:
-                shape = (self._batch.documents, place.shape[1], states[0].shape[2])
-                self._queries = [layer.new_zeros(shape, dtype=torch.float32) for layer in states]
-            self._has_query[doc] = True
-            self._queries = [
-                queries.index_put((doc,), layer[own, place].float())
-                for queries, layer in zip(self._queries, states, strict=True)
-            ]
-        if not bool(self._has_query[self._batch.doc[rows]].all()):
-            raise RuntimeError("a document's first window must be encoded before its others")
-
-
-class QueryCollector:
-    """Keeps the states of the query's tokens in the first window of each document, pass by pass.
-
-    Args:
-        batch: the windows.
-    """
-
-    def __init__(self, batch: WindowBatch) -> None:
-        counts = torch.bincount(batch.doc, minlength=batch.documents)
-        self._first_row = counts.cumsum(0) - counts  # (B,)
-        self._doc = batch.doc
-        self._place, self._mask = _span(batch.query_start, batch.query_length, self._first_row)
-        self._parts: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def add(self, rows: torch.Tensor, states: States) -> None:
-        """Takes what it needs of one pass: `(V',)` rows of the batch, and their states."""
-        last = states[-1]
-        doc = self._doc[rows]
-        own = (self._first_row[doc] == rows).nonzero()  # (documents that begin here, 1)
-        doc = doc[own[:, 0]]
-        place = self._place[doc].clamp(max=last.shape[1] - 1)
-        self._parts.append((doc, last[own, place].float()))
-
-    def collect(self) -> QueryStates:
-        """The states of every document's query; zeros where it has fewer tokens than others."""
-        doc, states = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
-        states = torch.empty_like(states).index_put((doc,), states)
-        return QueryStates(states.masked_fill(~self._mask.unsqueeze(-1), 0.0), self._mask)
 
 
 def _span(start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..common.arguments import check_given
 from ..common.registry import register
-from .texts import Span, TokenizedText
+from .texts import Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
@@ -149,7 +149,7 @@ class WindowSelector(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        return list(zip(documents, self.choose(queries, documents, _cut(documents, windows)), strict=True))
+        return list(zip(documents, self.choose(queries, documents, each_once(documents, windows)), strict=True))
 
     def choose(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
@@ -274,21 +274,23 @@ class BM25Windows(WindowSelector):
     def scores(
         self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
     ) -> list[np.ndarray]:
-        found = {id(document): _WordStarts(document.text) for document in documents}
+        pairs = list(zip(documents, spans, strict=True))
+        distinct = {(id(document), id(own)): (document, own) for document, own in pairs}
+        found = {key: _WindowWords(*pair) for key, pair in distinct.items()}
         return [
-            self._bm25(words(query), found[id(document)], [document.characters(span) for span in own])
-            for query, document, own in zip(queries, documents, spans, strict=True)
+            self._bm25(words(query), found[id(document), id(own)])
+            for query, (document, own) in zip(queries, pairs, strict=True)
         ]
 
-    def _bm25(self, query: list[str], text: _WordStarts, windows: list[Span]) -> np.ndarray:
-        """`(N,)` scores of the windows, given as characters; a word is in the window in which it begins."""
-        lengths = text.count(None, windows)  # (N,)
+    def _bm25(self, query: list[str], windows: _WindowWords) -> np.ndarray:
+        """`(N,)` scores of the windows; a word is in the window in which it begins."""
+        lengths = windows.count(None)  # (N,)
         norm = self.k1 * (1.0 - self.b + self.b * lengths / max(lengths.mean(), 1.0))
-        total = np.zeros(len(windows))
+        total = np.zeros(len(lengths))
         for word in query:
-            times = text.count(word, windows)  # (N,)
+            times = windows.count(word)  # (N,)
             if times.any():
-                gain = np.divide(times * (self.k1 + 1.0), times + norm, out=np.zeros(len(windows)), where=times > 0)
+                gain = np.divide(times * (self.k1 + 1.0), times + norm, out=np.zeros(len(times)), where=times > 0)
                 total += self._rarity(word, times) * gain
         return total
 
@@ -366,9 +368,9 @@ class KeyBlocks(Preselection):
             )
 
     def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        chosen = self.selector.choose(queries, documents, _cut(documents, self.blocks))
+        chosen = self.selector.choose(queries, documents, each_once(documents, self.blocks))
         shorter = [document.only(own) for document, own in zip(documents, chosen, strict=True)]
-        return list(zip(shorter, _cut(shorter, windows), strict=True))
+        return list(zip(shorter, each_once(shorter, windows), strict=True))
 
     def identity(self) -> dict[str, Any]:
         return self._described(self.selector.identity())
@@ -383,12 +385,6 @@ class KeyBlocks(Preselection):
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
         selector: Any = preselection_from_config(config["selector"], folder)
         return cls(selector, windows_from_config(config["blocks"]))
-
-
-def _cut(documents: Sequence[TokenizedText], windows: Windows) -> list[list[Span]]:
-    """Each document's windows; a document that stands there several times is cut once."""
-    spans = {key: windows(document) for key, document in {id(document): document for document in documents}.items()}
-    return [spans[id(document)] for document in documents]
 
 
 def _is_one_window(windows: Windows) -> bool:
@@ -428,17 +424,18 @@ def words(text: str) -> list[str]:
     return [match.group().lower() for match in _WORD.finditer(text)]
 
 
-class _WordStarts:
-    """Where in a text the words begin: all of them (None), and each by itself."""
+class _WindowWords:
+    """How often each word, or any (None), begins in each of N windows of a document."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, document: TokenizedText, spans: list[Span]) -> None:
         starts: dict[str | None, list[int]] = defaultdict(list)
-        for match in _WORD.finditer(text):
+        for match in _WORD.finditer(document.text):
             starts[None].append(match.start())
             starts[match.group().lower()].append(match.start())
         self._starts = {word: np.array(places) for word, places in starts.items()}
+        self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
 
-    def count(self, word: str | None, windows: list[Span]) -> np.ndarray:
-        """`(N,)` how many words, or how often this one, are in each window."""
-        edges = np.searchsorted(self._starts.get(word, np.zeros(0)), np.array(windows))  # (N, 2)
+    def count(self, word: str | None) -> np.ndarray:
+        """`(N,)` numbers."""
+        edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
         return edges[:, 1] - edges[:, 0]

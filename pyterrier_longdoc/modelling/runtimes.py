@@ -28,7 +28,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..common.arguments import check_choice
 from ..common.files import import_extra
 from .backbones.architectures import quiet
-from .devices import dtype_name
+from .devices import current_dtype, dtype_name
 from .fingerprint import WeightsWatch
 from .heads import registered_heads
 
@@ -163,7 +163,7 @@ class BackboneRuntime:
             return self._made["every pass"](given)
         # One export for all passes: with a mask, whether there is padding or not, and always in the same order.
         given = {"attention_mask": torch.ones_like(given["input_ids"]), **given}
-        key = (torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32, tuple(given))
+        key = (current_dtype(given["input_ids"].device), tuple(given))
         if key not in self._made:
             self._made[key] = _exported(backbone, *key)
         return self._made[key](given)
@@ -349,7 +349,7 @@ def pack(backbone: Any, inputs: Inputs, mask: torch.Tensor) -> Packing | None:
     if inputs["attention_mask"] is None or not _can_pack(backbone, inputs):
         return None
     config = backbone.config
-    kernel = kernel_for(mask.device, _precision(backbone), config.hidden_size // config.num_attention_heads)
+    kernel = kernel_for(mask.device, current_dtype(mask.device), config.hidden_size // config.num_attention_heads)
     if kernel is None:
         return None
     place = mask.flatten().nonzero().squeeze(1)
@@ -386,12 +386,6 @@ def _can_pack(backbone: Any, inputs: Inputs) -> bool:
         and not torch.is_grad_enabled()
         and inputs.keys() <= _INPUTS
     )
-
-
-def _precision(backbone: Any) -> torch.dtype:
-    """That of queries and keys."""
-    kind = backbone.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else backbone.dtype
 
 
 def _positions(config: Any, inputs: Inputs) -> torch.Tensor:

@@ -19,11 +19,12 @@ from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
 from .batching import Encoded
+from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
 from .settings import Settings
-from .texts import TokenCache, TokenizedText, blocks, numbered
+from .texts import TokenCache, TokenizedText, blocks, each_once, numbered
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
@@ -137,7 +138,7 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
-        coverage = Coverage(dtype=str(settings.dtype).removeprefix("torch."))
+        coverage = Coverage(dtype=dtype_name(settings.dtype))
         scored, work = Scored(len(texts), coverage, per_pair=settings.preselect is not None), Work(coverage, on_rows)
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
@@ -154,9 +155,8 @@ class LongDocScorer(nn.Module):
                 )
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
-                scored.add(
-                    block, values, read.readings, self.explanations(encoded, read) if explain else [None] * len(values)
-                )
+                explanations = self.explanations(encoded, read) if explain else [None] * len(values)
+                scored.add(block, values, read.readings, explanations)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
         return scored.checked()
@@ -172,10 +172,8 @@ class LongDocScorer(nn.Module):
 
     def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
         """Token ids of queries as far as they are read, which `coverage` counts."""
-        tokenized, limit = (
-            self.tokens(self.tokenizer, queries, lead=self.layout.query_lead),
-            self.settings.max_query_len,
-        )
+        limit = self.settings.max_query_len
+        tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
         if coverage is not None:
             coverage.add_queries(list(map(len, tokenized)), limit)
         cut = [query.ids[:limit] for query in tokenized]
@@ -191,16 +189,16 @@ class LongDocScorer(nn.Module):
         """
         settings, documents = self.settings, list(texts)
         if settings.max_doc_len is not None:
-            documents = _once(documents, lambda text: text.head(settings.max_doc_len))
+            documents = each_once(documents, lambda text: text.head(settings.max_doc_len))
         if settings.preselect is None:
-            cuts = _once(documents, lambda document: (document, settings.windows(document)))
+            cuts = each_once(documents, lambda document: (document, settings.windows(document)))
         else:
             # A selector's model has a precision of its own.
             with torch.autocast(self.settings.device.type, enabled=False):
                 cuts = settings.preselect.cut(queries, documents, settings.windows)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
             self.head.check_windows(len(spans), len(query))
-        windows = _once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
+        windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
         readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
         return Read(query_ids, cuts, windows, readings)
 
@@ -269,12 +267,3 @@ class LongDocScorer(nn.Module):
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (self.tokenizer.cls_token_id, self.tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
-
-
-def _once(values: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """What is made of each value, of one that stands there several times once: several queries may ask for a text."""
-    made: dict[int, Any] = {}
-    for value in values:
-        if id(value) not in made:
-            made[id(value)] = make(value)
-    return [made[id(value)] for value in values]

@@ -30,7 +30,7 @@ class Settings:
         runtime: what computes the backbone when it scores, see `runtimes.py`.
 
     Raises:
-        ValueError: for sizes below 1, or if `preselect` cannot choose from the windows.
+        ValueError: if `preselect` cannot choose from the windows.
     """
 
     windows: Windows
@@ -45,9 +45,5 @@ class Settings:
     runtime: str = "torch"
 
     def __post_init__(self) -> None:
-        if self.max_query_len < 1:
-            raise ValueError(f"max_query_len={self.max_query_len} must be at least 1")
-        if self.max_doc_len is not None and self.max_doc_len < 1:
-            raise ValueError(f"max_doc_len={self.max_doc_len} must be at least 1, or None to read whole documents")
         if self.preselect is not None:
             self.preselect.check(self.windows)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,43 +22,48 @@ class TokenizedText:
     Attributes:
         ids: `(L,)` int32 token ids.
         text: the text the tokens come from.
-        starts: `(L,)` int32 character offset at which each token begins; None if offsets were not asked for.
-        ends: `(L,)` int32 character offset at which each token ends.
+        offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
     """
 
     ids: np.ndarray
     text: str = ""
-    starts: np.ndarray | None = None
-    ends: np.ndarray | None = None
+    offsets: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def head(self, length: int) -> TokenizedText:
         """The same text, of which only the first `length` tokens are kept."""
-        if len(self) <= length:
-            return self
-        if self.starts is None or self.ends is None:
-            return replace(self, ids=self.ids[:length])
-        return replace(self, ids=self.ids[:length], starts=self.starts[:length], ends=self.ends[:length])
+        return self if len(self) <= length else self._at(slice(length))
 
     def only(self, spans: Sequence[Span]) -> TokenizedText:
         """The same text, of which only the tokens in these windows are kept, in order and each once."""
         keep = np.zeros(len(self), dtype=bool)
         for start, end in spans:
             keep[start:end] = True
-        if self.starts is None or self.ends is None:
-            return replace(self, ids=self.ids[keep])
-        return replace(self, ids=self.ids[keep], starts=self.starts[keep], ends=self.ends[keep])
+        return self._at(keep)
+
+    def _at(self, places: slice | np.ndarray) -> TokenizedText:
+        offsets = None if self.offsets is None else self.offsets[places]
+        return replace(self, ids=self.ids[places], offsets=offsets)
 
     def characters(self, span: Span) -> Span:
         """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
-        start, end = span
-        if self.starts is None or self.ends is None:
+        window = self._known_offsets()[slice(*span)]
+        return (int(window[0, 0]), int(window[:, 1].max())) if len(window) else (0, 0)
+
+    def tokens_before(self, characters: int | Sequence[int]) -> np.ndarray:
+        """How many tokens end before each character offset, or with it: byte-level tokens begin with a space."""
+        return np.searchsorted(np.maximum.accumulate(self._known_offsets()[:, 1]), characters, side="right")
+
+    def tokens_begun(self, character: int) -> int:
+        """How many tokens begin before a character offset."""
+        return int(np.searchsorted(self._known_offsets()[:, 0], character, side="left"))
+
+    def _known_offsets(self) -> np.ndarray:
+        if self.offsets is None:
             raise ValueError("this text was tokenised without character offsets")
-        if start >= end:
-            return (0, 0)
-        return int(self.starts[start]), int(self.ends[start:end].max())
+        return self.offsets
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
@@ -89,7 +93,7 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
     tokenized = []
     for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
         characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
-        tokenized.append(TokenizedText(row, text, characters[:, 0], characters[:, 1]))
+        tokenized.append(TokenizedText(row, text, characters))
     return tokenized
 
 
@@ -163,8 +167,6 @@ CACHED_TOKEN_BYTES = 64 * 2**20
 ENTRY_BYTES = 400
 """About what an entry takes besides its tokens: key, hash and the two objects around the array."""
 
-_CONTENTS: weakref.WeakKeyDictionary[Any, tuple[tuple[Any, ...] | None, bytes | None]] = weakref.WeakKeyDictionary()
-
 
 class TokenCache:
     """Tokenises texts, each distinct one once as long as its tokens are remembered.
@@ -178,70 +180,48 @@ class TokenCache:
     """
 
     def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
-        self.cache = EmbeddingCache(max_bytes, entry_bytes=ENTRY_BYTES)
+        self.cache = EmbeddingCache(max_bytes, ENTRY_BYTES)
         self._tokenizer: Any = None
-        self._settings: tuple[Any, ...] | None = None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TokenCache:
-        return TokenCache(self.cache.max_bytes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenCache, (self.cache.max_bytes,)
+        self._settings: list[Any] = []
 
     def __call__(
         self, tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = ""
     ) -> list[TokenizedText]:
         """As `texts.tokenize`; equal texts share one result."""
-        remembers = self._forget_if_changed(tokenizer)
+        remembers = self._forget_if_changed(tokenizer.backend_tokenizer)
         known: dict[str, TokenizedText] = {}
         new: dict[str, bytes] = {}
         for text in dict.fromkeys(texts):
-            content = text.encode("utf-8", "surrogatepass")
-            key = (lead, hashlib.blake2b(content, digest_size=16).digest())
-            with_offsets = self.cache.get((*key, True)) if remembers else None
-            ids = None if offsets or not remembers else self.cache.get((*key, False))
-            if with_offsets is not None:
-                known[text] = TokenizedText(with_offsets[0], text, with_offsets[1], with_offsets[2])
-            elif ids is not None:
-                known[text] = TokenizedText(ids[0], text)
+            content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            found = self.cache.get((lead, content, True))
+            if found is None and not offsets:
+                found = self.cache.get((lead, content, False))
+            if found is None:
+                new[text] = content
             else:
-                new[text] = key[1]
-        if new:
-            known |= zip(new, tokenize(tokenizer, list(new), offsets=offsets, lead=lead), strict=True)
+                known[text] = TokenizedText(found[0], text, found[1:].T if len(found) > 1 else None)
+        known |= zip(new, tokenize(tokenizer, list(new), offsets=offsets, lead=lead), strict=True)
         if remembers:
             for text, content in new.items():
-                self.cache.put((lead, content, offsets), _as_array(known[text]))
+                tokens = known[text]
+                rows = [tokens.ids] if tokens.offsets is None else [tokens.ids, *tokens.offsets.T]
+                self.cache.put((lead, content, offsets), np.stack(rows))
         return list(map(known.__getitem__, texts))
 
-    def _forget_if_changed(self, tokenizer: Any) -> bool:
+    def _forget_if_changed(self, backend: Any) -> bool:
         """Forgets what another tokenizer has made; returns whether this one makes the same of a text every time."""
-        settings = tokenizer_settings(tokenizer)
-        if tokenizer is not self._tokenizer or settings != self._settings:
+        steps = [written(backend.normalizer), written(backend.pre_tokenizer)]
+        added = sorted(map(repr, backend.get_added_tokens_decoder().items()))
+        dropout = getattr(backend.model, "dropout", None)
+        settings = [*steps, *added, backend.encode_special_tokens, dropout]
+        if backend is not self._tokenizer or settings != self._settings:
             self.cache.clear()
-            self._tokenizer, self._settings = tokenizer, settings
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        return settings is not None and not getattr(getattr(backend, "model", None), "dropout", None)
+            self._tokenizer, self._settings = backend, settings
+        return None not in steps and not dropout
 
 
-def tokenizer_settings(tokenizer: Any) -> tuple[Any, ...] | None:
-    """What of a tokenizer can be changed in place: added tokens, and the steps around its model; None if unreadable."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return ()
-    steps = list(map(_written, (backend.normalizer, backend.pre_tokenizer)))
-    if None in steps:
-        return None
-    added = tuple(map(repr, sorted(backend.get_added_tokens_decoder().items())))
-    return (added, backend.encode_special_tokens, *steps)
-
-
-def written(tokenizer: Any) -> bytes | None:
-    """All of a fast tokenizer; None if a step of it is written in Python."""
-    return _written(tokenizer.backend_tokenizer)
-
-
-def _written(part: Any) -> bytes | None:
-    """A tokenizer, or a step of it, as bytes; None of what is written in Python."""
+def written(part: Any) -> bytes | None:
+    """A tokenizer's backend, or a step of it, as bytes; None of what is written in Python."""
     try:
         return b"" if part is None else part.__getstate__()
     except Exception as error:  # tokenizers has no class of its own for it
@@ -254,23 +234,14 @@ def same_tokens(tokenizer: Any, other: Any) -> bool:
     """Whether two fast tokenizers are known to make the same of every text."""
     if tokenizer is other:
         return True
-    content = _content(tokenizer)
-    return content is not None and content == _content(other)
+    content = written(tokenizer.backend_tokenizer)
+    return content is not None and content == written(other.backend_tokenizer)
 
 
-def _content(tokenizer: Any) -> bytes | None:
-    """A hash of all of a fast tokenizer; writing it down takes long, so that it is remembered. None if unreadable."""
-    settings = tokenizer_settings(tokenizer)
-    known, content = _CONTENTS.get(tokenizer, (None, None))
-    if settings is None or known != settings:
-        content = written(tokenizer)
-        content = None if content is None else hashlib.blake2b(content).digest()
-        _CONTENTS[tokenizer] = settings, content
-    return content
-
-
-def _as_array(tokens: TokenizedText) -> np.ndarray:
-    """`(1, L)` ids, or `(3, L)` ids, starts and ends."""
-    if tokens.starts is None or tokens.ends is None:
-        return tokens.ids[None]
-    return np.stack([tokens.ids, tokens.starts, tokens.ends])
+def each_once(values: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
+    """What is made of each value, of an object that stands there several times once: queries may share a text."""
+    made: dict[int, Any] = {}
+    for value in values:
+        if id(value) not in made:
+            made[id(value)] = make(value)
+    return [made[id(value)] for value in values]

@@ -77,7 +77,7 @@ class Windows:
         Returns:
             Half-open spans of token positions; at least one.
         """
-        if self.needs_text and (not isinstance(tokens, TokenizedText) or tokens.starts is None):
+        if self.needs_text and (not isinstance(tokens, TokenizedText) or tokens.offsets is None):
             raise TypeError(f"{type(self).__name__} needs a TokenizedText with character offsets, not bare token ids")
         spans = [span for span in self.spans(tokens) if span[0] < span[1]] or [(0, 0)]
         return self._select(spans, tokens)
@@ -340,12 +340,9 @@ def _divide(spans: list[Span], limit: int | None) -> list[Span]:
 def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
     """Index of the first token that reaches beyond each character offset, then the number of tokens.
 
-    Ends count, not starts: the tokens of byte-level tokenizers begin with the space before their word. The first
-    entry is always 0, so that no token before the first offset is lost.
+    The first entry is always 0, so that no token before the first offset is lost.
     """
-    ends = np.maximum.accumulate(np.asarray(text.ends))
-    indices = np.searchsorted(ends, characters, side="right").tolist()
-    return [0, *indices[1:], len(text)] if indices else [0, len(text)]
+    return [0, *text.tokens_before(characters[1:]).tolist(), len(text)]
 
 
 def _check_stride(size: int, stride: int) -> None:

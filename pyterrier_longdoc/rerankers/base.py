@@ -239,7 +239,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             ValueError: if the tokenizer has a step in Python, of which it cannot be told whether it stays the same.
         """
         scorer = self.load_scorer()
-        tokenizer = written(scorer.tokenizer)
+        tokenizer = written(scorer.tokenizer.backend_tokenizer)
         if tokenizer is None:
             raise ValueError(
                 "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "

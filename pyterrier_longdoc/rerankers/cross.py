@@ -400,7 +400,7 @@ class NeuralModel1(AvgP):
 
 def _remembering(weights: Weights, cached_bytes: int) -> Weights:
     encoder: Any = weights.scorer.encoder
-    encoder.states.cache.max_bytes = cached_bytes
+    encoder.cache.max_bytes = cached_bytes
     return weights
 
 

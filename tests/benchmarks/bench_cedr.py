@@ -26,6 +26,7 @@ from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.support import tiny
+from tests.support.memory import growth
 from tests.support.scorers import scorer_of
 
 HEADS = ("avgp", "cedr-knrm", "cedr-pacrr", "cedr-drmm", "model1")
@@ -53,28 +54,18 @@ def pairs(query: int, tokens: int, documents: int) -> tuple[list[str], list[str]
     return queries, [" ".join(rng.choice(tiny.WORDS, tokens)) for _ in range(documents)]
 
 
-def peak(name: str, folder: str, query: int, tokens: int) -> None:
-    """Prints the MB that this process has before it scores one document, and its peak while it does so."""
+def peak(name: str, folder: str, query: int, tokens: int) -> float:
+    """MB by which this process grows at most while it scores one document."""
     model = scorer(folder, name)
     model.score(["a cat"], ["the dog"])
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    before = resident("VmRSS")
-    model.score(*pairs(query, tokens, 1))
-    print(before, resident("VmHWM"))
-
-
-def resident(field: str) -> float:
-    """A figure of this process's memory in MB, by its name in Linux."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status[field].split()[0]) / 1024
+    return growth(lambda: model.score(*pairs(query, tokens, 1)))
 
 
 def memory(name: str, folder: str, args: argparse.Namespace) -> float:
     """MB that a document takes, measured in a process of its own."""
     command = [sys.executable, __file__, "--peak", name, "--folder", folder]
     command += ["--query", str(args.query), "--tokens", str(args.tokens)]
-    before, after = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-2:])
-    return after - before
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def main() -> None:
@@ -86,7 +77,7 @@ def main() -> None:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peak:
-        peak(args.peak, args.folder, args.query, args.tokens)
+        print(peak(args.peak, args.folder, args.query, args.tokens))
         return
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(folder, args)

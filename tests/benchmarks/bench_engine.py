@@ -47,6 +47,7 @@ from pyterrier_longdoc.modelling.devices import resolve_device, resolve_dtype
 from pyterrier_longdoc.modelling.encoder import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, WindowEncoder
 from pyterrier_longdoc.modelling.settings import Settings
 from tests.support import tiny
+from tests.support.memory import growth
 
 GIGA = 1e9
 
@@ -182,15 +183,8 @@ def grown_by(rows: int) -> tuple[float, float, float]:
 
 def grown(run: Callable[[], Any]) -> tuple[float, float]:
     """MB by which this process grows at most while `run` runs, and seconds."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-    before, start = _status("VmRSS"), time.perf_counter()
-    run()
-    return _status("VmHWM") - before, time.perf_counter() - start
-
-
-def _status(name: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[name].split()[0]) / 1024
+    start = time.perf_counter()
+    return growth(run), time.perf_counter() - start
 
 
 def table_of_memory(args: argparse.Namespace, device: torch.device) -> None:

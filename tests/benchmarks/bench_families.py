@@ -44,9 +44,9 @@ from pyterrier_longdoc.modelling.devices import dtype_name, resolve_device, reso
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.texts import tokenize
-from tests.benchmarks.bench_engine import grown
 from tests.benchmarks.bench_speed import collection
 from tests.support import tiny
+from tests.support.memory import growth
 from tests.support.scorers import scorer_of
 
 WINDOWED: dict[str, Callable[..., ld.LongDocReranker]] = {
@@ -150,7 +150,7 @@ def peak(name: str, query: str, text: str, args: argparse.Namespace) -> float:
     score = scorer.score
     score(["a cat"], ["the dog"])
     if scorer.device.type == "cpu":
-        return grown(lambda: score([query], [text]))[0]
+        return growth(lambda: score([query], [text]))
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     score([query], [text])

@@ -66,7 +66,7 @@ def main() -> None:
         forget_embeddings()
         times["LateIR, first query"].append(timed(late.score, query, texts))
         times["LateIR, later queries"].append(timed(late.score, f"{query} snow", texts))
-    remembered = late.encoder.states.cache
+    remembered = late.encoder.cache
     print(
         f"{args.tokens} tokens, {read.windows_per_document:.0f} windows per document, "
         f"{torch.get_num_threads()} thread(s); {remembered._bytes / args.documents / 2**20:.1f} MiB remembered per "

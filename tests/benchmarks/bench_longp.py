@@ -61,7 +61,7 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     from pyterrier_longdoc.modelling.backbones.load import build_backbone
     from pyterrier_longdoc.modelling.heads import build_head
     from pyterrier_longdoc.modelling.windows import SlidingWindows, WholeText
-    from tests.support import tiny
+    from tests.support import memory, tiny
     from tests.support.scorers import scorer_of
 
     config = configuration(name, layers)
@@ -85,11 +85,10 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     read = scored.coverage.tokens_read
     if read != documents * length:
         raise RuntimeError(f"{name} read {read} tokens instead of {documents * length}")
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     weights = sum(p.numel() for p in scorer.parameters()) / 1e6
     return {
         "seconds": min(seconds[1:] or seconds),
-        "peak": int(status["VmHWM"].split()[0]) / 1024,
+        "peak": memory.peak(),
         "weights": weights,
     }
 

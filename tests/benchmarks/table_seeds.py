@@ -30,7 +30,7 @@ from pyterrier_longdoc.experiment import Experiment
 from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
 from pyterrier_longdoc.modelling.batching import Encoded, to_dense
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.texts import tokenize
+from pyterrier_longdoc.modelling.scorer import LongDocScorer
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "time"
 HEADS = {
@@ -53,19 +53,22 @@ class FrozenVectors:
         self.windows: dict[str, dict[str, torch.Tensor]] = {}
         for kind, aggregation in (("first", "first"), ("all", "max")):
             scorer = ld.BiEncoder(ENCODER, aggregation=aggregation).load_scorer()
-            vectors = scorer._embed(
-                scorer._query_ids(topics["query"].tolist()), scorer.query_layout, torch.float32, None
-            )
-            self.queries = dict(zip(topics["qid"], torch.tensor(vectors), strict=True))
-            texts = tokenize(scorer.tokenizer, list(documents.values()))
-            own = scorer._window_vectors(texts, [scorer.settings.windows(text) for text in texts], torch.float32, None)
-            self.windows[kind] = {docno: torch.tensor(v) for docno, v in zip(documents, own, strict=True)}
+            queries = _encoded(scorer, topics["query"].tolist(), [""] * len(topics))
+            self.queries = dict(zip(topics["qid"], queries.query.states.squeeze(1), strict=True))
+            texts = _encoded(scorer, [""] * len(documents), list(documents.values()))
+            own = [vectors[real] for vectors, real in zip(texts.cls, texts.mask, strict=True)]
+            self.windows[kind] = dict(zip(documents, own, strict=True))
 
     def pairs(self, qid: str, docnos: list[str], kind: str) -> Encoded:
         """Products of the query's vector with those of each document's windows, `(B, N, H)`."""
         windows = [self.windows[kind][docno] for docno in docnos]
-        owner = torch.repeat_interleave(torch.tensor([len(w) for w in windows]))
-        return to_dense(torch.cat(windows) * self.queries[qid] * HIDDEN**0.5, owner, len(docnos))
+        return to_dense(torch.cat(windows) * self.queries[qid] * HIDDEN**0.5, list(map(len, windows)))
+
+
+@torch.no_grad()
+def _encoded(scorer: LongDocScorer, queries: list[str], texts: list[str]) -> Any:
+    with scorer.inference():
+        return scorer.encode(scorer.read(queries, scorer.read_queries(queries), scorer.tokenize(texts)))
 
 
 class FrozenReranker(pt.Estimator):

@@ -22,11 +22,10 @@ from ..support import tiny
 from ..support.arithmetic import array, bart, bert, linear
 from ..support.scorers import explained
 from ..support.systems import QRELS, QUIET, SLIDING, make, scores
+from ..support.tiny import LONG
 
 pytestmark = QUIET
 
-W = tiny.WORDS
-LONG = " ".join(W[(7 * i) % len(W)] for i in range(50))
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 PAIR = ["old dog"], [LONG]
 BOTH = pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
@@ -178,7 +177,7 @@ def test_a_small_memory_gives_the_same_scores(name, encoded):
     queries, texts = ["old dog", "snow"], [LONG, LONG]
     expected = make(name).load_scorer().score(queries, texts).scores
     scorer = make(name, cached_bytes=2000).load_scorer()
-    assert scorer.encoder.states.cache.max_bytes == 2000
+    assert scorer.encoder.cache.max_bytes == 2000
     np.testing.assert_allclose(scorer.score(queries, texts).scores, expected, **CLOSE)
     encoded.clear()
     scorer.score(queries, texts)
@@ -198,7 +197,7 @@ def test_training_forgets(encoded):
     assert sum(encoded) == 1 + 1 + 1 + 4
     assert not np.isclose(before, after, **CLOSE).any()
     fresh = copy.deepcopy(model.load_scorer())
-    assert not len(fresh.encoder.states.cache)
+    assert not len(fresh.encoder.cache)
     np.testing.assert_allclose(fresh.score(run["query"].tolist(), run["text"].tolist()).scores, after, **CLOSE)
 
 
@@ -244,9 +243,11 @@ def test_copies_remember_nothing(results):
     model = make("LateIR")
     expected = scores(model, results)
     # Two queries, the long text's 13 windows, of which two are equal, and two short texts.
-    assert len(model.load_scorer().encoder.states.cache) == 2 + 12 + 1 + 1
+    assert len(model.load_scorer().encoder.cache) == 2 + 12 + 1 + 1
+    assert len(model.load_scorer().tokens.cache) == 2 + 3
     for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        assert not len(other.load_scorer().encoder.states.cache)
+        assert not len(other.load_scorer().encoder.cache)
+        assert not len(other.load_scorer().tokens.cache)
         np.testing.assert_allclose(scores(other, results), expected, **CLOSE)
 
 

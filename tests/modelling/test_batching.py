@@ -48,31 +48,20 @@ def test_plain_layout():
 
 
 def test_fixed_layout():
-    batch = BERT.fixed(4, 3).collate(QUERIES, WINDOWS)
+    """The papers': query and window of a fixed size, as their padding is inside the input."""
+    full, empty = ids(14, 15, 16, 17), ids()
+    batch = BERT.fixed(4, 3).collate([*QUERIES, full, empty], [*WINDOWS, [empty], [ids(41, 42, 43)]])
     _ = PAD
     assert batch.input_ids.tolist() == [
         [CLS, 11, 12, _, _, SEP, 21, 22, 23, SEP],
         [CLS, 11, 12, _, _, SEP, 24, _, _, SEP],
         [CLS, 13, _, _, _, SEP, 31, 32, _, SEP],
+        [CLS, 14, 15, 16, 17, SEP, _, _, _, SEP],
+        [CLS, _, _, _, _, SEP, 41, 42, 43, SEP],
     ]
     assert batch.attention_mask.tolist() == [[token != PAD for token in row] for row in batch.input_ids.tolist()]
-    assert batch.token_type_ids.tolist() == [[0] * (4 + 2) + [1] * (3 + 1)] * 3
-    assert batch.lengths.tolist() == [4 + 3 + 3] * 3
-
-
-@pytest.mark.parametrize(("query_len", "window_len"), [(0, 150), (1, 149), (31, 1), (32, 0)])
-def test_the_papers_layout(query_len, window_len):
-    # Q = 32, W = 150
-    query, window = np.arange(1000, 1000 + query_len), np.arange(2000, 2000 + window_len)
-    batch = BERT.fixed(32, 150).collate([query], [[window]])
-    [row], [mask], [types] = (x.tolist() for x in (batch.input_ids, batch.attention_mask, batch.token_type_ids))
-    assert len(row) == 32 + 150 + 3
-    assert (row[0], row[32 + 1], row[32 + 150 + 2]) == (CLS, SEP, SEP)
-    assert row[1 : 1 + query_len] == query.tolist()
-    assert row[32 + 2 : 32 + 2 + window_len] == window.tolist()
-    assert types == [0] * (32 + 2) + [1] * (150 + 1)
-    query_mask, window_mask = np.arange(32) < query_len, np.arange(150) < window_len
-    assert mask == [True, *query_mask, True, *window_mask, True]
+    assert batch.token_type_ids.tolist() == [[0] * (4 + 2) + [1] * (3 + 1)] * 5
+    assert batch.lengths.tolist() == [BERT.fixed(4, 3).length(0, 0)] * 5 == [4 + 3 + 3] * 5
 
 
 def test_fixed_query_with_windows_of_their_own_length():
@@ -153,6 +142,7 @@ def test_to_dense_hands_gradients_back():
 def test_each_window_as_a_document_of_its_own():
     cls = torch.arange(12.0).view(2, 3, 2)
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    single = Encoded(cls, mask).each_window()
+    single, own = Encoded(cls, mask).each_window()
+    assert torch.equal(own, mask)
     assert single.cls.tolist() == [[row] for row in cls.reshape(6, 2).tolist()]
     assert single.mask.tolist() == [[True]] * 6

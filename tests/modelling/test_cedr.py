@@ -127,16 +127,6 @@ def test_matches_are_zero_at_padding(backbone, pad_query):
     torch.testing.assert_close(plain.matches.values, fixed.matches.values, **CLOSE)
 
 
-def test_the_first_window_comes_first(backbone):
-    scorer = scorer_of(backbone, "cedr-knrm")
-    ids = np.arange(5, 9)
-    batch = scorer.layout.collate([ids], [[ids, ids]])
-    collector = MatchCollector(batch, scorer.head.match)
-    assert collector.is_first().tolist() == [True, False]
-    with pytest.raises(RuntimeError, match="first window must be encoded before its others"):
-        collector.add(torch.tensor([1]), (torch.randn(1, batch.input_ids.shape[1], 32),))
-
-
 def test_cosines_are_fp32_in_low_precision(backbone):
     scorer = scorer_of(backbone, "cedr-knrm")
     seen = []

@@ -11,22 +11,22 @@ from transformers import AutoModel, AutoTokenizer, BertConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.modelling.apart import NOTHING
 from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.batching import NOTHING
 from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
+from ..support.arithmetic import cosine, embedding
 from ..support.scorers import Passes
 from ..support.sentence_transformers import dense, describe, framed, general, sentence_piece_tokenizer
 from ..support.systems import QUIET, scores
-from ..support.tiny import frame
-from .test_windows import byte_level_tokenizer
+from ..support.tiny import LONG, frame
+from ..support.tiny_long import byte_tokenizer
 
 pytestmark = QUIET
 
 SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
-LONG = " ".join(tiny.WORDS[(7 * i) % len(tiny.WORDS)] for i in range(50))
 TWO = frame(["old dog"], ["the cat and the dog", LONG])
 ONE = TWO.head(1)
 
@@ -153,7 +153,7 @@ def encoder_with(tokenizer, segments) -> Backbone:
 
 
 @pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a "])
-@pytest.mark.parametrize("make", [tiny.tokenizer, byte_level_tokenizer, sentence_piece_tokenizer])
+@pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
 def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
@@ -172,12 +172,12 @@ def test_segments_of_texts():
 
 def test_offsets_do_not_count_the_lead():
     text = "the cat  sat"
-    [plain] = tokenize(byte_level_tokenizer(), [text], offsets=True)
-    [led] = tokenize(byte_level_tokenizer(), [text], offsets=True, lead=" ")
+    [plain] = tokenize(byte_tokenizer(), [text], offsets=True)
+    [led] = tokenize(byte_tokenizer(), [text], offsets=True, lead=" ")
     assert led.text == text
-    assert int(led.ends.max()) == int(plain.ends.max()) == len(text)
-    assert int(led.starts[0]) == 0
-    [empty] = tokenize(byte_level_tokenizer(), [""], offsets=True, lead=" ")
+    assert led.offsets[0, 0] == 0
+    assert led.offsets[:, 1].max() == plain.offsets[:, 1].max() == len(text)
+    [empty] = tokenize(byte_tokenizer(), [""], offsets=True, lead=" ")
     assert len(empty) == 0
 
 
@@ -202,6 +202,15 @@ def test_everything_is_encoded_once(own):
     assert passes.windows == 7  # all remembered
     model(frame(["old dog", "fish"], ["the cat", "a tree"]))
     assert passes.windows == 7 + 2
+
+
+def test_progress_with_and_without_what_is_remembered(own):
+    scorer = ld.BiEncoder(own, **SMALL).load_scorer()
+    for texts in ([LONG, "the cat", LONG, ""], [LONG, "the cat", LONG, ""], ["a tree", "the cat", LONG, "snow"]):
+        steps = []
+        scorer.score(["old dog", "snow", "fish", "old dog"], texts, on_rows=steps.append)
+        assert sum(steps) == 4
+        assert min(steps) >= 0
 
 
 def test_other_settings_are_encoded_anew(own):
@@ -250,15 +259,15 @@ def test_the_cache_is_bounded():
     assert [float(cache.get(key)[0]) for key in (0, 2, 3)] == [0, 2, 3]
     cache.put(3, vectors[4])
     assert len(cache) == 3
-    EmbeddingCache(max_bytes=1).put(0, vectors[0])
+    cache.put(4, np.zeros(7, dtype=np.float32))  # larger than the bound: it pushes nothing out
+    assert len(cache) == 3
 
 
-@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(2), lambda weight: weight.data.neg_()])
-def test_embeddings_of_other_weights_are_forgotten(write, own):
+def test_embeddings_of_other_weights_are_forgotten(own):
     """Also where torch does not count the writes."""
     model = ld.BiEncoder(own, **SMALL)
     before, encoder = scores(model, TWO), model.load_scorer().encoder
-    write(encoder.backbone.encoder.layer[1].output.dense.weight)
+    encoder.backbone.encoder.layer[1].output.dense.weight.data.neg_()
     after = scores(model, TWO)
     assert np.abs(after - before).max() > 1e-3
     encoder.shared.cache.clear()
@@ -268,22 +277,13 @@ def test_embeddings_of_other_weights_are_forgotten(write, own):
 # E5-4K's positions.
 
 
-def embedding(name: str, text: str, step: int) -> np.ndarray:
-    """A text's embedding with positions that are `step` apart, by the Hugging Face classes."""
-    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
-    inputs = tokenizer(text, return_tensors="pt")
-    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0) * step
-    with torch.no_grad():
-        vector = model(**inputs, position_ids=positions).last_hidden_state[0].mean(0)
-        return (vector / vector.norm()).double().numpy()
-
-
 def test_positions_follow_each_input_s_own_length(plain_encoder):
     # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
     texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
     steps = [8, 8, 8, 1, 1]
-    q = embedding(plain_encoder, "q. old dog", 8)
-    expected = [q @ embedding(plain_encoder, "p. " + text, step) for text, step in zip(texts, steps, strict=True)]
+    q = embedding(plain_encoder, "q. old dog", step=8)
+    of_texts = [embedding(plain_encoder, "p. " + text, step=step) for text, step in zip(texts, steps, strict=True)]
+    expected = [cosine(q, vector) for vector in of_texts]
     arguments = {"aggregation": "first", "window_size": 60, "query_prefix": "q. ", "passage_prefix": "p. "}
     model = ld.BiEncoder(plain_encoder, position_step=8, **arguments)
     np.testing.assert_allclose(scores(model, frame(["old dog"], texts)), expected, atol=1e-5)

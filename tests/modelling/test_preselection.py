@@ -21,13 +21,9 @@ from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, SLIDING, make, slow_but
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, SLIDING, make, slow_but
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
-QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
+pytestmark = QUIET
 FILLER = "the cat and the bird walk to the river in the rain and sing by the old tree"  # 18 words
 GOLD = "a red fish"
 LONG = " ".join([FILLER] * 5 + [GOLD] + [FILLER] * 4)

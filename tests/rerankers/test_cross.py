@@ -27,6 +27,7 @@ from ..support import tiny, tiny_long
 from ..support.scorers import Passes
 from ..support.systems import QUIET, SMALL, make, scores, slow_but
 from ..support.tiny_long import LONG
+from ..support.toy import toy_task
 
 pytestmark = QUIET
 
@@ -186,7 +187,7 @@ def test_the_firstp_twin_is_one_argument(kind, checkpoint):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in tiny_long.LEARNING if kind in LONG], scope="function")
 def test_learns(kind, tmp_path):
-    run, judged = tiny.toy_task()
+    run, judged = toy_task(0, queries=4)
     checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])
     recipe = TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
     arguments = {"template": "plain"} if kind == "qwen3 answers" else {}

@@ -1,10 +1,12 @@
-"""The layers of transformers in numpy and double precision: what tests compute models with once more."""
+"""The layers of transformers in numpy and double precision, and embeddings: what tests compute once more."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 
 def array(tensor):
@@ -65,3 +67,17 @@ def bart(part, words, ids, memory=None):
             x = layer_norm(x + attend(layer.encoder_attn, x, memory), layer.encoder_attn_layer_norm)
         x = layer_norm(x + linear(gelu(linear(x, layer.fc1)), layer.fc2), layer.final_layer_norm)
     return x
+
+
+def embedding(name: str, text: str, *, pooling: str = "mean", step: int = 1) -> np.ndarray:
+    """A text's embedding by the Hugging Face classes, with positions that are `step` apart."""
+    tokenizer, model = AutoTokenizer.from_pretrained(name), AutoModel.from_pretrained(name).eval()
+    inputs = tokenizer(text, return_tensors="pt")
+    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0) * step
+    with torch.no_grad():
+        states = model(**inputs, position_ids=positions).last_hidden_state[0]
+    return array(states.mean(0) if pooling == "mean" else states[0])
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import random
 import shutil
 import tempfile
 from pathlib import Path
@@ -25,6 +24,8 @@ WORDS = (  # noqa: SIM905 - shorter than a list of literals
     "a the of in to and is was for on with as by at from it this that which cat dog bird fish tree river mountain city "
     "rain snow wind sun red green blue old new long short fast slow run walk sing write read find lose good bad"
 ).split()
+LONG = " ".join(WORDS[7 * i % len(WORDS)] for i in range(50))
+
 PIECES = [
     *WORDS,
     *"abcdefghijklmnopqrstuvwxyz0123456789.,!?-'\"()",
@@ -206,15 +207,3 @@ class Store:
             return frame.assign(**{field: frame["docno"].map(self.texts) for field in fields}).reset_index(drop=True)
 
         return pt.apply.generic(load)
-
-
-def toy_task(queries: int = 4) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Candidates and qrels: relevant is the one of 4 documents in which, somewhere, the query's only word occurs."""
-    rng, names, rows = random.Random(0), WORDS[19 : 19 + queries], []
-    for word in names:
-        for i, inside in enumerate([word, *rng.sample([name for name in names if name != word], 3)]):
-            words = rng.choices(WORDS[:19], k=rng.randint(6, 12))
-            words.insert(rng.randrange(len(words) + 1), inside)
-            rows.append((word, word, f"d{i}", " ".join(words), 0.1 * i))
-    run = pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"])
-    return run, pd.DataFrame({"qid": names, "docno": "d0", "label": 1})

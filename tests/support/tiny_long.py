@@ -41,7 +41,10 @@ _PATTERN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*
 
 
 def byte_tokenizer(*, begin: bool = False) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer as language models have it: no special tokens around two texts, or each begun anew."""
+    """A byte-level tokenizer as language models have it: no special tokens around two texts, or each begun anew.
+
+    Tokens begin with the space before their word.
+    """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -205,17 +208,16 @@ def published(folder: Path, layout: str, *, labels: int | None = None, scale: fl
     return str(folder)
 
 
+_ENCODERS = {
+    "longformer": "longformer",
+    "bigbird": "big_bird",
+    "modernbert": "modernbert",
+    "nomicbert": "nomic_bert",
+    "eurobert": "eurobert",
+}
 LONG: dict[str, tuple[Callable[..., str], str, dict]] = {
-    "longformer": (encoder, "longformer", {}),
-    "longformer cross-encoder": (encoder, "longformer", {"labels": 1}),
-    "bigbird": (encoder, "big_bird", {}),
-    "bigbird cross-encoder": (encoder, "big_bird", {"labels": 1}),
-    "modernbert": (encoder, "modernbert", {}),
-    "modernbert cross-encoder": (encoder, "modernbert", {"labels": 1}),
-    "nomicbert": (encoder, "nomic_bert", {}),
-    "nomicbert cross-encoder": (encoder, "nomic_bert", {"labels": 1}),
-    "eurobert": (encoder, "eurobert", {}),
-    "eurobert cross-encoder": (encoder, "eurobert", {"labels": 1}),
+    **{kind: (encoder, family, {}) for kind, family in _ENCODERS.items()},
+    **{f"{kind} cross-encoder": (encoder, family, {"labels": 1}) for kind, family in _ENCODERS.items()},
     "jina": (published, "jina", {}),
     "jina cross-encoder": (published, "jina-code", {"labels": 1}),
     "mosaic": (published, "mosaic", {}),

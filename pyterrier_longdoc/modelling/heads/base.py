@@ -81,8 +81,8 @@ class Head(nn.Module):
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         """`(B, N)` score that each document would have if it were that window alone; NaN where there is none."""
-        scores = self(encoded.each_window()).view_as(encoded.window_mask)
-        return scores.masked_fill(~encoded.window_mask, float("nan"))
+        single, mask = encoded.each_window()
+        return self(single).view_as(mask).masked_fill(~mask, float("nan"))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
         """`(B, N)` attention over windows (sums to 1), or None for a head without attention weights."""

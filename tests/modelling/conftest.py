@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import pytest
+
+from pyterrier_longdoc.modelling.backbones.load import Backbone, load_backbone
+
+
+@pytest.fixture(scope="module")
+def backbone(cross_encoder) -> Backbone:
+    return load_backbone(cross_encoder)
