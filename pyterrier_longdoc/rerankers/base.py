@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -135,6 +135,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self.warned: set[type[Warning]] = set()  # of what it has warned
+        self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
 
     def check(self) -> None:
@@ -228,7 +229,31 @@ class WindowReranker(WithBackbone, pt.Transformer):
         Raises:
             ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
         """
+        given = [getattr(self, f.name) for f in fields(self)]
+        # A copy of lists and arrays, which may be changed in place.
+        arguments = [tuple(value) if isinstance(value, list | np.ndarray) else value for value in given]
+        if self._current is not None and arguments == self._current[0]:
+            scorer = self._current[1]
+            scorer.back_to_its_device()
+            return scorer
+        self.check()
+        scorer = self.set_up()
+        self._current = arguments, scorer
+        return scorer
+
+    def set_up(self) -> LongDocScorer:
+        """Loads the model if need be and sets it up by the current arguments; see `load_scorer`."""
         raise NotImplementedError
+
+    def settings(self) -> Settings:
+        """What is read and how it is computed, by the current arguments."""
+        names = {f.name for f in fields(Settings)} - {"windows", "device", "dtype"}
+        given = {name: value for name, value in arguments_of(self).items() if name in names}
+        device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
+        return Settings(self.make_windows(), device=device, dtype=resolve_dtype(self.dtype, device), **given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_current": None}
 
     def describe(self) -> dict[str, Any]:
         """Who this transformer is: all that its scores depend on besides query and text, JSON-able.
@@ -314,7 +339,6 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def __post_init__(self) -> None:
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
-        self._set_up: list[Any] | None = None
         super().__post_init__()
 
     # What a subclass says of itself.
@@ -346,22 +370,6 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     # The model in memory.
 
-    def settings(self) -> Settings:
-        """What is read and how it is computed, by the current arguments."""
-        device = resolve_device(self.device or default_device(self.runtime))
-        return Settings(
-            windows=self.make_windows(),
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-            pad_query=self.pad_query,
-            preselect=self.preselect,
-            batch_size=self.batch_size,
-            max_batch_tokens=self.max_batch_tokens,
-            device=device,
-            dtype=resolve_dtype(self.dtype, device),
-            runtime=self.runtime,
-        )
-
     def made_for(self) -> dict[str, Any]:
         """The arguments that decide about the weights besides the head's."""
         given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
@@ -369,19 +377,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
 
     def load_weights(self) -> Weights:
-        """The weights in memory, loaded if need be and set up by the current arguments.
+        """As `load_scorer`, with where the weights came from."""
+        self.load_scorer()
+        return cast(Weights, self._loaded)
 
-        Raises:
-            ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
-        """
-        given = [getattr(self, f.name) for f in fields(self)]
-        arguments = [tuple(value) if isinstance(value, list | np.ndarray) else value for value in given]
-        if self._loaded is not None and arguments == self._set_up:
-            self._loaded.scorer.back_to_its_device()
-            return self._loaded
-        self.check()
+    def set_up(self) -> LongDocScorer:
+        """See the base class."""
         made_for, head, settings = self.made_for(), self.head_spec(), self.settings()
         weights = self._loaded
+        self._current = None  # what fails below may have changed the model already
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
                 *names, last = made_for
@@ -397,12 +401,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         elif weights.head != head and not weights.exchange_head(head, self.seed):
             raise self._would_lose_training("the aggregation")
         weights.scorer.use(settings)
-        self._loaded, self._set_up = weights, arguments
-        return weights
-
-    def load_scorer(self) -> LongDocScorer:
-        """See the base class."""
-        return self.load_weights().scorer
+        self._loaded = weights
+        return weights.scorer
 
     def _would_lose_training(self, what: str) -> ValueError:
         name = type(self).__name__
@@ -540,7 +540,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_set_up": None}
+        state = super().__getstate__()
         if self._loaded is not None and self._loaded.scorer.device.type != "cpu":
             state["_loaded"] = copy.deepcopy(self._loaded)
             state["_loaded"].scorer.cpu()
@@ -636,7 +636,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         That SumP is written as a MaxP with another head does not make its checkpoints MaxPs: only the base class, and
         users' own subclasses, are looked for.
         """
-        known = {c.__name__: c for c in _subclasses(LongDocReranker)}
+        base = LongDocReranker
+        known = {c.__name__: c for c in _subclasses(base) if c.head_name or c.head_spec is not base.head_spec}
         saved: Any = known.get(name)
         if saved is None:
             raise ValueError(f"{model!r} holds a {name!r}; known are {', '.join(sorted(known))}")
@@ -665,7 +666,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
 
-def _subclasses(cls: Any) -> list[type]:
+def _subclasses(cls: Any) -> list[Any]:
     return [c for child in cls.__subclasses__() for c in (child, *_subclasses(child))]
 
 

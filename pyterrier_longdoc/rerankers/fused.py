@@ -106,7 +106,7 @@ def _go_together(models: Sequence[Any]) -> bool:
 
 def _is_plain(model: Any) -> bool:
     base = next(cls for cls in type(model).__mro__ if Fusable in cls.__bases__)
-    own = ("transform", "score_pairs", "load_weights", "load_scorer")
+    own = ("transform", "score_pairs", "load_weights", "load_scorer", "set_up")
     if any(getattr(type(model), name) is not getattr(base, name) for name in own):
         return False
     if model.encoder_class is not WindowEncoder or registered_heads()[model.head_spec()[0]].needs != "cls":

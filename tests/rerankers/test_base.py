@@ -634,6 +634,16 @@ def test_changed_argument_keeps_trained_weights(name, changes):
     assert len(model.history) == 1
 
 
+def test_a_change_that_failed_leaves_nothing_behind():
+    model = make("KMaxP")
+    before = scores(model, LONGER)
+    model.k, model.window_size = 1, 150
+    with pytest.raises(ValueError, match="does not fit"):
+        model(LONGER)
+    model.k, model.window_size = 3, 20
+    np.testing.assert_array_equal(scores(model, LONGER), before)
+
+
 def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_path):
     other = tiny.checkpoint(tmp_path, seed=1)
     model = make("PARADE-attn")
