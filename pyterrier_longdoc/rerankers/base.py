@@ -28,7 +28,6 @@ from ..common.arguments import (
 )
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
-    EXPLANATION_COLUMNS,
     TextField,
     TruncationWarning,
     check_columns,
@@ -202,7 +201,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """`transform` by any function `(queries, texts, on_rows) -> Scored`; it is called only if there are rows."""
         fields = validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **({name: [] for name in EXPLANATION_COLUMNS} if self.explain else {}))
+            return with_scores(inp, [], **(_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, self.text_loader)
         with pt.tqdm(total=len(inp), desc=type(self).__name__, unit="doc", disable=not self.verbose) as bar:
             scored = score(queries, texts, bar.update if self.verbose else None)
@@ -255,6 +254,14 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_current": None}
 
+    def to_config(self) -> dict[str, Any]:
+        """The arguments that make the model what it is, JSON-able; read back by `from_config`."""
+        parameters = _without_paths(arguments_of(self, *OF_THE_MODEL))
+        del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
+        if self.windows is not None:
+            parameters["windows"] = windows_to_config(self.windows)
+        return parameters
+
     def describe(self) -> dict[str, Any]:
         """Who this transformer is: all that its scores depend on besides query and text, JSON-able.
 
@@ -274,7 +281,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         settings = scorer.settings
         return {
             "class": type(self).__name__,
-            "arguments": _plain(arguments_of(self, "head", "input")),
+            "arguments": {n: repr(v) for n, v in _without_paths(arguments_of(self, "head", "input")).items()},
             "windows": windows_to_config(settings.windows),
             "max_doc_len": settings.max_doc_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
@@ -288,6 +295,21 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if category not in self.warned:
             self.warned.add(category)
             warnings.warn(message, category, stacklevel=stacklevel)
+
+
+def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The constructor arguments that `to_config` described."""
+    arguments: dict[str, Any] = {}
+    for name, value in parameters.items():
+        arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    if arguments.get("windows") is not None:
+        arguments["windows"] = windows_from_config(arguments["windows"])
+    arguments.pop("trust_remote_code", None)  # no folder may ask for it
+    return arguments
+
+
+def _without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
 def _columns(explanations: list[Explanation]) -> dict[str, list[Any]]:
@@ -373,8 +395,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def made_for(self) -> dict[str, Any]:
         """The arguments that decide about the weights besides the head's."""
         given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
-        own = {name: value for name, value in given.items() if name not in self.head_spec()[1]}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+        return _without_paths({name: value for name, value in given.items() if name not in self.head_spec()[1]})
 
     def load_weights(self) -> Weights:
         """As `load_scorer`, with where the weights came from."""
@@ -415,10 +436,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights = self.load_weights()
         if not weights.ready:
             self.warn_untrained()
-        if self.score_cache is not None and not self.explain:
-            cache = ScoreCache(self.score_cache)
-            return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
-        return weights.scorer.score(queries, texts, explain=self.explain, on_rows=on_rows)
+        if self.score_cache is None or self.explain:
+            return super().score_pairs(queries, texts, on_rows)
+        cache = ScoreCache(self.score_cache)
+        return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
 
     def warn_untrained(self) -> None:
         """Warns once that scores mean nothing yet."""
@@ -557,8 +578,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         if self.trust_remote_code:
             raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
-        weights = self.load_weights()
-        save_weights(Path(folder), weights, name=type(self).__name__, parameters=self._config(Path(folder)))
+        self._write(Path(folder))
 
     def save_adapter(self, folder: str | Path, *, rank: int = 16) -> None:
         """Writes a model that was trained with LoRA as a small difference from its backbone.
@@ -573,23 +593,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if the difference has a higher rank, as after a training without LoRA.
         """
-        weights = self.load_weights()
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).load_weights()
-        adapter = Adapter.of(weights, untrained, rank=rank)
-        parameters = self._config(Path(folder))
-        save_weights(Path(folder), weights, name=type(self).__name__, parameters=parameters, adapter=adapter)
+        self._write(Path(folder), Adapter.of(self.load_weights(), untrained, rank=rank))
 
-    def _config(self, folder: Path) -> dict[str, Any]:
-        """The arguments that make the model what it is, JSON-able; what selects windows may write below the folder."""
-        parameters = arguments_of(self, *OF_THE_MODEL)
-        parameters = {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
-        del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
-        if self.windows is not None:
-            parameters["windows"] = windows_to_config(self.windows)
+    def _write(self, folder: Path, adapter: Adapter | None = None) -> None:
+        weights, parameters = self.load_weights(), self.to_config()
         shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
         if self.preselect is not None:
             parameters["preselect"] = self.preselect.to_config(folder)
-        return parameters
+        save_weights(folder, weights, name=type(self).__name__, parameters=parameters, adapter=adapter)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -610,15 +622,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         folder, config = read_config(name, revision=revision)
         saved = cls._saved_class(str(name), config["class"])
-        arguments = dict(config["parameters"])
-        if arguments.get("windows") is not None:
-            arguments["windows"] = windows_from_config(arguments["windows"])
+        arguments = from_config(config["parameters"])
         preselect = arguments.pop("preselect", None)
         if preselect is not None and "preselect" not in parameters:
             arguments["preselect"] = preselection_from_config(preselect, folder)
-        arguments.pop("trust_remote_code", None)  # no folder may ask for it
-        # JSON has no tuples.
-        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
         model = saved(**{**arguments, **parameters})
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
         original = saved(**{**arguments, "device": "cpu", "trust_remote_code": model.trust_remote_code})
@@ -668,7 +675,3 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
 def _subclasses(cls: Any) -> list[Any]:
     return [c for child in cls.__subclasses__() for c in (child, *_subclasses(child))]
-
-
-def _plain(arguments: dict[str, Any]) -> dict[str, str]:
-    return {name: repr(str(value) if isinstance(value, Path) else value) for name, value in arguments.items()}
