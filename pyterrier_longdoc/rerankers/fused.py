@@ -43,7 +43,12 @@ class Fusable:
             The fused transformer; None where `other` does not fit, and for models that look at tokens or do more than
             score windows (`CEDR`, `NeuralModel1`, `LateIR`, `MORESPlus`, `Birch`, `LongP`, `explain`, `score_cache`).
         """
-        return fuse(self, other) if is_left else fuse(other, self)
+        models: list[Any] = []
+        for part in (self, other) if is_left else (other, self):
+            models += part.models if isinstance(part, FusedRerankers) else [part]
+        if not all(isinstance(model, Fusable) for model in models) or not _go_together(models):
+            return None
+        return FusedRerankers(tuple(models)) if all(_weights_match(models[0], model) for model in models[1:]) else None
 
 
 @dataclass(eq=False, repr=False)
@@ -86,16 +91,6 @@ class FusedRerankers(Fusable, pt.Transformer):
 
     def __repr__(self) -> str:
         return f"({' ** '.join(map(repr, self.models))})"
-
-
-def fuse(left: Any, right: Any) -> FusedRerankers | None:
-    """`left ** right` over one pass through the encoder; None where that is not possible, or not known to be right."""
-    models: list[Any] = []
-    for part in (left, right):
-        models += part.models if isinstance(part, FusedRerankers) else [part]
-    if not all(isinstance(model, Fusable) for model in models) or not _go_together(models):
-        return None
-    return FusedRerankers(tuple(models)) if all(_weights_match(models[0], model) for model in models[1:]) else None
 
 
 def _go_together(models: Sequence[Any]) -> bool:
@@ -197,7 +192,7 @@ def score_together(
         scorers: M different scorers with the same encoder, tokenizer, layout and `max_query_len`.
         queries: R queries.
         texts: R texts.
-        on_rows: called with the number of rows that are done, for a progress bar.
+        on_rows: as there.
 
     Raises:
         FloatingPointError: if a score is not finite.
