@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import pandas as pd
 import pytest
@@ -73,12 +75,14 @@ def test_main_job_with_a_backbone(collection, tmp_path):
     assert list(pd.read_csv(out / "table.csv")["name"]) == ["BM25", "FirstP", "MaxP", "AvgP", "PARADE"]
 
 
-def test_unknown_baseline_is_named(collection, tmp_path):
-    arguments = ["--collection", str(collection), "--output", str(tmp_path / "out"), "--baseline", "PL2"]
-    with pytest.raises(SystemExit, match="--baseline 'PL2' is none of the systems BM25, FirstP"):
-        demo.main(arguments)
+def test_unknown_baseline_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
+    assert re.search("--baseline: invalid choice: 'PL2' .choose from '?BM25'?, '?FirstP", capsys.readouterr().err)
+    assert not any(tmp_path.iterdir())  # nothing was begun
 
 
-def test_missing_demo_package_names_the_install_command():
+def test_missing_demo_package_names_the_install_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyterrier_pisa", None)
     with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[demo\]'"):
-        demo._demo_module("no_such_package_at_all")
+        demo.first_stage(None, tmp_path, 10)
