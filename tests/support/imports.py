@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pyterrier_longdoc
@@ -49,43 +49,18 @@ def _known(name: str, modules: dict[str, Path]) -> str | None:
     return name or None
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other (Tarjan's strongly connected components)."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found = []
+def in_order(graph: dict[str, set[str]]) -> list[str]:
+    """The modules, each after those that it imports.
 
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in graph[node]:
-            if target not in index:
-                visit(target)
-            if target in stack:
-                low[node] = min(low[node], low[target])
-        if low[node] == index[node]:
-            group = stack[stack.index(node) :]
-            del stack[stack.index(node) :]
-            if len(group) > 1:
-                found.append(sorted(group))
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return found
+    Raises:
+        graphlib.CycleError: if some import each other; the message names them.
+    """
+    return list(TopologicalSorter(graph).static_order())
 
 
 def longest_chain(graph: dict[str, set[str]]) -> list[str]:
-    """The longest chain of imports, each circle counted as one module."""
-    of = {node: group[0] for group in circles(graph) for node in group}
-    joined: dict[str, set[str]] = defaultdict(set)
-    for node, targets in graph.items():
-        own = of.get(node, node)
-        joined[own] |= {of.get(target, target) for target in targets} - {own}
-
-    @cache
-    def chain(node: str) -> tuple[str, ...]:
-        return (node, *max((chain(target) for target in sorted(joined[node])), key=len, default=()))
-
-    return list(max(map(chain, sorted(joined)), key=len))
+    """The longest chain of imports."""
+    chains: dict[str, list[str]] = {}
+    for module in in_order(graph):
+        chains[module] = [module, *max((chains[target] for target in sorted(graph[module])), key=len, default=[])]
+    return max((chains[module] for module in sorted(chains)), key=len)
