@@ -278,10 +278,10 @@ class WindowReranker(WithBackbone, pt.Transformer):
                 "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "
                 "it cannot be told whether it stays the same: leave score_cache out"
             )
-        settings = scorer.settings
+        settings, arguments = scorer.settings, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
-            "arguments": {n: repr(v) for n, v in _without_paths(arguments_of(self, "head", "input")).items()},
+            "arguments": {name: repr(value) for name, value in _without_paths(arguments).items()},
             "windows": windows_to_config(settings.windows),
             "max_doc_len": settings.max_doc_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),

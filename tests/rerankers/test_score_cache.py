@@ -95,6 +95,13 @@ def test_settings_are_part_of_the_key(name, change, path, results):
     assert len(ScoreCache(path)) == 10
 
 
+def test_how_equal_weights_are_used_is_part_of_the_key(path, results, plain_encoder):
+    for pooling in ("cls", "mean"):
+        found = scores(make("LongP", plain_encoder, pooling=pooling, score_cache=path), results)
+        expected = scores(make("LongP", plain_encoder, pooling=pooling), results)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_weights_are_part_of_the_key(path, results, tmp_path):
     model = make("MaxP", score_cache=path, training=FAST_LEARNING)
     before = scores(model, results)
