@@ -7,6 +7,7 @@ import re
 import sys
 
 import pandas as pd
+import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc import __main__ as demo
@@ -80,6 +81,18 @@ def test_unknown_baseline_is_named(tmp_path, capsys):
         demo.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
     assert re.search("--baseline: invalid choice: 'PL2' .choose from '?BM25'?, '?FirstP", capsys.readouterr().err)
     assert not any(tmp_path.iterdir())  # nothing was begun
+
+
+def test_resuming_another_job_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="holds no runs of this job"):
+        demo.main(["--output", str(tmp_path), "--resume"])
+
+
+def test_first_stage_and_systems(collection, tmp_path):
+    dataset = pt.get_dataset(f"longdoc:folder:{collection}")
+    bm25 = demo.first_stage(dataset, tmp_path / "index", 2)
+    assert bm25.search("yellow fruit")["docno"].tolist() == ["banana"]
+    assert list(demo.pipelines(bm25 >> dataset.text_loader())) == ["FirstP", "MaxP", "AvgP", "PARADE"]
 
 
 def test_missing_demo_package_names_the_install_command(tmp_path, monkeypatch):
