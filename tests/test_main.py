@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import pandas as pd
+import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc import __main__ as demo
@@ -73,12 +76,26 @@ def test_main_job_with_a_backbone(collection, tmp_path):
     assert list(pd.read_csv(out / "table.csv")["name"]) == ["BM25", "FirstP", "MaxP", "AvgP", "PARADE"]
 
 
-def test_unknown_baseline_is_named(collection, tmp_path):
-    arguments = ["--collection", str(collection), "--output", str(tmp_path / "out"), "--baseline", "PL2"]
-    with pytest.raises(SystemExit, match="--baseline 'PL2' is none of the systems BM25, FirstP"):
-        demo.main(arguments)
+def test_unknown_baseline_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
+    assert re.search("--baseline: invalid choice: 'PL2' .choose from '?BM25'?, '?FirstP", capsys.readouterr().err)
+    assert not any(tmp_path.iterdir())  # nothing was begun
 
 
-def test_missing_demo_package_names_the_install_command():
+def test_resuming_another_job_is_refused(tmp_path):
+    with pytest.raises(SystemExit, match="holds no runs of this job"):
+        demo.main(["--output", str(tmp_path), "--resume"])
+
+
+def test_first_stage_and_systems(collection, tmp_path):
+    dataset = pt.get_dataset(f"longdoc:folder:{collection}")
+    bm25 = demo.first_stage(dataset, tmp_path / "index", 2)
+    assert bm25.search("yellow fruit")["docno"].tolist() == ["banana"]
+    assert list(demo.pipelines(bm25 >> dataset.text_loader())) == ["FirstP", "MaxP", "AvgP", "PARADE"]
+
+
+def test_missing_demo_package_names_the_install_command(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyterrier_pisa", None)
     with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[demo\]'"):
-        demo._demo_module("no_such_package_at_all")
+        demo.first_stage(None, tmp_path, 10)

@@ -117,5 +117,5 @@ def test_every_public_transformer_has_its_row_in_the_table():
         for name in ld.__all__
         if isinstance(getattr(ld, name), type) and issubclass(getattr(ld, name), pt.Transformer)
     }
-    no_rerankers = {"LongDocReranker", "LongDocArtifact", "RelevanceJudge", "RotateDocuments", "TeacherScores"}
+    no_rerankers = {"LongDocReranker", "RelevanceJudge"}
     assert transformers - no_rerankers <= set(rows)

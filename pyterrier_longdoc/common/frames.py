@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-EXPLANATION_COLUMNS = ("window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms")
-
 TextField = str | tuple[str, ...] | list[str]
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import blake2b
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pandas as pd
@@ -28,7 +28,6 @@ from ..common.arguments import (
 )
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
-    EXPLANATION_COLUMNS,
     TextField,
     TruncationWarning,
     check_columns,
@@ -135,6 +134,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self.warned: set[type[Warning]] = set()  # of what it has warned
+        self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """`transform` by any function `(queries, texts, on_rows) -> Scored`; it is called only if there are rows."""
         fields = validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **({name: [] for name in EXPLANATION_COLUMNS} if self.explain else {}))
+            return with_scores(inp, [], **(_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, self.text_loader)
         with pt.tqdm(total=len(inp), desc=type(self).__name__, unit="doc", disable=not self.verbose) as bar:
             scored = score(queries, texts, bar.update if self.verbose else None)
@@ -227,7 +227,39 @@ class WindowReranker(WithBackbone, pt.Transformer):
         Raises:
             ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
         """
+        given = [getattr(self, f.name) for f in fields(self)]
+        # A copy of lists and arrays, which may be changed in place.
+        arguments = [tuple(value) if isinstance(value, list | np.ndarray) else value for value in given]
+        if self._current is not None and arguments == self._current[0]:
+            scorer = self._current[1]
+            scorer.back_to_its_device()
+            return scorer
+        self.check()
+        scorer = self.set_up()
+        self._current = arguments, scorer
+        return scorer
+
+    def set_up(self) -> LongDocScorer:
+        """Loads the model if need be and sets it up by the current arguments; see `load_scorer`."""
         raise NotImplementedError
+
+    def settings(self) -> Settings:
+        """What is read and how it is computed, by the current arguments."""
+        names = {f.name for f in fields(Settings)} - {"windows", "device", "dtype"}
+        given = {name: value for name, value in arguments_of(self).items() if name in names}
+        device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
+        return Settings(self.make_windows(), device=device, dtype=resolve_dtype(self.dtype, device), **given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_current": None}
+
+    def to_config(self) -> dict[str, Any]:
+        """The arguments that make the model what it is, JSON-able; read back by `from_config`."""
+        parameters = _without_paths(arguments_of(self, *OF_THE_MODEL))
+        del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
+        if self.windows is not None:
+            parameters["windows"] = windows_to_config(self.windows)
+        return parameters
 
     def describe(self) -> dict[str, Any]:
         """Who this transformer is: all that its scores depend on besides query and text, JSON-able.
@@ -245,10 +277,10 @@ class WindowReranker(WithBackbone, pt.Transformer):
                 "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "
                 "it cannot be told whether it stays the same: leave score_cache out"
             )
-        settings = scorer.settings
+        settings, arguments = scorer.settings, arguments_of(self, "weights", "head", "input")
         return {
             "class": type(self).__name__,
-            "arguments": _plain(arguments_of(self, "head", "input")),
+            "arguments": {name: repr(value) for name, value in _without_paths(arguments).items()},
             "windows": windows_to_config(settings.windows),
             "max_doc_len": settings.max_doc_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
@@ -262,6 +294,21 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if category not in self.warned:
             self.warned.add(category)
             warnings.warn(message, category, stacklevel=stacklevel)
+
+
+def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The constructor arguments that `to_config` described."""
+    arguments: dict[str, Any] = {}
+    for name, value in parameters.items():
+        arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    if arguments.get("windows") is not None:
+        arguments["windows"] = windows_from_config(arguments["windows"])
+    arguments.pop("trust_remote_code", None)  # no folder may ask for it
+    return arguments
+
+
+def _without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
 def _columns(explanations: list[Explanation]) -> dict[str, list[Any]]:
@@ -313,7 +360,6 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def __post_init__(self) -> None:
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
-        self._set_up: list[Any] | None = None
         super().__post_init__()
 
     # What a subclass says of itself.
@@ -345,42 +391,21 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     # The model in memory.
 
-    def settings(self) -> Settings:
-        """What is read and how it is computed, by the current arguments."""
-        device = resolve_device(self.device or default_device(self.runtime))
-        return Settings(
-            windows=self.make_windows(),
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-            pad_query=self.pad_query,
-            preselect=self.preselect,
-            batch_size=self.batch_size,
-            max_batch_tokens=self.max_batch_tokens,
-            device=device,
-            dtype=resolve_dtype(self.dtype, device),
-            runtime=self.runtime,
-        )
-
     def made_for(self) -> dict[str, Any]:
         """The arguments that decide about the weights besides the head's."""
         given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
-        own = {name: value for name, value in given.items() if name not in self.head_spec()[1]}
-        return {name: str(value) if isinstance(value, Path) else value for name, value in own.items()}
+        return _without_paths({name: value for name, value in given.items() if name not in self.head_spec()[1]})
 
     def load_weights(self) -> Weights:
-        """The weights in memory, loaded if need be and set up by the current arguments.
+        """As `load_scorer`, with where the weights came from."""
+        self.load_scorer()
+        return cast(Weights, self._loaded)
 
-        Raises:
-            ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
-        """
-        given = [getattr(self, f.name) for f in fields(self)]
-        arguments = [tuple(value) if isinstance(value, list | np.ndarray) else value for value in given]
-        if self._loaded is not None and arguments == self._set_up:
-            self._loaded.scorer.back_to_its_device()
-            return self._loaded
-        self.check()
+    def set_up(self) -> LongDocScorer:
+        """See the base class."""
         made_for, head, settings = self.made_for(), self.head_spec(), self.settings()
         weights = self._loaded
+        self._current = None  # what fails below may have changed the model already
         if weights is None or weights.made_for != made_for:
             if weights is not None and weights.trained:
                 *names, last = made_for
@@ -396,12 +421,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         elif weights.head != head and not weights.exchange_head(head, self.seed):
             raise self._would_lose_training("the aggregation")
         weights.scorer.use(settings)
-        self._loaded, self._set_up = weights, arguments
-        return weights
-
-    def load_scorer(self) -> LongDocScorer:
-        """See the base class."""
-        return self.load_weights().scorer
+        self._loaded = weights
+        return weights.scorer
 
     def _would_lose_training(self, what: str) -> ValueError:
         name = type(self).__name__
@@ -414,10 +435,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights = self.load_weights()
         if not weights.ready:
             self.warn_untrained()
-        if self.score_cache is not None and not self.explain:
-            cache = ScoreCache(self.score_cache)
-            return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
-        return weights.scorer.score(queries, texts, explain=self.explain, on_rows=on_rows)
+        if self.score_cache is None or self.explain:
+            return super().score_pairs(queries, texts, on_rows)
+        cache = ScoreCache(self.score_cache)
+        return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
 
     def warn_untrained(self) -> None:
         """Warns once that scores mean nothing yet."""
@@ -539,7 +560,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_set_up": None}
+        state = super().__getstate__()
         if self._loaded is not None and self._loaded.scorer.device.type != "cpu":
             state["_loaded"] = copy.deepcopy(self._loaded)
             state["_loaded"].scorer.cpu()
@@ -556,8 +577,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         if self.trust_remote_code:
             raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
-        weights = self.load_weights()
-        save_weights(Path(folder), weights, name=type(self).__name__, parameters=self._config(Path(folder)))
+        self._write(Path(folder))
 
     def save_adapter(self, folder: str | Path, *, rank: int = 16) -> None:
         """Writes a model that was trained with LoRA as a small difference from its backbone.
@@ -572,23 +592,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if the difference has a higher rank, as after a training without LoRA.
         """
-        weights = self.load_weights()
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).load_weights()
-        adapter = Adapter.of(weights, untrained, rank=rank)
-        parameters = self._config(Path(folder))
-        save_weights(Path(folder), weights, name=type(self).__name__, parameters=parameters, adapter=adapter)
+        self._write(Path(folder), Adapter.of(self.load_weights(), untrained, rank=rank))
 
-    def _config(self, folder: Path) -> dict[str, Any]:
-        """The arguments that make the model what it is, JSON-able; what selects windows may write below the folder."""
-        parameters = arguments_of(self, *OF_THE_MODEL)
-        parameters = {name: str(value) if isinstance(value, Path) else value for name, value in parameters.items()}
-        del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
-        if self.windows is not None:
-            parameters["windows"] = windows_to_config(self.windows)
+    def _write(self, folder: Path, adapter: Adapter | None = None) -> None:
+        weights, parameters = self.load_weights(), self.to_config()
         shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
         if self.preselect is not None:
             parameters["preselect"] = self.preselect.to_config(folder)
-        return parameters
+        save_weights(folder, weights, name=type(self).__name__, parameters=parameters, adapter=adapter)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -609,15 +621,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         folder, config = read_config(name, revision=revision)
         saved = cls._saved_class(str(name), config["class"])
-        arguments = dict(config["parameters"])
-        if arguments.get("windows") is not None:
-            arguments["windows"] = windows_from_config(arguments["windows"])
+        arguments = from_config(config["parameters"])
         preselect = arguments.pop("preselect", None)
         if preselect is not None and "preselect" not in parameters:
             arguments["preselect"] = preselection_from_config(preselect, folder)
-        arguments.pop("trust_remote_code", None)  # no folder may ask for it
-        # JSON has no tuples.
-        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
         model = saved(**{**arguments, **parameters})
         # What the weights were made for, whatever `parameters` ask for: the first transform compares the two.
         original = saved(**{**arguments, "device": "cpu", "trust_remote_code": model.trust_remote_code})
@@ -635,7 +642,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         That SumP is written as a MaxP with another head does not make its checkpoints MaxPs: only the base class, and
         users' own subclasses, are looked for.
         """
-        known = {c.__name__: c for c in _subclasses(LongDocReranker)}
+        base = LongDocReranker
+        known = {c.__name__: c for c in _subclasses(base) if c.head_name or c.head_spec is not base.head_spec}
         saved: Any = known.get(name)
         if saved is None:
             raise ValueError(f"{model!r} holds a {name!r}; known are {', '.join(sorted(known))}")
@@ -664,9 +672,5 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
 
-def _subclasses(cls: Any) -> list[type]:
+def _subclasses(cls: Any) -> list[Any]:
     return [c for child in cls.__subclasses__() for c in (child, *_subclasses(child))]
-
-
-def _plain(arguments: dict[str, Any]) -> dict[str, str]:
-    return {name: repr(str(value) if isinstance(value, Path) else value) for name, value in arguments.items()}

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from ..common.arguments import argument, arguments_of, check_choice, check_positive
-from ..modelling.devices import resolve_device, resolve_dtype
+from ..common.arguments import argument, check_choice, check_positive
 from ..modelling.embed import POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
 from ..modelling.scorer import LongDocScorer
-from ..modelling.settings import Settings
 from ..modelling.windows import SlidingWindows, Truncate, Windows
 from .base import WindowReranker
 
@@ -53,46 +49,25 @@ class BiEncoder(WindowReranker):
     window_size: int | None = argument(None, role="windows")
     stride: int = argument(100, role="windows")
 
-    def __post_init__(self) -> None:
-        self._scorer: LongDocScorer | None = None
-        self._set_up: dict[str, Any] | None = None
-        super().__post_init__()
-
-    def load_scorer(self) -> LongDocScorer:
-        """The model in memory, loaded if need be and set up by the current arguments."""
-        arguments = arguments_of(self)
-        if self._scorer is not None and arguments == self._set_up:
-            self._scorer.back_to_its_device()
-            return self._scorer
-        self.check()
+    def set_up(self) -> LongDocScorer:
+        # Never trained, it need not be held on to: copies load it again where they need it.
         shared = shared_encoder(str(self.backbone), trust_remote_code=self.trust_remote_code)
-        known = self._scorer is not None and self._scorer.encoder.shared is shared
-        if shared.backbone.final is not None and not known:
-            warnings.warn(
+        if shared.backbone.final is not None:
+            message = (
                 f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its similarities "
-                f"mean little. Give a model that was trained to embed texts.",
-                stacklevel=2,
+                f"mean little. Give a model that was trained to embed texts."
             )
-        names = ("pooling", "similarity", "query_prefix", "passage_prefix", "position_step")
-        encoder = EmbeddingEncoder(shared, **{name: arguments[name] for name in names})
-        device = resolve_device(self.device)
-        settings = Settings(
-            windows=self.make_windows(),
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-            batch_size=self.batch_size,
-            max_batch_tokens=self.max_batch_tokens,
-            device=device,
-            dtype=resolve_dtype(self.dtype, device),
+            self._warn_once(message, UserWarning, stacklevel=8)
+        encoder = EmbeddingEncoder(
+            shared,
+            pooling=self.pooling,
+            similarity=self.similarity,
+            query_prefix=self.query_prefix,
+            passage_prefix=self.passage_prefix,
+            position_step=self.position_step,
         )
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        self._scorer = LongDocScorer(encoder, tokenizer, head, settings, shared.tokens).eval()
-        self._set_up = arguments
-        return self._scorer
-
-    def __getstate__(self) -> dict[str, Any]:
-        # The encoder is never trained: it is loaded again where it is needed.
-        return {**self.__dict__, "_scorer": None, "_set_up": None}
+        return LongDocScorer(encoder, tokenizer, head, self.settings(), shared.tokens).eval()
 
     def make_windows(self) -> Windows:
         windows = super().make_windows()

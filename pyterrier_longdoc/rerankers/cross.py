@@ -27,8 +27,9 @@ from ..modelling.apart import (
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.backbones.templates import resolve_template
-from ..modelling.checkpoint import HeadSpec, Weights, seeded_head
+from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
+from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
 from .base import LongDocReranker
@@ -254,7 +255,30 @@ class PARADE(SlidingReranker):
 
 
 @dataclass(eq=False, repr=False)
-class LateIR(SlidingReranker):
+class ApartReranker(SlidingReranker):
+    """Base of the models that encode queries and windows apart, and remember what they make of windows.
+
+    Args:
+        cached_bytes: most memory for remembered windows.
+
+    All other arguments: see `SlidingReranker`.
+    """
+
+    _: KW_ONLY
+    cached_bytes: int = argument(CACHED_BYTES, role="computing")
+
+    def set_up(self) -> LongDocScorer:
+        scorer: Any = super().set_up()
+        scorer.encoder.cache.max_bytes = self.cached_bytes
+        return scorer
+
+    def check(self) -> None:
+        super().check()
+        check_positive(cached_bytes=self.cached_bytes)
+
+
+@dataclass(eq=False, repr=False)
+class LateIR(ApartReranker):
     """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
 
     What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
@@ -264,19 +288,17 @@ class LateIR(SlidingReranker):
         backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
         interaction: the transformer that lets a query and a window interact.
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
-        cached_bytes: most memory for remembered windows: with the default models and windows each token of a document
-            takes about 3 KB.
-        stride: tokens from one window's start to the next one's; 75, with windows of 150, in Boytsov et al. 2025.
+        cached_bytes: with the default models and windows each token of a document takes about 3 KB.
+        stride: 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
             a learning rate of 1e-5 for the aggregator, too.
 
-    All other arguments: see `SlidingReranker`.
+    All other arguments: see `ApartReranker`.
     """
 
     _: KW_ONLY
     interaction: str | Path = argument(DEFAULT_INTERACTION, role="checkpoint")
     aggregator: str | Path | None = argument(DEFAULT_BACKBONE, role="checkpoint")
-    cached_bytes: int = argument(CACHED_BYTES, role="computing")
     stride: int = argument(75, role="windows")
 
     encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
@@ -287,20 +309,13 @@ class LateIR(SlidingReranker):
     def _load_backbone(self) -> Backbone:
         return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
-    def load_weights(self) -> Weights:
-        return _remembering(super().load_weights(), self.cached_bytes)
-
-    def check(self) -> None:
-        super().check()
-        check_positive(cached_bytes=self.cached_bytes)
-
     def _default_training(self) -> TrainingArgs:
         rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
         return TrainingArgs(epochs=3, learning_rates=rates)
 
 
 @dataclass(eq=False, repr=False)
-class MORESPlus(MaxP):
+class MORESPlus(ApartReranker):
     """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
 
     Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
@@ -308,17 +323,14 @@ class MORESPlus(MaxP):
 
     Args:
         backbone: BART, whose encoder reads the windows and whose decoder the query.
-        cached_bytes: most memory for remembered windows; with BART-base and the default windows each token of a
-            document takes about 5 KB.
+        cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see `ApartReranker`.
     """
 
     head_name: ClassVar[str] = "firstp"
 
     backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
-    _: KW_ONLY
-    cached_bytes: int = argument(CACHED_BYTES, role="computing")
 
     encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
 
@@ -331,13 +343,6 @@ class MORESPlus(MaxP):
             stacklevel=2,
         )
         return load_encoder_decoder(str(self.backbone))
-
-    def load_weights(self) -> Weights:
-        return _remembering(super().load_weights(), self.cached_bytes)
-
-    def check(self) -> None:
-        super().check()
-        check_positive(cached_bytes=self.cached_bytes)
 
     def _default_training(self) -> TrainingArgs:
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
@@ -396,12 +401,6 @@ class NeuralModel1(AvgP):
     def check(self) -> None:
         super().check()
         seeded_head(self.head_spec(), 1, self.seed)
-
-
-def _remembering(weights: Weights, cached_bytes: int) -> Weights:
-    encoder: Any = weights.scorer.encoder
-    encoder.cache.max_bytes = cached_bytes
-    return weights
 
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
@@ -463,10 +462,10 @@ class LongP(LongDocReranker):
         )
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
-    def load_weights(self) -> Weights:
-        weights = super().load_weights()
-        use_attention(weights.scorer.encoder.backbone, self.attn_implementation)
-        return weights
+    def set_up(self) -> LongDocScorer:
+        scorer = super().set_up()
+        use_attention(scorer.encoder.backbone, self.attn_implementation)
+        return scorer
 
     def check(self) -> None:
         super().check()

@@ -43,7 +43,12 @@ class Fusable:
             The fused transformer; None where `other` does not fit, and for models that look at tokens or do more than
             score windows (`CEDR`, `NeuralModel1`, `LateIR`, `MORESPlus`, `Birch`, `LongP`, `explain`, `score_cache`).
         """
-        return fuse(self, other) if is_left else fuse(other, self)
+        models: list[Any] = []
+        for part in (self, other) if is_left else (other, self):
+            models += part.models if isinstance(part, FusedRerankers) else [part]
+        if not all(isinstance(model, Fusable) for model in models) or not _go_together(models):
+            return None
+        return FusedRerankers(tuple(models)) if all(_weights_match(models[0], model) for model in models[1:]) else None
 
 
 @dataclass(eq=False, repr=False)
@@ -88,16 +93,6 @@ class FusedRerankers(Fusable, pt.Transformer):
         return f"({' ** '.join(map(repr, self.models))})"
 
 
-def fuse(left: Any, right: Any) -> FusedRerankers | None:
-    """`left ** right` over one pass through the encoder; None where that is not possible, or not known to be right."""
-    models: list[Any] = []
-    for part in (left, right):
-        models += part.models if isinstance(part, FusedRerankers) else [part]
-    if not all(isinstance(model, Fusable) for model in models) or not _go_together(models):
-        return None
-    return FusedRerankers(tuple(models)) if all(_weights_match(models[0], model) for model in models[1:]) else None
-
-
 def _go_together(models: Sequence[Any]) -> bool:
     """Whether the models, but for their weights, read alike and leave it to the scorer to encode."""
     first, *others = models
@@ -106,7 +101,7 @@ def _go_together(models: Sequence[Any]) -> bool:
 
 def _is_plain(model: Any) -> bool:
     base = next(cls for cls in type(model).__mro__ if Fusable in cls.__bases__)
-    own = ("transform", "score_pairs", "load_weights", "load_scorer")
+    own = ("transform", "score_pairs", "load_weights", "load_scorer", "set_up")
     if any(getattr(type(model), name) is not getattr(base, name) for name in own):
         return False
     if model.encoder_class is not WindowEncoder or registered_heads()[model.head_spec()[0]].needs != "cls":
@@ -197,7 +192,7 @@ def score_together(
         scorers: M different scorers with the same encoder, tokenizer, layout and `max_query_len`.
         queries: R queries.
         texts: R texts.
-        on_rows: called with the number of rows that are done, for a progress bar.
+        on_rows: as there.
 
     Raises:
         FloatingPointError: if a score is not finite.

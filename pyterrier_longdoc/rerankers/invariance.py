@@ -188,8 +188,6 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
     except ValueError as error:
         raise _NotApplicableError(f"not available for {backbone.config.model_type}") from error
     try:
-        if hasattr(model, "attn_implementation"):
-            return _with(model, frame, attn_implementation=implementation)
         return _scores(model, frame)
     finally:
         use_attention(backbone, usual)

@@ -110,7 +110,7 @@ def score_with_cache(
         identity: all that its scores depend on besides query and text, JSON-able.
         queries: R queries.
         texts: R texts.
-        on_rows: called with the number of rows that are done, for a progress bar.
+        on_rows: see `LongDocScorer.score`.
 
     Returns:
         Scores, and what was read of the texts, cached ones included.
@@ -134,9 +134,8 @@ def score_with_cache(
             known.update(block)
 
     fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], on_rows=on_rows, on_block=store)
-    coverage = Coverage(dtype=fresh.coverage.dtype)
-    coverage.tokens_encoded = fresh.coverage.tokens_encoded
-    coverage.tokens_computed = fresh.coverage.tokens_computed
+    done = fresh.coverage
+    coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
     scorer.read_queries(list(dict.fromkeys(queries)), coverage)
     scored = Scored(len(keys), coverage, per_pair=fresh.per_pair)
     rows: dict[bytes, list[int]] = {}

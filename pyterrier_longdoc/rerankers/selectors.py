@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.frames import TruncationWarning
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
 from ..modelling.texts import Span, TokenizedText
-from ..modelling.windows import windows_from_config, windows_to_config
-from .base import LongDocReranker
+from .base import LongDocReranker, from_config
 from .biencoder import BiEncoder
 
 _DECIMALS = 5
@@ -82,19 +80,12 @@ class EmbeddingWindows(ModelWindows):
         """See the base class; a bi-encoder is never trained, so its arguments say all."""
         if self.model.trust_remote_code:
             raise ValueError(f"{self.model!r} runs remote code, which cannot be stored: give another bi-encoder")
-        parameters = arguments_of(self.model, *OF_THE_MODEL)
-        parameters["backbone"] = str(parameters["backbone"])
-        if parameters["windows"] is not None:
-            parameters["windows"] = windows_to_config(parameters["windows"])
-        return {"type": type(self).__name__, "k": self.k, "model": parameters}
+        return {"type": type(self).__name__, "k": self.k, "model": self.model.to_config()}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
         """See the base class."""
-        parameters = dict(config["model"])
-        if parameters["windows"] is not None:
-            parameters["windows"] = windows_from_config(parameters["windows"])
-        return cls(config["k"], BiEncoder(**parameters))
+        return cls(config["k"], BiEncoder(**from_config(config["model"])))
 
 
 @dataclass(frozen=True)

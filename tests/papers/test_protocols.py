@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from dataclasses import replace
 
@@ -13,6 +12,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.files import write_jsonl, write_lines
 from pyterrier_longdoc.papers.protocols import drawable, models_folder, preset_factory
 from pyterrier_longdoc.training import TrainingArgs, k_fold_fit, make_groups, recipes
 
@@ -362,15 +362,11 @@ def test_models_start_where_a_function_says_or_from_their_backbones(msmarco, mod
 def far_folder(folder):
     """The released files in small."""
     docs = [{"DOCNO": docno, "text_raw": fields["body"]} for docno, fields in TRAIN.docs.items()]
-    path = folder / "input_data" / "docs"
-    path.mkdir(parents=True)
-    (path / "AnswerFields.jsonl").write_text("\n".join(map(json.dumps, docs)))
+    write_jsonl(folder / "docs" / "AnswerFields.jsonl", docs)
     for part, dataset in (("bitext", TRAIN), ("dev_official_sample1K", DEV)):
-        path = folder / "input_data" / part
-        path.mkdir()
         topics = [{"DOCNO": q, "text_raw": word} for q, word in zip(dataset.qids, dataset.words, strict=True)]
-        (path / "QuestionFields.jsonl").write_text("\n".join(map(json.dumps, topics)))
-        (path / "qrels.txt").write_text("".join(f"{q} 0 {d} {label}\n" for q, d, label, _ in dataset.judged))
+        write_jsonl(folder / part / "QuestionFields.jsonl", topics)
+        write_lines(folder / part / "qrels.txt", (f"{q} 0 {d} {label}" for q, d, label, _ in dataset.judged))
     return folder
 
 

@@ -11,6 +11,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.preselection import preselection_from_config
 from pyterrier_longdoc.rerankers.artifact import LongDocArtifact
 
 from ..support.systems import QUIET, make, scores
@@ -32,6 +33,12 @@ def test_artifact(saved, results):
     assert artifact.reranker(batch_size=2).batch_size == 2
     assert repr(artifact) == f"LongDocArtifact({str(saved)!r})"
     assert set(pt.inspect.transformer_inputs(artifact)[0]) == {"qid", "query", "docno", "text"}
+
+
+def test_no_folder_asks_for_remote_code_of_the_model_that_selects_windows(plain_encoder, tmp_path):
+    config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
+    config["model"]["trust_remote_code"] = True
+    assert preselection_from_config(config, tmp_path).model.trust_remote_code is False
 
 
 class FakeHub:

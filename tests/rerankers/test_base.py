@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.common.frames import EXPLANATION_COLUMNS
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.rerankers import biencoder, cross
 from pyterrier_longdoc.rerankers.base import WindowReranker
@@ -287,7 +286,8 @@ def test_explanations(loaded, name, results):
     explaining = changed(loaded, explain=True)
     out = explaining(results)
     np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
-    assert set(out.columns) - set(results.columns) == set(EXPLANATION_COLUMNS)
+    added = {"window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms"}
+    assert set(out.columns) - set(results.columns) == added
     assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
     for explained in out.itertuples():
         assert len(explained.window_scores) == len(explained.window_spans) >= 1
@@ -493,15 +493,8 @@ def test_operators(loaded, all_loaded):
     ours, theirs = by_pair(everything), by_pair(other(CANDIDATES))
     pd.testing.assert_series_equal(before, ours.loc[before.index], atol=1e-5)
     pd.testing.assert_series_equal(by_pair((loaded + other)(CANDIDATES)), ours + theirs, atol=1e-5)
-    pd.testing.assert_series_equal(by_pair((2.0 * loaded)(CANDIDATES)), 2 * ours, atol=1e-5)
     features = (loaded**other)(CANDIDATES).set_index(["qid", "docno"])["features"].sort_index()
     np.testing.assert_allclose(np.stack(features), np.stack([ours, theirs], 1), atol=1e-5)
-    union = (loaded % 2 | other % 2)(CANDIDATES)
-    assert len(union) == len(union.drop_duplicates(["qid", "docno"])) >= 4
-    concatenated = (loaded % 2 ^ other)(CANDIDATES)
-    assert len(concatenated) == len(CANDIDATES)
-    first = concatenated[concatenated["rank"] < 2].set_index(["qid", "docno"]).index
-    assert set(first) == set((loaded % 2)(CANDIDATES).set_index(["qid", "docno"]).index)
 
 
 @pytest.mark.parametrize("names", slow_but([REPRESENTATIVE], [REPRESENTATIVE, tuple(SYSTEMS)]), ids=len)
@@ -522,19 +515,13 @@ def test_experiment_plans_agree(names, all_loaded):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"),
-    [
-        ("KMaxP", {"k": [1, 3]}),
-        ("KMaxP", {"weights": [None, [-1.0, -1.0, -1.0]]}),
-        ("MaxP", {"window_size": [12, 20]}),
-        ("Birch", {"first_stage_weight": [0.0, 0.5, 1.0]}),
-    ],
+    ("name", "parameter", "values"),
+    [("KMaxP", "weights", [None, [-1.0, -1.0, -1.0]]), ("Birch", "first_stage_weight", [0.0, 0.5, 1.0])],
 )
-def test_grid_search(name, parameters):
+def test_grid_search(name, parameter, values):
     model = make(name)
-    ((parameter, values),) = parameters.items()
     found, best, ((_, _, value),) = pt.GridSearch(
-        FIRST_STAGE >> LOADER >> model, {model: parameters}, TOPICS, QRELS, metric="map", return_type="both"
+        FIRST_STAGE >> LOADER >> model, {model: {parameter: values}}, TOPICS, QRELS, metric="map", return_type="both"
     )
     alone = {}
     for candidate in values:
@@ -634,6 +621,16 @@ def test_changed_argument_keeps_trained_weights(name, changes):
     assert len(model.history) == 1
 
 
+def test_a_change_that_failed_leaves_nothing_behind():
+    model = make("KMaxP")
+    before = scores(model, LONGER)
+    model.k, model.window_size = 1, 150
+    with pytest.raises(ValueError, match="does not fit"):
+        model(LONGER)
+    model.k, model.window_size = 3, 20
+    np.testing.assert_array_equal(scores(model, LONGER), before)
+
+
 def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_path):
     other = tiny.checkpoint(tmp_path, seed=1)
     model = make("PARADE-attn")
@@ -697,12 +694,8 @@ def test_fit_in_a_pipeline(name, validated):
     np.testing.assert_array_equal(scores(pipeline, TOPICS), after)
 
 
-def test_what_fit_needs():
+def test_fit_needs_the_text():
     model = make("MaxP")
-    with pytest.raises(ValueError, match="both candidates and qrels"):
-        model.fit(CANDIDATES, QRELS, CANDIDATES)
-    with pytest.raises(ValueError, match="judge none of the validation candidates' queries: check the qids"):
-        model.fit(CANDIDATES, QRELS, CANDIDATES, QRELS.assign(qid="9"))
     with pytest.raises(pt.validate.InputValidationError, match="needs the text"):
         model.fit(FIRST_STAGE(TOPICS), QRELS)
     assert not model.is_loaded

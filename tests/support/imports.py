@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pyterrier_longdoc
@@ -48,11 +49,18 @@ def _known(name: str, modules: dict[str, Path]) -> str | None:
     return name or None
 
 
+def in_order(graph: dict[str, set[str]]) -> list[str]:
+    """The modules, each after those that it imports.
+
+    Raises:
+        graphlib.CycleError: if some import each other; the message names them.
+    """
+    return list(TopologicalSorter(graph).static_order())
+
+
 def longest_chain(graph: dict[str, set[str]]) -> list[str]:
-    """The longest chain of imports, of which none is a circle."""
-
-    @cache
-    def chain(node: str) -> tuple[str, ...]:
-        return (node, *max((chain(target) for target in sorted(graph[node])), key=len, default=()))
-
-    return list(max(map(chain, sorted(graph)), key=len))
+    """The longest chain of imports."""
+    chains: dict[str, list[str]] = {}
+    for module in in_order(graph):
+        chains[module] = [module, *max((chains[target] for target in sorted(graph[module])), key=len, default=[])]
+    return max((chains[module] for module in sorted(chains)), key=len)
