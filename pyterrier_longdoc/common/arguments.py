@@ -46,6 +46,16 @@ def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     return [f.name for f in asked if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
+def check_roles(transformer: Any) -> None:
+    """Raises TypeError for an argument without a role: it would neither be saved nor be part of an identity."""
+    for f in fields(transformer):
+        if "role" not in f.metadata:
+            raise TypeError(
+                f"{type(transformer).__name__}.{f.name} has no role, so that it would not be saved: define it as "
+                f'{f.name}: ... = argument(default, role="head"), from pyterrier_longdoc.common.arguments'
+            )
+
+
 def check_positive(**sizes: int | None) -> None:
     """Raises ValueError, naming it, for any size that is not None or a whole number of at least 1."""
     for name, value in sizes.items():

@@ -38,8 +38,8 @@ _WORD = re.compile(r"\S+")
 class Windows:
     """Base class: cuts a tokenised document into windows.
 
-    A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`. A model that uses it can be
-    saved, and loaded wherever the class is defined.
+    A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`; one that reads the text sets
+    `needs_text`. A model that uses it can be saved, and loaded wherever the class is defined.
 
     Args:
         max_windows: keep at most this many windows of a document; None keeps all.

@@ -521,9 +521,13 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 
+_COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
+
+
 def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """The entries that `train` makes as a table."""
-    return pd.DataFrame(entries) if entries else pd.DataFrame(columns=["epoch", "step", "loss"])
+    """The entries that `train` makes as a table, without columns that none of them has."""
+    columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
+    return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
 
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:

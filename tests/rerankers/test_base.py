@@ -7,6 +7,7 @@ import socket
 import sys
 import unittest
 import warnings
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -411,6 +412,24 @@ def test_windows_larger_than_the_backbone(name, results):
         make(name, window_size=150)(results)
     with pytest.raises(ValueError, match="max_query_len=140"):
         make(name, max_query_len=140)(results)
+
+
+def test_an_argument_without_a_role_would_not_be_saved():
+    @dataclass(eq=False, repr=False)
+    class WithoutRole(ld.MaxP):
+        q: float = 0.5
+
+    with pytest.raises(TypeError, match=r"WithoutRole\.q has no role.*q: \.\.\. = argument\(default, role="):
+        WithoutRole("backbone")
+
+
+def test_options_of_windows_that_are_no_dataclass_would_not_be_saved():
+    class NoDataclass(ld.SlidingWindows):
+        def __init__(self, part):
+            super().__init__(part, part)
+
+    with pytest.raises(ValueError, match=r"NoDataclass must be a dataclass.*put @dataclass\(frozen=True\) above it"):
+        ld.MaxP("backbone", windows=NoDataclass(3))
 
 
 def test_numpy_numbers_are_numbers(results):
