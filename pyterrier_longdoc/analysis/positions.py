@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ def relevant_positions(
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
     tokens_of = token_reader(tokenizer)
 
-    @cache  # a document may be relevant for several queries
+    @lru_cache(maxsize=1024)  # a document may be relevant for several queries
     def read(docno: str) -> TokenizedText:
         return tokens_of(texts.get(docno, ""))
 
@@ -289,20 +289,24 @@ def _judged(
     pairs: pd.DataFrame, read: Read, judge: ChunkJudge, chunk_tokens: int, max_chunks: int | None, bar: Any
 ) -> list[dict[str, Any]]:
     # Chunked before anybody is asked: tokenizers may not be shared between threads.
-    chunks = {docno: chunks_of(read(docno), chunk_tokens) for docno in pairs["docno"].unique()}
+    chunks: dict[str, list[tuple[Span, Span]]] = {}
+    lengths: dict[str, int] = {}
     jobs = []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
-        text, shown = read(docno).text, chunks[docno][:max_chunks]
-        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in shown]))
+        document = read(docno)
+        if docno not in chunks:
+            chunks[docno], lengths[docno] = chunks_of(document, chunk_tokens), len(document)
+        shown = chunks[docno][:max_chunks]
+        jobs.append(ChunkJob(qid, query, [document.text[start:end] for _, (start, end) in shown]))
     judgements = zip(pairs["docno"], judge(jobs, bar.update), strict=True)
-    return [_from_judgement(first, read(docno), chunks[docno]) for docno, first in judgements]
+    return [_from_judgement(first, lengths[docno], chunks[docno]) for docno, first in judgements]
 
 
-def _from_judgement(first: FirstChunk, document: TokenizedText, chunks: Sequence[tuple[Span, Span]]) -> dict[str, Any]:
-    """The row of a document with these chunks, by their tokens and characters."""
+def _from_judgement(first: FirstChunk, length: int, chunks: Sequence[tuple[Span, Span]]) -> dict[str, Any]:
+    """The row of a document of `length` tokens with these chunks, by their tokens and characters."""
     if not chunks:
         return {"length": 0, "reason": "document empty"}
-    row = {"length": len(document), "chunks": len(chunks), **asdict(first)}
+    row = {"length": length, "chunks": len(chunks), **asdict(first)}
     if first.chunk is None:
         return {**row, "reason": "no relevant chunk" + (" among those judged" if first.judged < len(chunks) else "")}
     (first_token, end_token), (start, end) = chunks[first.chunk]

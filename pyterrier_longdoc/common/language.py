@@ -99,7 +99,7 @@ def digest(text: str) -> int:
 
 @lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
-    """The Hugging Face tokenizer of a model on the hub or in a folder; the last few are remembered."""
+    """The Hugging Face tokenizer of a model on the hub or in a folder; the last few are remembered, for all callers."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(name))

@@ -223,7 +223,8 @@ class Recipe:
             raise ValueError(f"min_offset={self.min_offset} must be at least 0")
         if self.max_doc_len <= self.min_offset:
             raise ValueError(f"max_doc_len={self.max_doc_len} must be greater than min_offset={self.min_offset}")
-        if not (self.length == "uniform" or callable(self.length) or isinstance(self.length, Integral)):
+        known = self.length == "uniform" if isinstance(self.length, str) else isinstance(self.length, Integral)
+        if not (known or callable(self.length)):
             raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', a whole number, or a function")
         if self.separator.strip() or not self.separator:
             raise ValueError(f"separator={self.separator!r} must be white space, to keep passages and tokens apart")

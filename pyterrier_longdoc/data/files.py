@@ -93,7 +93,8 @@ class FolderDataset(Collection):
 
 def _read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     for where, row in read_jsonl(file, ("docno", "text")):
-        yield where, checked_row(where, row, row.keys() & {"title"})
+        row = checked_row(where, row, row.keys() & {"title"})
+        yield where, {name: row[name] for name in ("docno", "text", "title") if name in row}
 
 
 def _read_topics(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -61,6 +61,11 @@ class Windows:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an __init__ of its own, whose options would not be saved: make them fields, and "
+                f"put @dataclass(frozen=True) above the class"
+            )
         if not cls.__name__.startswith("_"):
             register(_CLASSES, "windows", cls.__name__, cls)
 

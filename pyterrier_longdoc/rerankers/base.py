@@ -133,6 +133,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
     seed: int = argument(42, role="weights")
 
     def __post_init__(self) -> None:
+        check_roles(self)
         self.coverage: Coverage | None = None
         self.warned: set[type[Warning]] = set()  # of what it has warned
         self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
@@ -140,7 +141,6 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        check_roles(self)
         if not isinstance(self.backbone, str | Path) or not str(self.backbone):
             raise ValueError(f"backbone={self.backbone!r} must be a folder, or a model on the Hugging Face hub")
         field_names(self.text_field)
@@ -154,11 +154,6 @@ class WindowReranker(WithBackbone, pt.Transformer):
             raise ValueError(f"seed={self.seed!r} must be a whole number")
         if not isinstance(self.windows, Windows | None):
             raise ValueError(f"windows={self.windows!r} must be windows, e.g. SlidingWindows(150, 75)")
-        if self.windows is not None and "__dataclass_fields__" not in vars(type(self.windows)):
-            raise ValueError(
-                f"{type(self.windows).__name__} must be a dataclass, or its options would not be saved: put "
-                f"@dataclass(frozen=True) above it"
-            )
         loader = self.text_loader
         if not (loader is None or isinstance(loader, pt.Transformer) or hasattr(loader, "text_loader")):
             raise ValueError(

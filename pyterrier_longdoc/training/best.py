@@ -141,7 +141,7 @@ def fit_on_best_segments(
     fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
-    own_data, best_model, best_value, since_best = data, ranker, -inf, 0
+    own_data, best_model, best_value, since_best = data, None, -inf, 0
     for iteration in range(1, iterations + 1):
         if iteration > 1:
             new = make()
@@ -155,7 +155,7 @@ def fit_on_best_segments(
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
         since_best += 1
-        if value > best_value:
+        if best_model is None or value > best_value:
             best_model, best_value, since_best = ranker, value, 0
         if since_best == patience:
             break

@@ -70,8 +70,7 @@ def train(
         OSError: if the state cannot be written.
         ImportError: without accelerate or peft, where the recipe needs them.
     """
-    if args.patience is not None and validate is None:
-        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
+    _check(groups, args, validate is not None)
     history = [] if history is None else history
     with ExitStack() as within:
         # torch's global random state will be as it was.
@@ -109,6 +108,13 @@ def train(
             if args.restart_each_epoch:
                 run.optimizer.state.clear()
     return history
+
+
+def _check(groups: Sequence[Group], args: TrainingArgs, validates: bool) -> None:
+    if args.patience is not None and not validates:
+        raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
+    if LOSSES[args.loss].teacher and any(group.targets is None for group in groups):
+        raise ValueError(f"loss={args.loss!r} needs the teacher's scores as the targets of every group")
 
 
 def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:

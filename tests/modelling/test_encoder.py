@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +211,32 @@ def test_one_long_sentence_does_not_make_all_windows_long(name, cells, monkeypat
     assert model.coverage.windows > 180
     assert sum(cells) > 1000
     assert max(cells) <= 500
+
+
+def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
+    """Peak of numpy and Python objects for one long document beside short ones, all of them cut into sentences."""
+
+    def nothing(encoder, batch, rows, all_layers):
+        return (torch.zeros(len(rows), 1, 32),), batch.attention_mask[rows], 0
+
+    monkeypatch.setattr(WindowEncoder, "_encode", nothing)
+    monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 2000)
+    encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
+
+    def peak(sentences: int) -> int:
+        windows = [np.arange(i % 97, i % 97 + 9, dtype=np.int32) * 31 % 1000 + i // 97 for i in range(sentences)]
+        windows.append(np.arange(110, dtype=np.int32))
+        tracemalloc.start()
+        try:
+            encode(encoder, backbone.pair_layout(), [(query, window) for window in windows])
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    small, large = peak(300), peak(3000)
+    # Padded to the longest, 3,000 windows of 114 tokens take 17 bytes a token, 5.8 MB.
+    assert large < 3000 * 114 * 17 / 2
+    assert large < 11 * small
 
 
 # What heads see.

@@ -134,6 +134,14 @@ def test_plain_sequences_do_where_no_text_is_needed():
             assert windows([1, 2, 3]) == windows(tokens_of("a b c")) == [(0, 3)]
 
 
+def test_options_that_are_no_fields_would_not_be_saved():
+    with pytest.raises(TypeError, match=r"NoFields has an __init__.*put @dataclass\(frozen=True\) above the class"):
+
+        class NoFields(Truncate):
+            def __init__(self, part):
+                super().__init__(part)
+
+
 # Windows in words.
 
 

@@ -423,15 +423,6 @@ def test_an_argument_without_a_role_would_not_be_saved():
         WithoutRole("backbone")
 
 
-def test_options_of_windows_that_are_no_dataclass_would_not_be_saved():
-    class NoDataclass(ld.SlidingWindows):
-        def __init__(self, part):
-            super().__init__(part, part)
-
-    with pytest.raises(ValueError, match=r"NoDataclass must be a dataclass.*put @dataclass\(frozen=True\) above it"):
-        ld.MaxP("backbone", windows=NoDataclass(3))
-
-
 def test_numpy_numbers_are_numbers(results):
     pd.testing.assert_frame_equal(
         make("MaxP", batch_size=np.int64(3), seed=np.int64(42))(results), make("MaxP")(results)
