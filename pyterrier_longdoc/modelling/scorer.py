@@ -65,6 +65,7 @@ class LongDocScorer(nn.Module):
     Attributes:
         settings: as given, with windows that fit into the backbone.
         layout: how a query and a window become one input.
+        precision: the name of the settings' `dtype`, for coverage.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -88,6 +89,7 @@ class LongDocScorer(nn.Module):
     def use(self, settings: Settings) -> None:
         """Reads and computes by these settings from now on; the weights move to their device."""
         self.settings, self.layout = self.encoder.prepare(settings)
+        self.precision = dtype_name(settings.dtype)
         self.to(settings.device)
 
     def back_to_its_device(self) -> None:
@@ -138,7 +140,7 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
-        coverage = Coverage(dtype=dtype_name(settings.dtype))
+        coverage = Coverage(dtype=self.precision)
         scored, work = Scored(len(texts), coverage, per_pair=settings.preselect is not None), Work(coverage, on_rows)
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)

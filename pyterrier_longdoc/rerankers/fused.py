@@ -18,7 +18,6 @@ from ..common.coverage import Coverage, Scored, Work
 from ..common.presentation import HELP_URL
 from ..modelling.batching import Encoded
 from ..modelling.checkpoint import Weights
-from ..modelling.devices import dtype_name
 from ..modelling.encoder import WindowEncoder
 from ..modelling.heads import registered_heads
 from ..modelling.scorer import BLOCK_PAIRS, LongDocScorer, Read
@@ -199,7 +198,7 @@ def score_together(
     """
     first = scorers[0]
     asked, query_of_row = numbered(queries)
-    scored = [Scored(len(texts), Coverage(dtype=dtype_name(first.settings.dtype))) for _ in scorers]
+    scored = [Scored(len(texts), Coverage(dtype=first.precision)) for _ in scorers]
     for own in scored:
         query_ids = first.read_queries(asked, own.coverage)
     work = Work(scored[0].coverage, on_rows)
