@@ -71,11 +71,12 @@ class EmbeddingCache:
             sequences: arrays of token ids.
             make: makes the arrays of those that are not remembered.
         """
-        found: list[Any] = [self.get((setting, sequence.tobytes())) for sequence in sequences]
+        keys = [(setting, sequence.tobytes()) for sequence in sequences]
+        found: list[Any] = list(map(self.get, keys))
         new = [i for i, array in enumerate(found) if array is None]
         if new:
             for i, array in zip(new, make([sequences[i] for i in new]), strict=True):
-                self.put((setting, sequences[i].tobytes()), array)
+                self.put(keys[i], array)
                 found[i] = array
         return found
 
