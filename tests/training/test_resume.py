@@ -46,7 +46,10 @@ def killing(test):
 
 
 @killing
-@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"schedule": "one_cycle"}],
+)
 def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path):
     args = replace(RECIPE, **changes)
     assert in_process(cross_encoder, args, tmp_path / "whole") == 0
