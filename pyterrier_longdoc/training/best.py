@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -284,27 +283,14 @@ def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, ca
         queries, lengths = [example.query] * len(flat), [len(document) for document in own]
         scores = joint["selector"](queries, flat).float().split(lengths)
         losses += [loss.compute(*row, None, args) for row in _rows(scores, example, pairs=loss.pairs)]
-        with _evaluating(joint["selector"]) as selector:
-            selecting = selector(queries, flat).split(lengths)
+        with torch.no_grad(), joint["selector"].inference():
+            selecting = joint["selector"](queries, flat).split(lengths)
         chosen_queries += [example.query] * len(own)
         chosen_texts += [document[int(s.argmax())] for document, s in zip(own, selecting, strict=True)]
     ranked = joint["ranker"](chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
     for example, scores in zip(examples, ranked, strict=True):
         losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, args))
     return torch.stack(losses).sum()
-
-
-@contextmanager
-def _evaluating(scorer: nn.Module) -> Iterator[nn.Module]:
-    """The scorer as it is used: without dropout, and without a graph."""
-    modes = [(module, module.training) for module in scorer.modules()]
-    scorer.eval()
-    try:
-        with torch.no_grad():
-            yield scorer
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _rows(

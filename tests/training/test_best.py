@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -63,6 +64,12 @@ class Lengths(torch.nn.Module):
         super().__init__()
         self.factor = torch.nn.Parameter(torch.tensor(float(factor)))
         self.asked = []
+
+    @contextmanager
+    def inference(self):
+        self.eval()
+        yield
+        self.train()
 
     def forward(self, queries, texts):
         self.asked.append(list(texts))

@@ -114,14 +114,8 @@ def test_teacher_column():
 # Judged documents that were not retrieved.
 
 JUDGED = qrels(
-    ("2", "far", 2),
-    ("1", "d3", 1),
-    ("1", "no", 0),
-    ("3", "d1", 1),
-    ("3", "bad", -1),
-    ("4", "good", 1),
-    ("4", "poor", 0),
-)
+    ("2", "far", 2), ("1", "d3", 1), ("1", "no", 0), ("3", "d1", 1), ("3", "bad", -1), ("4", "up", 1), ("4", "down", 0)
+)  # fmt: skip
 LOADER = pt.apply.text(lambda row: f"text of {row.docno} for {row.qid}")
 ALL = TrainingArgs(judged="all")
 
@@ -151,7 +145,7 @@ def test_judged_documents_that_were_not_retrieved():
     # Query 4 has no row, so that its text is known from the topics alone.
     topics = pd.DataFrame({"qid": ["4"], "query": ["d"]})
     more = add_judged(run, JUDGED, text_loader=LOADER, topics=topics)
-    assert more.iloc[-2:][["qid", "query", "docno"]].to_numpy().tolist() == [["4", "d", "good"], ["4", "d", "poor"]]
+    assert more.iloc[-2:][["qid", "query", "docno"]].to_numpy().tolist() == [["4", "d", "up"], ["4", "d", "down"]]
     assert make_groups(more, more["text"].tolist(), JUDGED, ALL)[-1].labels == (1.0, 0.0)
 
 

@@ -309,7 +309,7 @@ def test_early_stopping_and_most_steps():
     args = TrainingArgs(epochs=9, queries_per_step=5, patience=2)
     history = train(Toy(), toy_groups(5), args, validate=lambda: next(figures))
     assert [entry["validation"] for entry in history] == [0.1, 0.3, 0.3, 0.2]
-    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores as the targets"):
+    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores, the targets of every group"):
         train(Toy(), toy_groups(5), TrainingArgs(loss="margin_mse"))
     with pytest.raises(ValueError, match="patience=2 needs validation data"):
         train(Toy(), toy_groups(5), args)

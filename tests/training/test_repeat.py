@@ -143,7 +143,7 @@ def test_candidates_to_train_on_may_be_others():
         assert ("new" in set(run["docno"])) == (QIDS[0] in set(run["qid"])) == (number == 1)
         assert ("silent" in set(run["qid"])) == (number == 0)
     assert folds.run[["qid", "docno"]].equals(RUN[["qid", "docno"]])
-    with pytest.raises(ValueError, match="1 are in no fold, e.g. 'silent'"):
+    with pytest.raises(ValueError, match=r"1 are in no fold, e\.g\. 'silent'"):
         k_fold_fit(Memory, RUN, QRELS, FOLDS, training_run=more)
 
 
