@@ -124,7 +124,7 @@ def test_first_iteration_selects_without_dropout():
     for seed in range(10):
         torch.manual_seed(seed)
         _joint_loss(both, [example], TrainingArgs(), candidates=data).backward()
-    assert both["ranker"].asked == 10 * [["a b", "g "]]  # the shortest, the first of equals
+    assert both["ranker"].asked == 10 * [["a b ", "g "]]  # the shortest, the first of equals
     assert both.training
     assert both["selector"].training
 

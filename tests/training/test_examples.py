@@ -175,9 +175,7 @@ def test_ids_of_any_type():
 
 
 def test_judged_documents_without_text():
-    with pytest.raises(
-        ValueError, match=r"here 3, e\.g\. 'far' for the query '2', .* give text_loader= .* 'retrieved'"
-    ):
+    with pytest.raises(ValueError, match=r"here 3, e\.g\. 'far' for the query '2', .* give text_loader= .*retrieved"):
         add_judged(RUN.assign(text=TEXTS), JUDGED)
     with pytest.raises(ValueError, match=r"does not supply the column\(s\) title"):
         add_judged(RUN.assign(title="", text=TEXTS), JUDGED, text_field=("title", "text"), text_loader=LOADER)

@@ -219,7 +219,7 @@ def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_p
     whole = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     args = replace(args, checkpoint=tmp_path)
     model = make("MaxP", cross_encoder, training=args)
-    with optimizer_steps(stop_at=2):
+    with optimizer_steps(stop_at=3):  # the first step has a rate of 0
         model.fit(RUN, JUDGED)
     # Its adapters are part of its weights now.
     with pytest.raises(ValueError, match="starting weights; make the model as it was made then to go on"):
