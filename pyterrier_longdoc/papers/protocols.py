@@ -439,8 +439,16 @@ class _System:
             model.start_from(find_model(self.start_from, self.name, seed))
         if data.protocol.folds:
             train_on, qrels, *_ = data.fold_training(model.recipe)
-            given = {"training_run": train_on, "folder": folder, "verbose": self.verbose}
-            return k_fold_fit(model, data.candidates, qrels, data.fold_qids, **given).run
+            folds = k_fold_fit(
+                model,
+                data.candidates,
+                qrels,
+                data.fold_qids,
+                training_run=train_on,
+                folder=folder,
+                verbose=self.verbose,
+            )
+            return folds.run
         return fit_or_load(model, data.training(model.recipe), folder).transform(data.candidates)
 
     def _prepared(self, model: Any, seed: int) -> LongDocReranker:

@@ -168,7 +168,11 @@ def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
 
 
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
-    """The candidates that may be drawn, the same in every epoch; None without a positive or a negative."""
+    """The candidates that may be drawn, the same in every epoch; None without a positive or a negative.
+
+    The limit of ranks is for what was retrieved: with `judged="all"` a judged negative may be drawn wherever it stands,
+    or else a longer run would have fewer of them.
+    """
     if args.unjudged == "skip":
         rows = rows[rows["label"].notna()]
     rows = rows.sort_values("position", kind="stable")
@@ -178,7 +182,7 @@ def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
     negatives = ~positive
     if args.max_negative_rank is not None:
         high = rows["position"].to_numpy() < args.max_negative_rank
-        negatives &= (high | ~np.isnan(judged)) if args.judged == "all" else high
+        negatives &= high | (~np.isnan(judged) if args.judged == "all" else False)
     places = np.flatnonzero(negatives).tolist()
     if not positive.any() or not places:
         return None

@@ -149,6 +149,29 @@ def test_judged_documents_that_were_not_retrieved():
     assert make_groups(more, more["text"].tolist(), JUDGED, ALL)[-1].labels == (1.0, 0.0)
 
 
+def test_candidates_are_those_of_the_published_export():
+    """Set by set as FlexNeuART's export makes them: positives, and judged negatives with the best k."""
+    rng, docnos, k = random.Random(0), [f"d{i}" for i in range(30)], 6
+    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(12)], "query": "any"})
+    rows, judged = [], []
+    for qid in topics["qid"]:
+        rows += [(qid, "any", d, -i) for i, d in enumerate(rng.sample(docnos, rng.choice([0, 4, 10])))]
+        judged += [(qid, d, rng.choice([-1, 0, 0, 1, 2])) for d in rng.sample(docnos, rng.choice([1, 5]))]
+    run, labels = pd.DataFrame(rows, columns=["qid", "query", "docno", "score"]), qrels(*judged)
+    expected = {}
+    for qid in topics["qid"]:
+        positives = {d for q, d, grade in judged if q == qid and grade >= 1}
+        pool = {d for q, d, grade in judged if q == qid and grade < 1}
+        pool |= set([d for q, _, d, _ in rows if q == qid][:k]) - positives
+        if positives and pool:
+            expected[qid] = positives, pool
+    assert 3 < len(expected) < 12
+    full = add_judged(run, labels, topics=topics)
+    groups = make_groups(full, full["docno"].tolist(), labels, TrainingArgs(judged="all", max_negative_rank=k))
+    found = {g.qid: tuple({g.texts[i] for i in part} for part in (g.positives, g.negatives)) for g in groups}
+    assert found == expected
+
+
 @pytest.mark.parametrize("order", ["score", "rank", "rows"])
 def test_judged_negatives_are_drawn_whatever_their_rank(order):
     judged = qrels(("1", "d2", 1), ("1", "d1", 0), ("1", "no", 0), ("1", "far", 1))
