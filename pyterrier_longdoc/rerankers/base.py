@@ -62,6 +62,7 @@ from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     TrainingArgs,
+    add_judged,
     evaluate,
     history_frame,
     make_groups,
@@ -463,7 +464,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
-            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives.
+            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
+                `judged="all"` also judged documents that are no candidates are trained on; a query that has no
+                candidate at all is not.
             topics_or_res_va: validation candidates; with them the weights with the best `metric` are kept.
             qrels_va: labels of the validation candidates.
 
@@ -471,8 +474,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             This transformer.
 
         Raises:
-            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, or
-                the recipe does not fit the data or the checkpoint folder.
+            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, the
+                text of judged documents is missing and there is no `text_loader`, or the recipe does not fit the data
+                or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             OSError: if the state cannot be written to the checkpoint folder.
             ImportError: if the recipe needs accelerate or peft and they are missing.
@@ -484,9 +488,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         args = self.recipe
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
-        queries = strings(topics_or_res_tr["query"], "query")
-        texts = texts_of(topics_or_res_tr, fields, self.text_loader)
-        groups = make_groups(topics_or_res_tr.assign(query=queries), texts, qrels_tr, args)
+        run = self.training_candidates(topics_or_res_tr, qrels_tr)
+        texts = texts_of(run, fields, self.text_loader)
+        groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
         weights = self.load_weights()
         train(
             weights.scorer,
@@ -499,6 +503,20 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             verbose=self.verbose,
         )
         return self
+
+    def training_candidates(self, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
+        """The candidates that `fit` trains on: with the judged documents that were not retrieved if the recipe says so.
+
+        Args:
+            results: as `fit` takes them.
+            qrels: as `fit` takes them.
+
+        Raises:
+            ValueError: if such documents' text is missing and there is no `text_loader`.
+        """
+        if self.recipe.judged == "retrieved":
+            return results
+        return add_judged(results, qrels, text_field=self.text_field, text_loader=self.text_loader)
 
     def _validation(
         self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
