@@ -14,7 +14,7 @@ from typing import Any
 
 import ir_measures
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..experiment.runs import described
 from .losses import LOSSES
 
@@ -197,6 +197,7 @@ class TrainingArgs:
     seed: int = 42
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_given(**{name: getattr(self, name) for name in _COUNTS})
         check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
         for name, choices in _CHOICES.items():

@@ -6,7 +6,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.common.language import count_tokens, token_counter
+from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.data import check_leaks, far_relevant, find_leaks
 from pyterrier_longdoc.data.collection import Parts, PositionedCollection, TextLoader
 
@@ -28,7 +28,7 @@ def planted(**changes):
         gold=[("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 11, 24, 2, 4, "far", "")],
         splits={"train": ["q1"], "test": ["q2"]},
     )
-    return PositionedCollection("planted", replace(parts, **changes), count=token_counter(), default="test")
+    return PositionedCollection("planted", replace(parts, **changes), default="test")
 
 
 def with_texts(**changed):
