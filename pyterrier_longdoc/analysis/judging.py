@@ -109,8 +109,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
         max_chunks: judge the first so many chunks of a document; None for all.
-        tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation marks, which
-            is about 3/4 of what word pieces come to.
+        tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
+            marks, which is about 3/4 of what word pieces come to.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
         on_failure: if a chunk has no readable grade after all retries: `"raise"` or `"unjudged"` (grade -1).
         retries: further calls after an unreadable reply, each with a reminder.
