@@ -16,7 +16,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.frames import as_strings
-from ..common.language import Counter, digest, token_counter
+from ..common.language import digest, token_counter
 from ..common.presentation import HELP_URL
 
 Documents = Mapping[str, Mapping[str, str]]
@@ -211,12 +211,8 @@ class PositionedCollection(Collection):
         default: str | None = None,
         variants: Iterable[str] = (),
     ) -> None:
-        self.name, self.tokenizer = name, tokenizer
+        self.name, self.tokenizer, self._count = name, tokenizer, token_counter(tokenizer)
         self._given, self._default, self._variants = parts, default, list(variants)
-
-    @cached_property
-    def _count(self) -> Counter:
-        return token_counter(self.tokenizer)
 
     @cached_property
     def parts(self) -> Parts:

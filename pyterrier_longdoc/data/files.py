@@ -199,28 +199,29 @@ def read_far_relevant(
         queries[qid] = query
         splits.setdefault(part, []).append(qid)
     judged = dict.fromkeys(row for file in _found(folder, "qrels.txt") for row in _read_qrels(file))
-    gold = list(_gold(folder))
-    recorded = recorded_tokenizers(_found(folder, "unit.jsonl", needed=False))
+    gold_files, unit_files = (_found(folder, name, needed=False) for name in ("gold.jsonl", "unit.jsonl"))
+    gold, recorded = list(_gold(gold_files)), recorded_tokenizers(unit_files)
     if tokenizer is None and len(recorded) > 1:
         raise ValueError(
             f"{folder} has positions in {' and in '.join(map(str, recorded))}: give tokenizer=, by which all of them "
             f"are counted anew"
         )
     unit = recorded[0] if tokenizer is None and recorded else RecordedTokenizer.of(tokenizer)
-    as_written = recorded == [unit] and (tokenizer is None or unit.is_named)
+    all_recorded = len(unit_files) == len(gold_files) and recorded == [unit]
+    as_written = all_recorded and (tokenizer is None or unit.is_named)
+    known = unit if tokenizer is None and unit.tokens != WORDS else tokenizer
     parts = Parts(
         documents,
         pd.DataFrame(list(queries.items()), columns=["qid", "query"]).astype(str),
         pd.DataFrame(list(judged), columns=["qid", "docno", "label"]),
-        gold if as_written else partial(_counted_anew, gold, documents, token_counter(tokenizer)),
+        gold if as_written else partial(_counted_anew, gold, documents, token_counter(known)),
         splits=splits,
     )
-    known = unit if tokenizer is None and unit.tokens != WORDS else tokenizer
     return PositionedCollection(name, parts, tokenizer=known, default=default)
 
 
-def _gold(folder: str | Path) -> Iterator[tuple[Any, ...]]:
-    for file in _found(folder, "gold.jsonl", needed=False):
+def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
+    for file in files:
         for where, row in read_jsonl(file, ("qid", "docno", "position", "passage")):
             for name in ("start", "end", "first_token", "length"):
                 if not isinstance(row.get(name), int):
