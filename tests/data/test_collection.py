@@ -134,7 +134,7 @@ def test_variants_of_topics_and_qrels():
             read("dev")
     every = planted(splits={})
     assert every._describe_component("topics") is True
-    assert PositionedCollection("all", every.parts, count=len).get_topicsqrels()[1].equals(every.qrels)
+    assert PositionedCollection("all", every.parts).get_topicsqrels()[1].equals(every.qrels)
 
 
 def test_frames_are_the_callers_own():
@@ -148,7 +148,7 @@ def test_frames_are_the_callers_own():
 
 def test_parts_are_made_at_the_first_use():
     made = []
-    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, count=len, variants=["a"])
+    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, variants=["a"])
     assert (repr(collection), collection._describe_component("topics")) == ("PositionedCollection('late')", ["a"])
     assert not made
     assert len(collection.gold) == len(collection.topics) == 2

@@ -97,7 +97,7 @@ def hungry(messages) -> Reply:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize("cap", [0.0005, 0.002, 0.01])
+@pytest.mark.parametrize("cap", [0.0005, 0.002, 0.004])
 def test_the_cap_holds_where_servers_count_more_tokens_than_we_do(cap, concurrency):
     run = candidates(queries=30, documents=6)
     model = Scripted(lambda m: time.sleep(0.002) or hungry(m))

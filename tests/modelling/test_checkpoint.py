@@ -365,7 +365,9 @@ def test_start_from_a_bi_encoder(results, tmp_path):
             model(results)
     expected = scores(make("MaxP", trained), results)
     np.testing.assert_allclose(scores(make("MaxP", tmp_path / "plain").start_from(other), results), expected, rtol=1e-5)
-    deeper = ld.BiEncoder(tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3))
+    deeper = ld.BiEncoder(
+        tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3), window_size=12, stride=6
+    )
     with pytest.raises(ValueError, match=r"different kinds: .* \(.*layer.2.* is not there and \("):
         make("MaxP").start_from(deeper)
 
