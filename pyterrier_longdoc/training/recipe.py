@@ -86,6 +86,9 @@ class Lora:
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
+        plain_fields(self)
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))
         check_given(rank=self.rank)
         if not isinstance(self.alpha, Real) or not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha!r} must be above 0")
