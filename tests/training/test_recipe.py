@@ -119,5 +119,5 @@ def test_presets():
 
 def test_recipes_are_keys():
     recipes = [TrainingArgs(), TrainingArgs(learning_rates={"": 1e-3}), TrainingArgs(lora=Lora(targets=["query"]))]
-    assert len({recipe: 0 for recipe in recipes}) == 3
+    assert len(dict.fromkeys(recipes, 0)) == 3
     assert recipes[2] == TrainingArgs(lora=Lora(targets=("query",)))
