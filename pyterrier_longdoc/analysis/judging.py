@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyterrier as pt
 from ..common.arguments import check_choice, check_given, check_positive
 from ..common.files import import_extra
 from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of, validated
-from ..common.language import token_spans
+from ..common.language import named_tokenizer, token_spans
 from ..common.presentation import Presented
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.messages import (
@@ -108,8 +109,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
         max_chunks: judge the first so many chunks of a document; None for all.
-        tokenizer: a fast Hugging Face tokenizer that counts tokens; None counts words and punctuation marks, which
-            is about 3/4 of what word pieces come to.
+        tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
+            marks, which is about 3/4 of what word pieces come to.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
         on_failure: if a chunk has no readable grade after all retries: `"raise"` or `"unjudged"` (grade -1).
         retries: further calls after an unreadable reply, each with a reminder.
@@ -234,6 +235,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
+    if isinstance(tokenizer, str | Path):
+        tokenizer = named_tokenizer(tokenizer)
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
     spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)

@@ -24,10 +24,13 @@ from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .preselection import Cut
 from .settings import Settings
-from .texts import TokenCache, TokenizedText, blocks, each_once, numbered
+from .texts import Pace, TokenCache, TokenizedText, blocks, each_once, numbered
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
+
+BLOCK_SECONDS = 2.0
+"""How long a block may take, about, whose scores are stored when it is done: what a run loses that is killed."""
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
 """Called when a block is done, with the rows that ask for each of its P pairs, `(P,)` scores, and what was read."""
@@ -134,7 +137,8 @@ class LongDocScorer(nn.Module):
             texts: R texts.
             explain: tell how each window contributed.
             on_rows: called with the number of rows that are done, for a progress bar.
-            on_block: called after each block, for callers that store what is done.
+            on_block: called after each block, for callers that store what is done: blocks are then made so small that
+                each takes about `BLOCK_SECONDS`.
 
         Raises:
             FloatingPointError: if a score is not finite.
@@ -146,8 +150,9 @@ class LongDocScorer(nn.Module):
         asked, query_of_row = numbered(queries)
         query_ids = self.read_queries(asked, coverage)
         characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
+        pace = Pace(characters, None if on_block is None else BLOCK_SECONDS)
         with self.inference():
-            for block in blocks(query_of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
+            for block in blocks(query_of_row, texts, characters=pace, pairs=BLOCK_PAIRS):
                 work.begin(sum(map(len, block.rows)))
                 tokenized = self.tokenize(block.texts, offsets=explain)
                 read = self.read(
@@ -161,6 +166,7 @@ class LongDocScorer(nn.Module):
                 scored.add(block, values, read.readings, explanations)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
+                pace.note(block)
         return scored.checked()
 
     # Read.

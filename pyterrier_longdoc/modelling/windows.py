@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..common.language import sentence_starts
 from ..common.registry import register
 from .texts import Span, TokenizedText
@@ -70,6 +70,7 @@ class Windows:
             register(_CLASSES, "windows", cls.__name__, cls)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_positive(max_windows=self.max_windows)
         check_choice("selection", self.selection, SELECTIONS)
 

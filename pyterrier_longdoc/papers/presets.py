@@ -71,8 +71,8 @@ class Preset:
 
     row: str
     transformer: str
-    arguments: Mapping[str, Any]
-    published: Mapping[str, float] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(hash=False)
+    published: Mapping[str, float] = field(default_factory=dict, hash=False)
     partner: str | None = None
     source: str = "Boytsov et al. 2025, Table 1"
     epochs: int | None = 1

@@ -26,6 +26,7 @@ from ..common.arguments import (
     check_given,
     check_positive,
     check_roles,
+    plain,
 )
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
@@ -140,10 +141,16 @@ class WindowReranker(WithBackbone, pt.Transformer):
         self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Sizes that come from an array: they are written as JSON when the model is saved.
+        super().__setattr__(name, plain(value))
+
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        if not isinstance(self.backbone, str | Path) or not str(self.backbone):
-            raise ValueError(f"backbone={self.backbone!r} must be a folder, or a model on the Hugging Face hub")
+        checkpoints = arguments_of(self, "checkpoint")
+        for name in changed_names(self, checkpoints):
+            if not isinstance(checkpoints[name], str | Path) or not str(checkpoints[name]):
+                raise ValueError(f"{name}={checkpoints[name]!r} must be a folder, or a model on the Hugging Face hub")
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
@@ -345,7 +352,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
             scores after a change of weights wait for the compilation or export.
         score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
-            and an interrupted one goes on. Keyed by weights, settings, query and text; not used with `explain`.
+            and an interrupted one goes on: what was scored is written every few seconds, or after each document that
+            takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
 
     All other arguments: see `WindowReranker`.
@@ -363,6 +371,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def __post_init__(self) -> None:
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
+        self._caches = True
         super().__post_init__()
 
     # What a subclass says of itself.
@@ -386,6 +395,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         super().check()
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
+        if not isinstance(self.score_cache, str | Path | None) or self.score_cache == "":
+            raise ValueError(f"score_cache={self.score_cache!r} must be the name of a file, or None")
         check_preselection(self.preselect, self.make_windows())
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
@@ -438,7 +449,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights = self.load_weights()
         if not weights.ready:
             self.warn_untrained()
-        if self.score_cache is None or self.explain:
+        if self.score_cache is None or self.explain or not self._caches:
             return super().score_pairs(queries, texts, on_rows)
         cache = ScoreCache(self.score_cache)
         return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
@@ -530,21 +541,45 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         check_columns(qrels, ("qid", "docno", "label"), "qrels")
         if not set(qrels["qid"].astype(str)) & set(results["qid"].astype(str)):
             raise ValueError("the validation qrels judge none of the validation candidates' queries: check the qids")
-        return lambda: evaluate(self.transform(results), qrels, metric)
 
-    def start_from(self, other: LongDocReranker) -> LongDocReranker:
+        def validate() -> float:
+            # The cache would fill with scores of weights that no later run has.
+            self._caches = False
+            try:
+                return evaluate(self.transform(results), qrels, metric)
+            finally:
+                self._caches = True
+
+        return validate
+
+    def start_from(self, other: WindowReranker) -> LongDocReranker:
         """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.
 
         So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
 
         Args:
-            other: a model with the same kind of backbone.
+            other: a model with the same kind of backbone. Of a `BiEncoder` the backbone's weights are taken, on which
+                the model must be trained.
 
         Raises:
-            ValueError: if the backbones are not of the same kind.
+            ValueError: if that is no model of this package, or the backbones or vocabularies are not of the same kind.
         """
-        if not self.load_weights().adopt(other.load_weights()):
-            raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone")
+        if not isinstance(other, WindowReranker):
+            raise ValueError(
+                f"start_from needs a reranker of this package in memory, not {other!r}; LongDocReranker.load(...) "
+                f"restores a saved one"
+            )
+        weights, its_scorer = self.load_weights(), other.load_scorer()
+        if weights.scorer.tokenizer.get_vocab() != its_scorer.tokenizer.get_vocab():
+            raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
+        if isinstance(other, LongDocReranker):
+            difference = weights.adopt(other.load_weights())
+        else:
+            difference = weights.adopt_backbone(its_scorer.encoder)
+        if difference is not None:
+            raise ValueError(
+                f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone ({difference})"
+            )
         return self
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 
 import ir_measures
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..experiment.runs import described
 from .losses import LOSSES
 
@@ -87,6 +87,9 @@ class Lora:
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
+        plain_fields(self)
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))
         check_given(rank=self.rank)
         if not isinstance(self.alpha, Real) or not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha!r} must be above 0")
@@ -202,6 +205,7 @@ class TrainingArgs:
     seed: int = 42
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_given(**{name: getattr(self, name) for name in _COUNTS})
         check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
         for name, choices in _CHOICES.items():

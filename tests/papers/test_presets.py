@@ -87,3 +87,8 @@ def test_table_and_mapping():
     assert repr(ld.presets).startswith("Presets(firstp, firstp-longformer, ")
     with pytest.raises(KeyError, match="no preset is named 'nothing'; known are firstp"):
         ld.presets["nothing"]
+
+
+def test_presets_are_keys():
+    presets = [ld.presets[name] for name in ld.presets]
+    assert len(dict.fromkeys(presets, 0)) == len(presets) > 50

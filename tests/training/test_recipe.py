@@ -119,3 +119,9 @@ def test_presets():
         TrainingArgs.preset("leaderboard")
     with pytest.raises(ValueError, match="there is no recipe 'bm25'; known are boytsov2025"):
         recipes("bm25")
+
+
+def test_recipes_are_keys():
+    recipes = [TrainingArgs(), TrainingArgs(learning_rates={"": 1e-3}), TrainingArgs(lora=Lora(targets=["query"]))]
+    assert len(dict.fromkeys(recipes, 0)) == 3
+    assert recipes[2] == TrainingArgs(lora=Lora(targets=("query",)))

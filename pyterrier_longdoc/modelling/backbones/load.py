@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from ...common.packaged import encoder_folder
 from ..batching import PairLayout
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import BackboneOptions, InputRules, is_decoder, quiet, rules_for, use_attention
@@ -39,7 +40,6 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
-from .packaged import encoder_folder
 from .templates import template_layout
 
 logger = logging.getLogger(__name__)
