@@ -100,9 +100,8 @@ class Preset:
 
     def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
         """The arguments with all windows of the document budget, where there can be more than one."""
-        reason = _GAP if arguments.get("query_states") else _NOT_AS_PUBLISHED.get(self.transformer)
-        if reason is not None:
-            raise ValueError(f"{self.row} cannot be had as published: {reason}")
+        if self.transformer in _NOT_AS_PUBLISHED:
+            raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.transformer]}")
         if "windows" in arguments:
             raise ValueError("as_published decides about the windows: leave windows out, or as_published=False")
         if "stride" not in arguments:
@@ -111,12 +110,10 @@ class Preset:
         return {**rest, "windows": grid(arguments["window_size"], arguments["stride"], arguments["max_doc_len"])}
 
 
-_GAP = "in its code a query of less than 32 tokens leaves a gap in the positions that the next transformer numbers"
 _NOT_AS_PUBLISHED = {
     "AvgP": "its code adds the vectors of three chunks, padding or not, and divides by the number of those with text",
     "CEDR": "its code matches padding, too, and averages the vectors of chunks as AvgP does",
     "NeuralModel1": "its code was not published",
-    "LateIR": f"{_GAP}, and so does its last window",
     "RankGPT": "its prompt, its list of candidates in one call and its way to cut texts were not published",
 }
 """Why, by transformer; the documentation has them as a table ("What cannot be reproduced, and why")."""

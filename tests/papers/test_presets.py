@@ -117,7 +117,8 @@ def test_electra_is_read_without_its_classification_head():
 
 # As published.
 
-SMALL = {"window_size": 20, "stride": 10, "max_doc_len": 52, "max_query_len": 8, "device": "cpu"}
+QUERY, WINDOW = 8, 20
+SMALL = {"window_size": WINDOW, "stride": 10, "max_doc_len": 52, "max_query_len": QUERY, "device": "cpu"}
 STARTS = (0, 10, 20, 30, 40)
 TEXTS = [" ".join(tiny.WORDS[i * 3 % len(tiny.WORDS)] for i in range(n)) for n in (0, 3, 21, 35, 52, 70)]
 DOCUMENTS = pd.DataFrame(
@@ -126,50 +127,98 @@ DOCUMENTS = pd.DataFrame(
 )
 
 
-@pytest.fixture(scope="module")
-def window_states():
-    """`(R, 5, H)` first states of all windows of 52 tokens, padded by hand."""
-    model, tokenizer = AutoModel.from_pretrained(tiny.encoder(None)).eval(), tiny.tokenizer()
+def padded(ids: list[int], size: int) -> tuple[list[int], list[int]]:
+    """Token ids padded to a size, and their mask."""
+    return ids + [0] * (size - len(ids)), [1] * len(ids) + [0] * (size - len(ids))
+
+
+def states_of(encoder, ids: list[int], mask: list[int], types: list[int]) -> torch.Tensor:
+    """`(T, H)` states of one input of the padded layout."""
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return encoder(**{name: torch.tensor([values]) for name, values in inputs.items()}).last_hidden_state[0]
+
+
+@torch.no_grad()
+def states_of_all_windows(*, apart: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of R pairs all windows of 52 tokens, as FlexNeuART lays them out, those of padding alone included.
+
+    Returns:
+        `(R, 8 or 11, H)` states of the query, their mask, `(R, 5, T, H)` states of the windows and their mask. Encoded
+        together the query's are those of its own tokens in the first window.
+    """
+    encoder, tokenizer = AutoModel.from_pretrained(tiny.encoder(None)).eval(), tiny.tokenizer()
     cls, sep, pad = tokenizer.convert_tokens_to_ids(["[CLS]", "[SEP]", "[PAD]"])
-
-    def padded(ids, size):
-        return ids + [pad] * (size - len(ids)), [1] * len(ids) + [0] * (size - len(ids))
-
-    def state(query, window):
-        (q, q_mask), (d, d_mask) = padded(query, 8), padded(window, 20)
-        inputs = {
-            "input_ids": [cls, *q, sep, *d, sep],
-            "attention_mask": [1, *q_mask, 1, *d_mask, 1],
-            "token_type_ids": [0] * 10 + [1] * 21,
-        }
-        return model(**{name: torch.tensor([values]) for name, values in inputs.items()}).last_hidden_state[0, 0]
-
-    states = []
+    assert pad == 0
+    of_queries, of_windows, q_masks, d_masks = [], [], [], []
     for query, text in zip(DOCUMENTS["query"], DOCUMENTS["text"], strict=True):
         q, d = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (query, text))
-        with torch.no_grad():
-            states.append(torch.stack([state(q, d[:52][start : start + 20]) for start in STARTS]))
-    return torch.stack(states)
+        q, q_mask = padded(q, QUERY)
+        states, masks = [], []
+        for start in STARTS:
+            window, mask = padded(d[:52][start : start + WINDOW], WINDOW)
+            if apart:
+                ids, mask, types = [cls, sep, *window, sep], [1, 1, *mask, 1], [0, 0, *[1] * (WINDOW + 1)]
+            else:
+                ids, mask = [cls, *q, sep, *window, sep], [1, *q_mask, 1, *mask, 1]
+                types = [0] * (QUERY + 2) + [1] * (WINDOW + 1)
+            states.append(states_of(encoder, ids, mask, types))
+            masks.append(mask)
+        if apart:
+            q_mask = [1, 1, *q_mask, 1]
+            of_queries.append(states_of(encoder, [cls, sep, *q, sep], q_mask, [0] * (QUERY + 3)))
+        else:
+            of_queries.append(states[0][1 : QUERY + 1])
+        of_windows.append(torch.stack(states))
+        q_masks.append(q_mask)
+        d_masks.append(masks)
+    return torch.stack(of_queries), torch.tensor(q_masks), torch.stack(of_windows), torch.tensor(d_masks)
+
+
+def first(transformer, parts) -> torch.Tensor:
+    """`(B, A)` first states of a transformer over vectors, masks and segments, padding in its place."""
+    vectors = torch.cat([v.expand(len(m), m.shape[1], -1) for v, m, _ in parts], 1)
+    mask = torch.cat([m for _, m, _ in parts], 1)
+    types = torch.cat([torch.full_like(m, segment) for _, m, segment in parts], 1)
+    return transformer(inputs_embeds=vectors, attention_mask=mask, token_type_ids=types).last_hidden_state[:, 0]
+
+
+def aggregated(head, vectors, query=None) -> torch.Tensor:
+    """PARADE's transformer over `(R, N, H)` window vectors, and a query's states and mask, all of them as they are."""
+    one, every = torch.ones(len(vectors), 1, dtype=torch.long), torch.ones(vectors.shape[:2], dtype=torch.long)
+    separator = [(head.sep_vector, one, 0)] if head.separators else []
+    asking = [] if query is None else [(head.project(query[0]), query[1], 0), *separator]
+    parts = [(head.cls_vector, one, 0), *separator, *asking, (head.project(vectors), every, 1), *separator]
+    return head.score(first(head.aggregator, parts))
 
 
 AGGREGATED = {
-    "maxp": lambda states, head: head.score(states).amax(1),
-    "sump": lambda states, head: head.score(states).sum(1),
-    "parade-avg": lambda states, head: head.score(states.mean(1)),
-    "parade-max": lambda states, head: head.score(states.amax(1)),
-    "parade-attn": lambda states, head: head.score((head.attention(states).softmax(1) * states).sum(1)),
+    "maxp": lambda cls, _, head: head.score(cls).amax(1),
+    "sump": lambda cls, _, head: head.score(cls).sum(1),
+    "parade-avg": lambda cls, _, head: head.score(cls.mean(1)),
+    "parade-max": lambda cls, _, head: head.score(cls.amax(1)),
+    "parade-attn": lambda cls, _, head: head.score((head.attention(cls).softmax(1) * cls).sum(1)),
+    "parade-rand-l2": lambda cls, _, head: aggregated(head, cls),
+    "parade-pretr-l6": lambda cls, _, head: aggregated(head, cls),
+    "parade-pretr-q-l6": lambda cls, query, head: aggregated(head, cls, query),
 }
 
 
+@pytest.fixture(scope="module")
+def read_together():
+    return states_of_all_windows(apart=False)
+
+
 @pytest.mark.parametrize("name", AGGREGATED)
-def test_as_published_windows_of_padding_are_scored_too(name, window_states):
-    model = ld.presets[name](as_published=True, backbone=tiny.encoder(None), **SMALL)
+def test_as_published_windows_of_padding_are_scored_too(name, read_together):
+    own = {"aggregator": tiny.aggregator()} if "pretr" in name else {}
+    model = ld.presets[name](as_published=True, backbone=tiny.encoder(None), **SMALL, **own)
     assert model.windows == ld.FixedGrid(20, 10, 52)
-    head = model.load_scorer().head
+    head, (query, query_mask, states, _) = model.load_scorer().head, read_together
     with torch.no_grad():
-        for parameter in head.parameters():
-            parameter.normal_()
-        expected = AGGREGATED[name](window_states, head).numpy()
+        for module, parameter in head.named_parameters():
+            if not module.startswith("aggregator."):
+                parameter.normal_()
+        expected = AGGREGATED[name](states[:, :, 0], (query, query_mask), head).numpy()
     np.testing.assert_allclose(scores(model, DOCUMENTS), expected, atol=1e-5, rtol=1e-5)
     assert model.coverage.windows == len(TEXTS) * len(STARTS)
     assert model.coverage.documents_cut == 1
@@ -182,14 +231,30 @@ def test_as_published_windows_of_padding_are_scored_too(name, window_states):
     assert np.abs(clean - expected)[~whole].max() > 0.01
 
 
+@torch.no_grad()
+def test_as_published_padding_keeps_its_place_in_the_interaction():
+    """LATEIR: states of a short query, and those of the last window, are followed by a gap."""
+    made = {"interaction": tiny.aggregator(), "aggregator": tiny.aggregator()}
+    model = ld.presets["parade-lateir-l6"](as_published=True, backbone=tiny.encoder(None), **SMALL, **made)
+    scorer = model.load_scorer()
+    between, (query, query_mask, states, mask) = scorer.encoder.interaction, states_of_all_windows(apart=True)
+    one, vectors = torch.ones(len(states), 1, dtype=torch.long), []
+    for n in range(len(STARTS)):
+        special = [(between.cls_vector, one, 0), (between.sep_vector, one, 0)]
+        asking, window = (between.project(query), query_mask, 0), (between.project(states[:, n]), mask[:, n], 0)
+        vectors.append(first(between.model, [*special, asking, special[1], window, special[1]]))
+    expected = aggregated(scorer.head, torch.stack(vectors, 1)).numpy()
+    np.testing.assert_allclose(scores(model, DOCUMENTS), expected, atol=1e-5, rtol=1e-5)
+    alone = [scores(model, DOCUMENTS.iloc[[row]])[0] for row in range(len(DOCUMENTS))]
+    np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
         ("avgp", "adds the vectors of three chunks"),
         ("cedr-knrm", "matches padding"),
         ("model1", "was not published"),
-        ("parade-lateir-l6", "leaves a gap"),
-        ("parade-pretr-q-l6", "leaves a gap"),
         ("longp-rankgpt", "prompt"),
     ],
 )
