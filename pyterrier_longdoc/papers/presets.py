@@ -100,8 +100,8 @@ class Preset:
 
     def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
         """The arguments with all windows of the document budget, where there can be more than one."""
-        if self.transformer in _NOT_AS_PUBLISHED:
-            raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.transformer]}")
+        if self.row in _NOT_AS_PUBLISHED:
+            raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.row]}")
         if "windows" in arguments:
             raise ValueError("as_published decides about the windows: leave windows out, or as_published=False")
         if "stride" not in arguments:
@@ -110,13 +110,19 @@ class Preset:
         return {**rest, "windows": grid(arguments["window_size"], arguments["stride"], arguments["max_doc_len"])}
 
 
+_CEDR = "its code matches padding, too, and averages the vectors of chunks as AvgP does"
+_PROMPT = "neither its prompt nor how many documents a call holds nor how texts were cut was published"
 _NOT_AS_PUBLISHED = {
     "AvgP": "its code adds the vectors of three chunks, padding or not, and divides by the number of those with text",
-    "CEDR": "its code matches padding, too, and averages the vectors of chunks as AvgP does",
-    "NeuralModel1": "its code was not published",
-    "RankGPT": "its prompt, its list of candidates in one call and its way to cut texts were not published",
+    "CEDR-DRMM": _CEDR,
+    "CEDR-KNRM": _CEDR,
+    "CEDR-PACRR": _CEDR,
+    "Neural Model1": "its code was not published",
+    "LongP (E5-4K) zero-shot": "its code numbers the positions of a text by the longest one of its batch",
+    "FirstP RankGPT (GPT-4o-mini)": _PROMPT,
+    "LongP RankGPT (GPT-4o-mini)": _PROMPT,
 }
-"""Why, by transformer; the documentation has them as a table ("What cannot be reproduced, and why")."""
+"""Why, by row; the documentation has them as a table ("What cannot be reproduced, and why")."""
 
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:

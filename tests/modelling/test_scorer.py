@@ -45,7 +45,7 @@ def roberta(tmp_path_factory):
 
 
 def make(backbone, head="maxp", windows=SLIDING, **arguments):
-    """A scorer in evaluation mode; attention, which starts at zero, is given some weight, and so are special vectors."""
+    """A scorer in evaluation mode; attention, which starts at zero, and special vectors are given some weight."""
     torch.manual_seed(0)
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
     scorer = scorer_of(backbone, windows, module, **{"max_query_len": 8, **arguments})
