@@ -462,8 +462,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """Warns once that scores mean nothing yet."""
         message = (
             f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
-            f"backbone, and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start "
-            f"trained)."
+            f"backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others "
+            f"start trained)."
         )
         self._warn_once(message, UntrainedWarning, stacklevel=7)
 
