@@ -80,10 +80,12 @@ class QueryStates:
     Attributes:
         states: `(B, Q, H)` fp32.
         mask: `(B, Q)` bool, True = a real query token.
+        fixed: whether Q is that of any batch, as in the papers' fixed layout.
     """
 
     states: torch.Tensor
     mask: torch.Tensor
+    fixed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,8 @@ class Encoded:
         times = self.mask.shape[1]
         query = self.query
         if query is not None:
-            query = QueryStates(query.states.repeat_interleave(times, 0), query.mask.repeat_interleave(times, 0))
+            states, mask = (tensor.repeat_interleave(times, 0) for tensor in (query.states, query.mask))
+            query = replace(query, states=states, mask=mask)
         single = Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
@@ -284,6 +287,7 @@ class ApartLayout:
     query_lead: str = ""
     text_lead: str = ""
     query_trail: ClassVar[str] = ""
+    query_size: ClassVar[int | None] = None
 
 
 class InputRules:

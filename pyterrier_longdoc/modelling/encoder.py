@@ -178,7 +178,7 @@ class WindowEncoder(nn.Module):
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
         if matches is not None:
             return replace(encoded, matches=matches.collect())
-        return replace(encoded, query=self._represent_query(asking.collect()))
+        return replace(encoded, query=self._represent_query(asking.collect(), layout.query_size))
 
     def vectors(
         self,
@@ -337,9 +337,14 @@ class WindowEncoder(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _represent_query(self, query: QueryStates) -> QueryStates:
+    def _represent_query(self, query: QueryStates, size: int | None) -> QueryStates:
+        """The query's states after the representation step, padded to `size` tokens where the layout fixes it."""
         states = self.representation(query.states).float()
-        return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
+        states = states.masked_fill(~query.mask.unsqueeze(-1), 0.0)
+        missing = 0 if size is None else size - states.shape[1]
+        return QueryStates(
+            nn.functional.pad(states, (0, 0, 0, missing)), nn.functional.pad(query.mask, (0, missing)), size is not None
+        )
 
     def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""

@@ -205,7 +205,7 @@ class LongDocScorer(nn.Module):
             with torch.autocast(self.settings.device.type, enabled=False):
                 cuts = settings.preselect.cut(queries, documents, settings.windows)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
-            self.head.check_windows(len(spans), len(query))
+            self.head.check_windows(len(spans), max(len(query), self.layout.query_size or 0))
         windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
         readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
         return Read(query_ids, cuts, windows, readings)

@@ -23,6 +23,7 @@ from ..common.arguments import (
     argument,
     arguments_of,
     changed_names,
+    check_choice,
     check_given,
     check_positive,
     check_roles,
@@ -40,6 +41,7 @@ from ..common.frames import (
     with_scores,
 )
 from ..common.presentation import WithBackbone
+from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.checkpoint import (
     Adapter,
@@ -72,6 +74,8 @@ from ..training import (
 )
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
+
+POOLINGS = ("cls", "mean", "last")
 
 
 class UntrainedWarning(UserWarning):
@@ -343,6 +347,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
             needs `fit` first. Default: a public MS MARCO passage cross-encoder.
+        pooling: what of the last layer's states is a window's vector: `"cls"` (the first token's), `"mean"` (of all
+            tokens, query and special ones included) or `"last"` (the last token's), as it is: a cross-encoder's
+            classification head is left out, so that the model must be trained. None: what the checkpoint was trained
+            with, head included; else `"mean"` for JINA and language models as in Boytsov et al. 2025, and `"cls"`.
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
             `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. After `max_windows`, in
             `fit` too. None reads all.
@@ -360,6 +368,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     """
 
     _: KW_ONLY
+    pooling: str | None = argument(None, role="weights")
     preselect: Preselection | None = argument(None, role="windows")
     pad_query: bool = argument(False, role="input")
     runtime: str = argument("torch", role="computing")
@@ -384,7 +393,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
-        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code)
+        options = self._backbone_options()
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def _backbone_options(self) -> BackboneOptions:
+        """How the pre-trained part is used where it leaves a choice."""
+        return BackboneOptions(pooling=self.pooling)
 
     def _default_training(self) -> TrainingArgs:
         """The recipe where `training` is not given."""
@@ -393,6 +407,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def check(self) -> None:
         """See the base class."""
         super().check()
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         if not isinstance(self.score_cache, str | Path | None) or self.score_cache == "":
@@ -458,7 +474,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """Warns once that scores mean nothing yet."""
         message = (
             f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
-            f"backbone FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start trained)."
+            f"backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others "
+            f"start trained)."
         )
         self._warn_once(message, UntrainedWarning, stacklevel=7)
 
@@ -578,7 +595,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             difference = weights.adopt_backbone(its_scorer.encoder)
         if difference is not None:
             raise ValueError(
-                f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone ({difference})"
+                f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone and pooling "
+                f"({difference})"
             )
         return self
 

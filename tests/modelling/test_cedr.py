@@ -69,6 +69,20 @@ def cosines(query, document):
     return np.einsum("cqh,cdh->cqd", q, d) / norms
 
 
+@pytest.mark.parametrize("name", ["cedr-knrm", "cedr-pacrr", "cedr-drmm"])
+def test_layers_start_as_those_of_the_published_code(name):
+    """All of CEDR's and FlexNeuART's layers start as torch starts them: uniform up to 1 / sqrt(inputs)."""
+    heads = [build_head(name, 48, channels=3) for _ in range(20)]
+    layers = [m for m in heads[0].modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    assert any(layer is heads[0].final for layer in layers)
+    for key in heads[0].state_dict():
+        if key.endswith((".weight", ".bias")):
+            inputs = heads[0].get_submodule(key.rpartition(".")[0]).weight[0].numel()
+            drawn = torch.stack([head.state_dict()[key] for head in heads]).abs() * inputs**0.5
+            assert 0.8 < drawn.max() <= 1.0, key
+            assert 0.35 < drawn.mean() < 0.65, key
+
+
 # The matching tensor (models.md §12.9 and §12.10).
 
 

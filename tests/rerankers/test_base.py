@@ -661,14 +661,15 @@ def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_
         (
             "PARADE-attn",
             [
-                ("backbone", tiny.encoder(None), "backbone, trust_remote_code or seed"),
+                ("backbone", tiny.encoder(None), "backbone, trust_remote_code, seed or pooling"),
                 ("aggregation", "max", "the aggregation"),
                 ("attention", "elementwise", "the aggregation"),
-                ("seed", 1, "backbone, trust_remote_code or seed"),
+                ("seed", 1, "backbone, trust_remote_code, seed or pooling"),
+                ("pooling", "cls", "backbone, trust_remote_code, seed or pooling"),
             ],
         ),
         ("PARADE-transformer", [("attention_heads", 2, "the aggregation")]),  # although the weights would fit
-        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code or seed")]),
+        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code, seed or pooling")]),
         ("LongP", [("pooling", "mean", "backbone, trust_remote_code, seed, pooling, template, answers, .* or attent")]),
     ],
 )

@@ -96,6 +96,10 @@ TRANSFORMER = {"aggregation": "transformer"}
         (ld.BiEncoder, {"pooling": "max"}, "pooling='max' is unknown; choose one of mean, cls"),
         (ld.BiEncoder, {"similarity": "l2"}, "similarity='l2' is unknown; choose one of cosine, dot"),
         (ld.LongP, {"pooling": "max"}, "pooling='max'"),
+        (ld.MaxP, {"pooling": "max"}, "pooling='max' is unknown; choose one of cls, mean, last"),
+        (ld.LateIR, {"pooling": "cls"}, "pooling would have no effect: LateIR looks at the states of all tokens"),
+        (ld.MORESPlus, {"pooling": "cls"}, "pooling would have no effect: MORESPlus looks at the states of all tokens"),
+        (ld.NeuralModel1, {"pooling": "cls"}, "pooling would have no effect: NeuralModel1 looks at the states of all"),
         (ld.LongP, {"global_attention": "all"}, "global_attention='all'"),
         (ld.LongP, {"attention_type": "sparse"}, "attention_type='sparse'"),
         (ld.LongP, {"answers": "yes"}, "answers='yes' must be two words"),
@@ -429,6 +433,41 @@ def test_another_pooling_than_the_head_was_trained_for_starts_untrained(results)
     with pytest.warns(ld.UntrainedWarning):
         model(results)
     assert model.load_scorer().encoder.pooling == "mean"
+
+
+ONE_WINDOW = pd.DataFrame(
+    {
+        "qid": "1",
+        "query": "old dog",
+        "docno": list("abc"),
+        "text": ["the cat", "a red fish in the river", "old dog, dog"],
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["FirstP", "LongP", "MaxP", "SumP", "AvgP", "PARADE-avg", "PARADE-elementwise"])
+def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
+    """As the papers' ELECTRA models: no classification head, not even its dense layer, but a new last layer."""
+    folder = tiny.checkpoint(tmp_path / "electra", "electra")
+    model = make(name, folder, pooling="cls")
+    with pytest.warns(ld.UntrainedWarning):
+        found = scores(model, ONE_WINDOW)
+    electra = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    final = model.load_scorer().head.final
+    with torch.no_grad():
+        pairs = zip(ONE_WINDOW["query"], ONE_WINDOW["text"], strict=True)
+        states = [electra(**tokenizer(*pair, return_tensors="pt")).last_hidden_state[:, 0] for pair in pairs]
+        expected = [final(state).item() for state in states]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(scores(make(name, folder), ONE_WINDOW) - found).max() > 0.1
+    assert model.describe() != make(name, folder).describe()
+    model.save(tmp_path / "saved")
+    restored = ld.LongDocReranker.load(tmp_path / "saved", device="cpu")
+    assert restored.pooling == "cls"
+    np.testing.assert_array_equal(scores(restored, ONE_WINDOW), found)
+    with pytest.raises(ValueError, match="give both the same backbone and pooling"):
+        model.start_from(make(name, folder))
 
 
 # Numbers of parameters of the papers' configurations, counted without weights (on the meta device). The papers count
