@@ -12,7 +12,6 @@ import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
@@ -31,14 +30,6 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 def text_of(words, seed=0):
     """A text of this many words, each of them one token."""
     return " ".join(tiny.WORDS[(i * i + 7 * i + seed) % len(tiny.WORDS)] for i in range(words))
-
-
-def cased(folder: str) -> str:
-    """The same checkpoint, whose tokenizer keeps capitals, which are then unknown words."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 # The values.
@@ -101,7 +92,7 @@ def test_lower_case_keeps_every_character_at_its_place():
 
 @pytest.fixture(scope="module")
 def with_capitals(tmp_path_factory):
-    return cased(tiny.checkpoint(tmp_path_factory.mktemp("cased")))
+    return tiny.cased(tiny.checkpoint(tmp_path_factory.mktemp("cased")))
 
 
 LOWER = InputLayout(lowercase=True)
@@ -266,7 +257,7 @@ def test_positions_skip_padding():
 @pytest.mark.parametrize(("query", "text"), [("old dog", text_of(20)), (text_of(6), text_of(3)), ("a", "")])
 def test_longformer_as_the_model_numbers_positions_itself(query, text, tmp_path):
     """Hugging Face's Longformer, given the padded input alone, skips padding as the layout does."""
-    folder = cased(tiny_long.encoder(tmp_path, "longformer", labels=1))
+    folder = tiny.cased(tiny_long.encoder(tmp_path, "longformer", labels=1))
     reference = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     cls, sep, pad = tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id
@@ -302,7 +293,7 @@ OTHERS = [*LAYOUTS, InputLayout(pad_query=True, lowercase=True)]
 
 @pytest.mark.parametrize("layout", OTHERS, ids=map(repr, OTHERS))
 def test_saved_and_loaded(layout, tmp_path):
-    backbone = cased(tiny.checkpoint(tmp_path / "backbone", "roberta"))
+    backbone = tiny.cased(tiny.checkpoint(tmp_path / "backbone", "roberta"))
     model = make("FirstP", backbone, layout=layout)
     model.fit(tiny.results(), QRELS)
     model.save(tmp_path / "saved")
@@ -314,7 +305,7 @@ def test_saved_and_loaded(layout, tmp_path):
 
 
 def test_identities_and_scores_differ(tmp_path):
-    backbone = cased(tiny.checkpoint(tmp_path / "backbone", "roberta"))
+    backbone = tiny.cased(tiny.checkpoint(tmp_path / "backbone", "roberta"))
     models = [make("FirstP", backbone, layout=layout, window_size=12) for layout in LAYOUTS]
     described = [repr(model.describe()) for model in models]
     assert len(set(described)) == len(LAYOUTS)
