@@ -313,6 +313,16 @@ def test_identities_and_scores_differ(tmp_path):
     assert len(set(found)) == len(LAYOUTS)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_depend_neither_on_the_batch_nor_on_its_padding(layout, tmp_path):
+    backbone = tiny.cased(tiny.checkpoint(tmp_path, "roberta"))
+    model = make("FirstP", backbone, layout=layout, window_size=12, max_query_len=4)
+    table = ld.check_invariance(model, tiny.longer_results(), dtypes=(), tolerance=1e-5, verbose=False)
+    passed = table.set_index("check")["passed"]
+    assert all(passed[["repeated", "order", "alone", "padding"]])
+    assert all(passed.dropna())
+
+
 def test_a_shared_budget_is_not_fused():
     models = [make("FirstP", layout="shared", window_size=size) for size in (10, 20)]
     assert models[0].fuse_feature_union(models[1], is_left=True) is None
