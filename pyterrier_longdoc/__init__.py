@@ -24,6 +24,7 @@ _PUBLIC = {
     "modelling.windows": [
         "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "FixedGrid", "SlidingWords", "SentenceWindows",
     ],
+    "modelling.layout": ["InputLayout"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
     "modelling.apart": ["ExperimentalWarning"],
     "common.frames": ["TruncationWarning"],

@@ -262,13 +262,10 @@ class LateInteractionEncoder(ApartEncoder):
             room = together if room is None else min(room, together)
         settings = self.within(settings, room, specials)
 
-        def layout(size: int | None) -> PairLayout:
-            return self.pair_layout.fixed(0, size) if settings.pad_query else self.pair_layout
-
-        query = layout(settings.max_query_len)
+        query = self.padded(self.pair_layout, settings, 0, settings.max_query_len)
         if query.types is not None:
             query = replace(query, types=(query.types[0],) * 5)
-        return settings, ApartLayout(query, layout(settings.windows.largest))
+        return settings, ApartLayout(query, self.padded(self.pair_layout, settings, 0, settings.windows.largest))
 
     @property
     def projection(self) -> nn.Module:
@@ -415,8 +412,9 @@ class MoresEncoder(ApartEncoder):
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
         settings = self.within(settings, self.room_apart(settings, specials), specials)
-        padded = self.text_layout.fixed(0, settings.windows.largest)
-        return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
+        return settings, ApartLayout(
+            self.text_layout, self.padded(self.text_layout, settings, 0, settings.windows.largest)
+        )
 
     def forward(
         self,

@@ -53,6 +53,20 @@ FIRST = 477
 WHOLE = 1431
 """Document tokens of all other models: 3 x 477."""
 
+_LAYOUTS = {
+    LONGFORMER: "longformer", BIGBIRD: "padded-lowercase", DEBERTA: "padded-lowercase",
+    JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
+}  # fmt: skip
+"""Input layouts other than `"padded"`, by backbone: with FlexNeuART's classes and its export, which lower-cases."""
+_LOWER = "reads lower-cased text, as was measured"
+_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as was measured"
+_LAYOUT_NOTES = {
+    "padded-lowercase": _LOWER,
+    "longformer": f"{_LOWER}; position ids skip the padding of queries",
+    "shared": _SHARED,
+    "shared-lowercase": f"{_LOWER}; {_SHARED}",
+}
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -66,7 +80,8 @@ class Preset:
         partner: the preset that is its FirstP, None for a FirstP.
         source: where the figures stand.
         epochs: of training on MS MARCO; None where nothing was trained.
-        note: where this model differs from the one that was measured, or where sources disagree about that one.
+        note: where this model differs from the one that was measured, what of its input is particular, or where sources
+            disagree about it.
     """
 
     row: str
@@ -164,15 +179,15 @@ Figures = tuple[float | None, ...]
 
 def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
     """Arguments of a model over windows."""
-    return {"backbone": backbone, "max_doc_len": WHOLE, "pad_query": True, **options}
+    return {"backbone": backbone, "max_doc_len": WHOLE, "layout": _LAYOUTS.get(backbone, "padded"), **options}
 
 
-def _longp(backbone: str, length: int, pooling: str = "cls", **options: Any) -> dict[str, Any]:
-    """Arguments of a model that reads the document in one piece; those with mean pooling do not pad queries."""
-    return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, **options}
+def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
+    """Arguments of a model that reads the document in one piece."""
+    return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, "layout": _LAYOUTS[backbone]}
 
 
-_FIRSTP = {"window_size": FIRST, "pad_query": True}
+_FIRSTP = {"window_size": FIRST, "layout": "padded"}
 _CHUNKS = {"window_size": 477}
 _MAXP = {"window_size": 150, "stride": 100}
 _PARADE = {"window_size": 150, "stride": 100}
@@ -188,17 +203,17 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
     # name, row, transformer, its FirstP, arguments, figures
     ("firstp", "FirstP (BERT)", "FirstP", None, {"backbone": BERT, **_FIRSTP},
      (0.394, 0.632, 0.475, 0.527, 0.016, 0.090)),
-    ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST, pad_query=True),
+    ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST),
      (0.404, 0.643, 0.483, 0.540, 0.017, 0.091)),
     ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, {"backbone": ELECTRA, "pooling": "cls", **_FIRSTP},
      (0.417, 0.662, 0.492, 0.552, 0.019, 0.089)),
-    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None, {"backbone": DEBERTA, **_FIRSTP},
-     (0.415, 0.672, 0.534, 0.596, None, None)),
-    ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST, pad_query=True),
+    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None,
+     {"backbone": DEBERTA, **_FIRSTP, "layout": "padded-lowercase"}, (0.415, 0.672, 0.534, 0.596, None, None)),
+    ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST),
      (0.408, 0.656, 0.507, 0.560, 0.021, 0.089)),
     ("firstp-jina", "FirstP (JINA)", "LongP", None, _longp(JINA, FIRST, "mean"),
      (0.422, 0.654, 0.488, 0.532, 0.018, 0.088)),
-    ("firstp-mosaic", "FirstP (MOSAIC)", "LongP", None, _longp(MOSAIC, FIRST, pad_query=True),
+    ("firstp-mosaic", "FirstP (MOSAIC)", "LongP", None, _longp(MOSAIC, FIRST),
      (0.423, 0.643, 0.453, 0.538, 0.018, 0.089)),
     ("firstp-tinyllama", "FirstP (TinyLLAMA)", "LongP", None, _longp(TINYLLAMA, FIRST, "mean"),
      (0.395, 0.615, 0.431, 0.473, 0.020, 0.079)),
@@ -237,13 +252,13 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      _splitp(ELECTRA, pooling="cls", **_RANDOM_L2), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
     ("parade-pretr-l6", "PARADE Transf-PRETR-L6", "PARADE", "firstp", _splitp(BERT, **_PRETRAINED),
      (0.402, 0.643, 0.494, 0.554, 0.267, 0.413)),
-    ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE, pad_query=True),
+    ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE),
      (0.412, 0.668, 0.500, 0.568, 0.233, 0.399)),
-    ("longp-bigbird", "LongP (Big-Bird)", "LongP", "firstp-bigbird", _longp(BIGBIRD, WHOLE, pad_query=True),
+    ("longp-bigbird", "LongP (Big-Bird)", "LongP", "firstp-bigbird", _longp(BIGBIRD, WHOLE),
      (0.397, 0.651, 0.452, 0.477, 0.126, 0.401)),
     ("longp-jina", "LongP (JINA)", "LongP", "firstp-jina", _longp(JINA, WHOLE, "mean"),
      (0.416, 0.665, 0.503, 0.558, 0.069, 0.372)),
-    ("longp-mosaic", "LongP (MOSAIC)", "LongP", "firstp-mosaic", _longp(MOSAIC, WHOLE, pad_query=True),
+    ("longp-mosaic", "LongP (MOSAIC)", "LongP", "firstp-mosaic", _longp(MOSAIC, WHOLE),
      (0.421, 0.664, 0.456, 0.570, 0.120, 0.397)),
     ("longp-tinyllama", "LongP (TinyLLAMA)", "LongP", "firstp-tinyllama", _longp(TINYLLAMA, WHOLE, "mean"),
      (0.402, 0.608, 0.452, 0.505, 0.078, 0.397)),
@@ -307,7 +322,7 @@ def _presets() -> dict[str, Preset]:
             partner,
             source,
             epochs=_EPOCHS.get(name, 1),
-            note=_NOTES.get(name, ""),
+            note="; ".join(filter(None, (_NOTES.get(name), _LAYOUT_NOTES.get(arguments.get("layout", ""))))),
         )
         for name, row, transformer, partner, arguments, figures, source in rows
     }

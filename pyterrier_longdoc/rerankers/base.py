@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Integral
@@ -56,6 +56,7 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
+from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
 from ..modelling.runtimes import check_last_layer, check_runtime, default_device
@@ -261,6 +262,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """What is read and how it is computed, by the current arguments."""
         names = {f.name for f in fields(Settings)} - {"windows", "device", "dtype"}
         given = {name: value for name, value in arguments_of(self).items() if name in names}
+        if "layout" in given:
+            given["layout"] = resolve_layout(given["layout"])
         device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
         return Settings(self.make_windows(), device=device, dtype=resolve_dtype(self.dtype, device), **given)
 
@@ -273,6 +276,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
         if self.windows is not None:
             parameters["windows"] = windows_to_config(self.windows)
+        if isinstance(parameters.get("layout"), InputLayout):
+            parameters["layout"] = asdict(parameters["layout"])
         return parameters
 
     def describe(self) -> dict[str, Any]:
@@ -317,6 +322,8 @@ def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
         arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     if arguments.get("windows") is not None:
         arguments["windows"] = windows_from_config(arguments["windows"])
+    if isinstance(arguments.get("layout"), dict):
+        arguments["layout"] = InputLayout(**arguments["layout"])
     arguments.pop("trust_remote_code", None)  # no folder may ask for it
     return arguments
 
@@ -354,8 +361,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
             `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. After `max_windows`, in
             `fit` too. None reads all.
-        pad_query: the papers' fixed input layout, query padded to `max_query_len` and window to its full size;
-            False is the layout that the backbone was trained with.
+        layout: how a query and a window become one input. `"pair"` is the tokenizer's own layout for two texts, with
+            which cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; an `InputLayout`, or
+            the name of another one that a preset uses.
         runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
             `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
             scores after a change of weights wait for the compilation or export.
@@ -370,7 +378,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     _: KW_ONLY
     pooling: str | None = argument(None, role="weights")
     preselect: Preselection | None = argument(None, role="windows")
-    pad_query: bool = argument(False, role="input")
+    layout: str | InputLayout = argument("pair", role="input")
     runtime: str = argument("torch", role="computing")
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
@@ -413,7 +421,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
         if not isinstance(self.score_cache, str | Path | None) or self.score_cache == "":
             raise ValueError(f"score_cache={self.score_cache!r} must be the name of a file, or None")
-        check_preselection(self.preselect, self.make_windows())
+        windows = self.make_windows()
+        check_preselection(self.preselect, windows)
+        resolve_layout(self.layout).check(windows, self.preselect)
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder

@@ -29,6 +29,7 @@ from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
+from ..modelling.layout import resolve_layout
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
@@ -278,6 +279,8 @@ class ApartReranker(SlidingReranker):
         check_positive(cached_bytes=self.cached_bytes)
         if self.pooling is not None:
             raise ValueError(f"pooling would have no effect: {type(self).__name__} looks at the states of all tokens")
+        if resolve_layout(self.layout).shared_budget:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here they are read apart")
 
 
 @dataclass(eq=False, repr=False)
@@ -478,8 +481,8 @@ class LongP(LongDocReranker):
             raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
         if self.template is not None:
             resolve_template(self.template)
-            if self.pad_query:
-                raise ValueError("pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; it has no template")
+            if resolve_layout(self.layout).is_for_pairs:
+                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
 
 
 def _are_two_words(answers: object) -> bool:

@@ -128,16 +128,16 @@ def test_model1_sees_the_last_layer_alone(backbone):
     torch.testing.assert_close(encode(scorer, [QUERY], [text_of(12)]).matches.values[:, 0], expected, **CLOSE)
 
 
-@pytest.mark.parametrize("pad_query", [False, True])
-def test_matches_are_zero_at_padding(backbone, pad_query):
-    matches = encode(scorer_of(backbone, "cedr-knrm", pad_query=pad_query), QUERIES, TEXTS).matches
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_matches_are_zero_at_padding(backbone, layout):
+    matches = encode(scorer_of(backbone, "cedr-knrm", layout=layout), QUERIES, TEXTS).matches
     assert matches.query_mask.sum(1).tolist() == [len(query.split()) for query in QUERIES]
     assert matches.document_mask.sum(1).tolist() == [len(text.split()) for text in TEXTS]
     real = matches.query_mask[:, None, :, None] & matches.document_mask[:, None, None, :]
     assert torch.equal(matches.values != 0, real.expand_as(matches.values))
     # A full query and a full window: nothing is padded, so that both layouts are the same input.
     query, text = [text_of(8, 9)], [text_of(CHUNK)]
-    plain, fixed = (encode(scorer_of(backbone, "cedr-knrm", pad_query=p), query, text) for p in (False, True))
+    plain, fixed = (encode(scorer_of(backbone, "cedr-knrm", layout=x), query, text) for x in ("pair", "padded"))
     torch.testing.assert_close(plain.matches.values, fixed.matches.values, **CLOSE)
 
 

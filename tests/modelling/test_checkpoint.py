@@ -74,7 +74,7 @@ def test_round_trip(name, results, tmp_path):
         ("MaxP", {"windows": ld.Truncate()}),
         ("MaxP", {"text_field": ("title", "text")}),
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "seed": 3}),
-        ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "pad_query": True}),
+        ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "layout": "padded"}),
         ("MaxP", {"backbone": Path(tiny.encoder())}),
         ("LateIR", {"interaction": Path(tiny.aggregator()), "aggregator": Path(tiny.aggregator())}),
         ("KMaxP", {"k": np.int64(2), "weights": np.array([1.0, 0.5])}),

@@ -14,7 +14,8 @@ from transformers import AutoModel
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.papers.presets import _NOT_AS_PUBLISHED, ELECTRA, FAR_MEASURES, FIRST, MEASURES, WHOLE
 
-from ..support import tiny
+from ..support import tiny, tiny_long
+from ..support.scorers import Passes
 from ..support.systems import QUIET, scores
 
 pytestmark = QUIET
@@ -280,6 +281,67 @@ def test_presets_run(cross_encoder, results):
     model = ld.presets["maxp"](backbone=cross_encoder, window_size=20, stride=10, max_query_len=8)
     assert np.isfinite(model(results)["score"]).all()
     assert model.coverage.windows_per_document > 1
+
+
+# What models read, in small: 6 tokens of a query, 20 of a document.
+
+
+def padded(tokenizer, query, text):
+    """`[CLS] query [SEP] text [SEP]`, query and text filled up with None."""
+    own, its = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (query, text))
+    own, its = own[:6], its[:20]
+    cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+    return [cls, *own, *[None] * (6 - len(own)), sep, *its, *[None] * (20 - len(its)), sep]
+
+
+def shared(tokenizer, query, text):
+    """The tokenizer's own pair."""
+    return tokenizer([query], [text], truncation="longest_first", max_length=3 + 6 + 20)["input_ids"][0]
+
+
+INPUTS = {
+    "firstp": (lambda folder: tiny.checkpoint(folder), padded),
+    "firstp-electra": (lambda folder: tiny.checkpoint(folder, "electra"), padded),
+    "firstp-deberta": (lambda folder: tiny.cased(tiny.checkpoint(folder, "deberta-v2")), padded),
+    "firstp-longformer": (lambda folder: tiny.cased(tiny_long.make("longformer", folder)), padded),
+    "firstp-bigbird": (lambda folder: tiny.cased(tiny_long.make("bigbird", folder)), padded),
+    "firstp-jina": (lambda folder: tiny_long.make("jina", folder), shared),
+    "firstp-mosaic": (lambda folder: tiny_long.make("mosaic", folder), shared),
+    "firstp-tinyllama": (lambda folder: tiny_long.make("llama", folder), shared),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_inputs_are_the_published_ones(name, tmp_path):
+    """Of lower-cased text, token for token."""
+    checkpoint, layout = INPUTS[name]
+    size = {"window_size" if ld.presets[name].transformer == "FirstP" else "max_doc_len": 20}
+    model = ld.presets[name](backbone=checkpoint(tmp_path), max_query_len=6, device="cpu", **size)
+    scorer = model.load_scorer()
+    passes = Passes(scorer)
+    for query, text in [
+        ("Old DOG", "The Cat AND the dog. " * 9),
+        ("The old dog and the cat in the city", "a Bird"),
+        ("OLD", ""),
+    ]:
+        scorer.score([query], [text])
+        [inputs], passes.inputs = passes.inputs, []
+        expected = layout(scorer.tokenizer, query.lower(), text.lower())
+        ids, mask = inputs["input_ids"][0], inputs["attention_mask"]
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask[0].bool()
+        assert [token if own else None for token, own in zip(ids.tolist(), real, strict=True)][
+            : len(expected)
+        ] == expected
+        assert not real[len(expected) :].any()  # Longformer fills up its last window
+        if name == "firstp-longformer":
+            assert inputs["position_ids"][0][real].tolist() == list(range(1, int(real.sum()) + 1))
+
+
+def test_partners_read_alike():
+    for preset in ld.presets.values():
+        if preset.partner is not None and "layout" in preset.arguments:
+            assert ld.presets[preset.partner].arguments["layout"] == preset.arguments["layout"]
+            assert bool(preset.note) or preset.arguments["layout"] == "padded"
 
 
 def test_table_and_mapping():

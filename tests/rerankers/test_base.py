@@ -327,7 +327,7 @@ def test_one_truncation_warning(fresh, results):
 
 @only("MaxP", "BiEncoder-max")
 def test_long_queries_are_reported(fresh, results):
-    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut at max_query_len \(see"):
+    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut \(raise max_query_len\) \(see"):
         fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
 
 
@@ -572,7 +572,7 @@ def test_apply_attributes_keeps_weights(name):
         ("MaxP", {"max_windows": 1}),
         ("MaxP", {"max_doc_len": 11}),
         ("MaxP", {"max_query_len": 1}),
-        ("MaxP", {"pad_query": True}),
+        ("MaxP", {"layout": "padded"}),
         ("MaxP", {"dtype": "bfloat16"}),
         ("MaxP", {"preselect": ld.FirstK(1)}),
         ("MaxP", {"windows": ld.SentenceWindows(max_tokens=7), "window_size": 150, "stride": 100}),

@@ -106,7 +106,7 @@ TRANSFORMER = {"aggregation": "transformer"}
         (ld.LongP, {"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
         (ld.LongP, {"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
         (ld.LongP, {"template": 3}, "template=3 must be a text"),
-        (ld.LongP, {"template": "{query} {document}", "pad_query": True}, "pad_query"),
+        (ld.LongP, {"template": "{query} {document}", "layout": "padded"}, "layout='padded' is for"),
         *(
             (ld.LongP, {"template": template}, r"must hold \{query\} and then \{document\}, once each")
             for template in ("{query}", "{document} {query}", "{query} {query} {document}", "none")
@@ -287,7 +287,7 @@ def test_longformer_global_attention(longformer, choice, expected):
 
 
 def test_longformer_global_attention_of_other_layouts(longformer):
-    model = ld.LongP(longformer, pad_query=True, max_query_len=6, max_doc_len=40, device="cpu")
+    model = ld.LongP(longformer, layout="padded", max_query_len=6, max_doc_len=40, device="cpu")
     positions, ids = global_positions(model, "the old dog", "a red fish")
     assert positions == [0, 1, 2, 3, 7]
     assert ids[4:8] == [0, 0, 0, 3]
@@ -406,7 +406,13 @@ def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path)
         ("bert", {"global_attention": "cls"}, "it is Longformer's, not bert's"),
         ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
         ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
-        ("qwen3", {"pad_query": True}, "this backbone reads the template 'plain': leave pad_query=False"),
+        ("qwen3", {"layout": "padded"}, "this backbone reads the template 'plain': leave layout='pair'"),
+        ("qwen3", {"layout": "shared"}, "this backbone reads the template 'plain': leave layout='pair'"),
+        (
+            "jina",
+            {"layout": "longformer"},
+            "positions='real tokens' is for backbones that number positions by token ids",
+        ),
     ],
 )
 def test_options_that_a_backbone_does_not_have(family, arguments, message, tmp_path):
