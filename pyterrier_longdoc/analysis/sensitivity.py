@@ -96,7 +96,7 @@ class PositionSensitivity:
 
     def _of_system(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
         values = rows.pivot_table("score", ["qid", "docno"], "place")  # NaN where a document has no such version
-        first, *later = values.columns.tolist()
+        first, *later = values.columns.to_numpy(dtype="float64").tolist()
         spread = values[first].groupby("qid").mean().std(ddof=1)
         unit = spread if spread > 0 else np.nan
         changes = [{**self._change(values, first, first, unit), "p-value": np.nan}]
