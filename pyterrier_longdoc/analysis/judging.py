@@ -279,8 +279,8 @@ class ChunkJob:
 
 
 ChunkJudge = Callable[[Sequence[ChunkJob], Estimator, Callable[[int], Any]], list[np.ndarray]]
-"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator takes; NaN is no readable grade.
-The third argument is told the number of documents that are done."""
+"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator takes; NaN without a readable
+grade. The third argument is told the number of documents that are done."""
 
 
 def as_chunk_judge(judge: Any) -> ChunkJudge:

@@ -138,7 +138,7 @@ def test_bad_input():
     results = experiment({"m": MIXED})
     with pytest.raises(ValueError, match=r"positions lack the column.s. first_token"):
         ld.effectiveness_by_position(results, POSITIONS.rename(columns={"first_token": "position"}))
-    with pytest.raises(ValueError, match="positions lack the column length, .* or give edges="):
+    with pytest.raises(ValueError, match=r"positions lack the column length, .* or give edges="):
         ld.effectiveness_by_position(results, POSITIONS)
     with pytest.raises(ValueError, match="no evaluated query"):
         ld.effectiveness_by_position(results, POSITIONS.assign(qid="other", length=1000))

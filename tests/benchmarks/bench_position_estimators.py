@@ -1,7 +1,7 @@
 """Which estimator of relevant positions is biased: estimates from a cross-encoder's scores beside known positions.
 
     python tests/benchmarks/bench_position_estimators.py [--collections docstrings-uniform docstrings-long ...]
-        [--queries 40] [--known 10] [--judge longdoc:docstrings-maxp] [--data ../shared/data]
+        [--queries 50] [--known 10] [--judge longdoc:docstrings-maxp] [--data ../shared/data]
 
 Collections, with their relevant passage at places that are drawn evenly:
 
@@ -13,8 +13,8 @@ Collections, with their relevant passage at places that are drawn evenly:
 
 A packaged cross-encoder scores all chunks of 256 tokens of each document once. Thresholds are calibrated on the first
 `--known` queries, or on the documents of other queries (one for each query), and all estimators are compared on the
-remaining queries. Printed: the share of documents with an estimate; the medians of known and of estimated positions, the
-median distance of the two and their rank correlation (Spearman), over documents with an estimate; and the medians
+remaining queries. Printed: the share of documents with an estimate; the medians of known and of estimated positions,
+the median distance of the two and their rank correlation (Spearman), over documents with an estimate; and the medians
 with a somewhat lower and higher threshold, of which the package warns.
 """
 
