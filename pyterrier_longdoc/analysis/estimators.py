@@ -43,7 +43,7 @@ class Estimator:
 class BestChunk(Estimator):
     """See `best_chunk`."""
 
-    nothing = "all chunks judged alike"
+    nothing = "no chunk better than the others"
 
     def __repr__(self) -> str:
         return "best_chunk"

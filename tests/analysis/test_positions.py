@@ -155,7 +155,7 @@ def test_the_best_chunk_is_the_default_and_needs_no_scale():
     frame = judged(documents, wetness).frame
     assert frame["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
     assert frame["judged"].fillna(-1).tolist() == [5, 2, 3, 1, -1]
-    assert frame["reason"].tolist() == ["", "", "all chunks judged alike", "", "document empty"]
+    assert frame["reason"].tolist() == ["", "", "no chunk better than the others", "", "document empty"]
     assert frame["grade"][:2].tolist() == [-0.5, -0.5]
     by_reranker = judged(documents, wet_words()).frame
     assert by_reranker["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
@@ -222,7 +222,7 @@ def test_a_language_model_as_judge(concurrency):
     # An unreadable grade is neither the best nor the worst.
     best = judged(["So it is not. " + DRY + WET + DRY, DRY * 3, "So it is not. " * 2], judge).frame
     assert best["chunk"].fillna(-1).tolist() == [2, -1, -1]
-    assert best["reason"].tolist() == ["", "all chunks judged alike", "no readable grade"]
+    assert best["reason"].tolist() == ["", "no chunk better than the others", "no readable grade"]
 
 
 def wet_words() -> pt.Transformer:
