@@ -13,7 +13,7 @@ import numpy as np
 
 from ..modelling.texts import Span
 
-SHIFT = 0.25
+SHIFT = 0.5
 """A moderate shift of a threshold, in standard deviations of the numbers of all chunks."""
 
 
@@ -174,8 +174,8 @@ class JudgedDocument:
 def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:
     """Median positions with a somewhat lower threshold, with this one, and with a somewhat higher one.
 
-    The threshold moves by `SHIFT` from the middle between the numbers around it, so that it stays between the same two
-    grades where there are few grades. Documents without a position under one of the three do not count.
+    It moves by `SHIFT`, down from the next number above it and up from the next one below, so that it stays between
+    the same two of a few grades. Documents without a position under one of the three do not count.
 
     Returns:
         `(3,)` tokens; None if there are no such documents, or the judge did not see all of their chunks.
@@ -185,9 +185,12 @@ def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> n
         return None
     numbers = np.concatenate([document.numbers for document in judged])
     numbers = numbers[~np.isnan(numbers)]
-    below, above = numbers[numbers <= threshold], numbers[numbers > threshold]
-    middle = (below.max() + above.min()) / 2 if len(below) and len(above) else threshold
-    shifted = middle + SHIFT * np.std(numbers) * np.array([-1, 0, 1])
-    firsts = np.array([[document.first_token(FirstAbove(t)) for t in shifted] for document in judged])
+    below = numbers[numbers <= threshold].max(initial=-np.inf)
+    above = numbers[numbers > threshold].min(initial=np.inf)
+    if np.isinf(above):
+        return None
+    shift = SHIFT * np.std(numbers)
+    three = (above - shift, threshold, below + shift if np.isfinite(below) else threshold)
+    firsts = np.array([[document.first_token(FirstAbove(t)) for t in three] for document in judged])
     firsts = firsts[~np.isnan(firsts).any(axis=1)]
     return np.median(firsts, axis=0) if len(firsts) else None

@@ -220,10 +220,11 @@ def relevant_positions(
     text_field: TextField = "text",
     verbose: bool = False,
 ) -> RelevantPositions:
-    """Finds the first relevant passage of each relevant document.
+    """Finds where the relevant text of each relevant document begins.
 
-    Give either `passages`, to look for the text that is known to be relevant, or a `judge`, to ask it about the chunks
-    of a document, which are disjoint and of whole sentences, and an `estimator` that chooses one of them.
+    Give either `passages`, the text that is known to be relevant, of which the first place counts, or a `judge`, to ask
+    it about the chunks of a document, which are disjoint and of whole sentences, and an `estimator` that chooses one of
+    them.
 
     Args:
         topics: `qid, query`; judgements of other queries do not count. Passages do without `query`.
@@ -259,8 +260,8 @@ def relevant_positions(
 
     Warns:
         TruncationWarning: if `max_chunks` leaves text unread in which the relevant passage may be.
-        PositionWarning: if a somewhat lower or higher threshold (a quarter of the standard deviation of the scores)
-            would move the median position of the same documents by more than a chunk. Where a judge is not asked about
+        PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
+            move the median position of the same documents by more than a chunk. Where a judge is not asked about
             chunks after the first relevant one, that is not known.
     """
     if (passages is None) == (judge is None):
@@ -407,7 +408,7 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
         low, median, high = medians
         warnings.warn(
             f"relevant_positions: of the same documents the median position is {median:,.0f} by {estimator!r}, but "
-            f"{low:,.0f} with a somewhat lower and {high:,.0f} with a somewhat higher threshold (by a quarter of the "
+            f"{low:,.0f} with a somewhat lower and {high:,.0f} with a somewhat higher threshold (by half the "
             f"standard deviation of the judge's numbers): it is more the threshold's than the documents'. Use "
             f"best_chunk, or a threshold of calibrated_on_positions or calibrated_on_nonrelevant.",
             PositionWarning,

@@ -56,15 +56,15 @@ def document(*numbers: float) -> JudgedDocument:
 def test_the_effect_of_a_threshold_by_hand():
     documents = [document(1.0, 1.9, 2.1, 9.0), document(0.0, 2.05, 9.0, 0.0), document(0.0, 0.0, 0.0, 0.0)]
     numbers = np.concatenate([each.numbers for each in documents])
-    quarter = 0.25 * numbers.std()
-    assert 0.15 < quarter < 0.95
-    # From the middle between 1.9 and 2.05: down to the chunk with 1.9, up to those with 9. The third has none.
-    assert threshold_effect(documents, 2.0).tolist() == [10, 15, 25]
+    assert 1.5 < 0.5 * numbers.std() < 2.0
+    # From 2.05 down to the chunk with 1, and from 1.9 up to those with 9. The third document never has any.
+    assert threshold_effect(documents, 2.0).tolist() == [5, 15, 25]
 
 
 def test_between_two_grades_a_threshold_has_room():
     graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
     assert threshold_effect(graded, 0).tolist() == [20, 20, 20]
+    assert threshold_effect([document(0, 3, 0, 3), document(3, 0, 0, 3)], 0).tolist() == [5, 5, 5]
     assert threshold_effect(graded, 3) is None  # nobody is above
     stopped = JudgedDocument(40, graded[0].chunks, 4, np.array([0.0, 1.0]))
     assert threshold_effect([*graded, stopped], 0) is None

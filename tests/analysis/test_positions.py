@@ -245,7 +245,7 @@ def test_a_reranker_as_judge(monkeypatch):
 
 
 def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], Any]:
-    """Documents with one relevant chunk each, and a judge that scores it 3 higher on average than the others."""
+    """Documents with one relevant chunk each, and a judge that scores it 6 higher on average than the others."""
     rng = np.random.default_rng(seed)
     texts = [" ".join(f"Chunk number {i} of document {d}. " for i in range(chunks)) for d in range(documents)]
     relevant = {d: int(rng.integers(chunks)) for d in range(documents)}
@@ -253,7 +253,7 @@ def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], A
 
     def judge(query, chunk):
         number, document = (int(word.strip(".")) for word in (chunk.split()[2], chunk.split()[5]))
-        return noise[document, number] + 3 * (relevant[document] == number)
+        return noise[document, number] + 6 * (relevant[document] == number)
 
     return texts, judge
 
@@ -267,7 +267,7 @@ def test_a_position_that_is_the_thresholds_is_warned_of():
     assert biased.matched["first_token"].median() < 0.5 * found.matched["first_token"].median()
     with warnings.catch_warnings():
         warnings.simplefilter("error", PositionWarning)
-        found.by(first_above(3))
+        found.by(first_above(4))
         judged([DRY + WET, WET, DRY * 9 + WET * 5], says_wet).by(first_above(0))  # two grades, a gap between them
 
 
