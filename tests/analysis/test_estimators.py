@@ -50,7 +50,8 @@ def test_estimators_are_values():
 def document(*numbers: float) -> JudgedDocument:
     """A document with ten tokens and characters in a chunk."""
     spans = [(10 * i, 10 * i + 10) for i in range(len(numbers))]
-    return JudgedDocument(10 * len(numbers), [(span, span) for span in spans], len(numbers), np.array(numbers))
+    values = np.array(numbers, dtype=float)
+    return JudgedDocument(10 * len(numbers), [(span, span) for span in spans], len(numbers), values)
 
 
 def test_the_effect_of_a_threshold_by_hand():
