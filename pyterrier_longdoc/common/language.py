@@ -13,6 +13,7 @@ from .packaged import ENCODER, encoder_folder
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
 _SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
+_SPACE = re.compile(r"\s+")
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 Counter = Callable[[Sequence[str]], list[int]]
@@ -27,6 +28,16 @@ def sentence_starts(text: str) -> list[int]:
         [5, 10]
     """
     return [match.end() for match in _SENTENCE_END.finditer(text) if match.end() < len(text)]
+
+
+def word_starts(text: str) -> list[int]:
+    """Character offsets at which the second and later words of `text` begin, words being what white space parts.
+
+    Example:
+        >>> word_starts("One, two  three")
+        [5, 10]
+    """
+    return [match.end() for match in _SPACE.finditer(text) if match.start() > 0 and match.end() < len(text)]
 
 
 def sentences(text: str) -> list[str]:

@@ -128,7 +128,7 @@ DOCUMENTS = pd.DataFrame(
 )
 
 
-def padded(ids: list[int], size: int) -> tuple[list[int], list[int]]:
+def filled(ids: list[int], size: int) -> tuple[list[int], list[int]]:
     """Token ids padded to a size, and their mask."""
     return ids + [0] * (size - len(ids)), [1] * len(ids) + [0] * (size - len(ids))
 
@@ -153,10 +153,10 @@ def states_of_all_windows(*, apart: bool) -> tuple[torch.Tensor, torch.Tensor, t
     of_queries, of_windows, q_masks, d_masks = [], [], [], []
     for query, text in zip(DOCUMENTS["query"], DOCUMENTS["text"], strict=True):
         q, d = (tokenizer(t, add_special_tokens=False)["input_ids"] for t in (query, text))
-        q, q_mask = padded(q, QUERY)
+        q, q_mask = filled(q, QUERY)
         states, masks = [], []
         for start in STARTS:
-            window, mask = padded(d[:52][start : start + WINDOW], WINDOW)
+            window, mask = filled(d[:52][start : start + WINDOW], WINDOW)
             if apart:
                 ids, mask, types = [cls, sep, *window, sep], [1, 1, *mask, 1], [0, 0, *[1] * (WINDOW + 1)]
             else:
