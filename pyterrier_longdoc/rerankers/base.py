@@ -23,6 +23,7 @@ from ..common.arguments import (
     argument,
     arguments_of,
     changed_names,
+    check_checkpoint,
     check_given,
     check_positive,
     check_roles,
@@ -146,10 +147,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        checkpoints = arguments_of(self, "checkpoint")
-        for name in changed_names(self, checkpoints):
-            if not isinstance(checkpoints[name], str | Path) or not str(checkpoints[name]):
-                raise ValueError(f"{name}={checkpoints[name]!r} must be a folder, or a model on the Hugging Face hub")
+        check_checkpoint(backbone=self.backbone)
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
