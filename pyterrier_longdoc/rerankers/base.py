@@ -23,6 +23,7 @@ from ..common.arguments import (
     argument,
     arguments_of,
     changed_names,
+    check_checkpoint,
     check_choice,
     check_given,
     check_positive,
@@ -152,10 +153,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        for name, value in arguments_of(self, "checkpoint").items():
-            starts_at_random = value is None and name == "aggregator"
-            if not starts_at_random and (not isinstance(value, str | Path) or not str(value)):
-                raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
+        check_checkpoint(backbone=self.backbone)
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
