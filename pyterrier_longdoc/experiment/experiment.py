@@ -21,7 +21,7 @@ from ..common.frames import as_strings, check_columns
 from .efficiency import Cost, efficiency_table, measured
 from .results import CHECK_COLUMNS, ExperimentResults
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, described, doubts, read_run, settings_of
-from .significance import RESAMPLES, Statistics, Test
+from .significance import RESAMPLES, Statistics, Test, without_rounding
 from .systems import Job, make_folds, named_systems, plan
 
 WARM_UP_TOPICS = 2
@@ -62,8 +62,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     """Compares systems over seeds and folds as Boytsov et al. 2025 do.
 
     Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`; only equal systems, which have no
-    p-value, are never rejected.
+    one baseline, values, p-values and corrections are those of `pt.Experiment`; only systems with equal values for
+    every query have the p-value 1, where `pt.Experiment` has NaN, also for what is corrected together with them.
 
     Args:
         systems: by name, or a list. A system is one of
@@ -299,7 +299,7 @@ def _findings(
         if queries:
             message = f"{name} and {reference} rank different documents in {queries} of {len(qids)} queries"
             rows.append(("different candidates", name, queries, message))
-        if np.array_equal(values[name], values[reference]):
+        if np.array_equal(without_rounding(values[name], values[reference]), values[reference]):
             rows.append(("equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"))
     if (statistics.baselines or statistics.partner) and len(qids) < FEW_QUERIES:
         message = f"{len(qids)} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
