@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyterrier as pt
@@ -148,17 +148,61 @@ def plan(name: str, system: Any, seeds: Sequence[int] | None, folds: Sequence[Fo
 def _from_factory(
     name: str, factory: Callable[..., Any], seeds: Sequence[int] | None, folds: Sequence[Fold]
 ) -> list[list[Job]]:
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(factory).parameters.values()
-    needed = sum(p.kind in positional and p.default is p.empty for p in parameters)
-    if needed == 0:
-        return [[Job(name, None, None, factory)]]
-    if needed > 2:
-        raise ValueError(f"the factory of {name!r} takes {needed} arguments; it must take (), (seed) or (seed, fold)")
-    if not seeds:
+    names = asked_of(factory, ("seed", "fold"), f"the factory of {name!r}")
+    if names["seed"].needed and not seeds:
         raise ValueError(f"{name!r} is a factory: say with which seeds to call it, e.g. seeds=[0, 1, 2]")
-    if needed == 1:
-        return [[Job(name, seed, None, partial(factory, seed))] for seed in seeds]
-    if not folds:
+    if names["fold"].needed and not folds:
         raise ValueError(f"the factory of {name!r} takes a fold: give folds=, a list of qids for each")
-    return [[Job(name, seed, fold, partial(factory, seed, fold)) for fold in folds] for seed in seeds]
+    runs = []
+    for seed in (seeds or [None]) if names["seed"].name else [None]:
+        jobs = []
+        for fold in (folds or [None]) if names["fold"].name else [None]:
+            given = {names[what].name: value for what, value in (("seed", seed), ("fold", fold)) if value is not None}
+            jobs.append(Job(name, seed, fold, called_with(factory, given)))
+        runs.append(jobs)
+    return runs
+
+
+class Asked(NamedTuple):
+    """The parameter of a function that stands for something it may ask for; `name` is None if it does not ask."""
+
+    name: str | None
+    needed: bool
+
+
+def asked_of(function: Callable[..., Any], offers: Sequence[str], who: str) -> dict[str, Asked]:
+    """Which of the things on offer a function asks for.
+
+    Parameters are known by their names, with or without a default (`def make(backbone="...", seed=42)`). What a
+    function needs besides is taken for the remaining offers, in their order (`lambda s: ...`). An argument that
+    `functools.partial` has set is not asked for.
+
+    Args:
+        function: a function, class or any other callable.
+        offers: names, in the order in which they may be asked for without them, e.g. `("seed", "fold")`.
+        who: the function, for errors.
+
+    Raises:
+        ValueError: if the function needs more, or takes anything (`**options`), so that it cannot be told.
+    """
+    set_already = function.keywords if isinstance(function, partial) else {}
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in set_already]
+    listed = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    found = {p.name: Asked(p.name, p.default is p.empty) for p in listed if p.name in offers}
+    others = [p for p in listed if p.default is p.empty and p.name not in offers]
+    free = [name for name in offers if name not in found]
+    forms = " or ".join(f"({', '.join(offers[:n])})" for n in range(len(offers) + 1))
+    if len(others) > len(free) or any(p.kind is p.KEYWORD_ONLY for p in others):
+        raise ValueError(f"{who} takes {len(others) + len(found)} arguments; it must take {forms}")
+    if len(listed) < len(parameters) and not found and not others and not listed:
+        raise ValueError(f"{who} takes any arguments: name those that it wants, {forms}")
+    found |= {name: Asked(p.name, True) for name, p in zip(free, others, strict=False)}
+    return {name: found.get(name, Asked(None, False)) for name in offers}
+
+
+def called_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:
+    """A call to be made: with these arguments by name, also where they can only be given by their place."""
+    bound = inspect.signature(function).bind_partial()
+    bound.arguments.update(arguments)
+    bound.apply_defaults()
+    return partial(function, *bound.args, **bound.kwargs)

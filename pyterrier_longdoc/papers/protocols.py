@@ -19,6 +19,7 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
+from ..experiment.systems import asked_of, called_with
 from ..rerankers.base import LongDocReranker
 from ..training import TrainingArgs, k_fold_fit, make_groups
 from ..training.repeat import check_seeds
@@ -364,13 +365,19 @@ class Protocol:
             return {name: preset_factory(self, name, arguments) for name in models}
         if arguments:
             raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
-        for name, factory in models.items():
-            if isinstance(factory, pt.Transformer) or not callable(factory):
-                raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
-        return dict(models)
+        return {name: partial(_made_with, factory, name) for name, factory in models.items()}
 
 
 # Its models.
+
+
+def _made_with(factory: Any, name: str, seed: int) -> Any:
+    """What a user's function makes for a seed."""
+    is_function = callable(factory) and not isinstance(factory, pt.Transformer)
+    asked = asked_of(factory, ("seed",), f"the function of {name!r}")["seed"].name if is_function else None
+    if asked is None:
+        raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
+    return called_with(factory, {asked: seed})()
 
 
 def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) -> Factory:

@@ -1,5 +1,6 @@
 """`Experiment`: as `pt.Experiment` where that can do it; seeds, shared first stages, checks and bad arguments."""
 
+import functools
 import warnings
 from pathlib import Path
 
@@ -209,6 +210,8 @@ BAD = {
     "is a factory: say with which seeds": {"systems": {"a": lambda seed: None}},
     "takes a fold: give folds=": {"systems": {"a": lambda seed, fold: None}, "seeds": [0]},
     "takes 3 arguments": {"systems": {"a": lambda x, y, z: None}, "seeds": [0]},
+    "takes 1 arguments; it must take": {"systems": {"a": functools.partial(lambda x, y: None, x=1)}, "seeds": [0]},
+    "takes any arguments: name those that it wants": {"systems": {"a": lambda **options: None}, "seeds": [0]},
     "system 'a' is a int": {"systems": {"a": 3}},
     "'a' lists a int": {"systems": {"a": [3]}},
     "there are 2 seeds": {"systems": {"a": [RUN]}, "seeds": [0, 1]},

@@ -1,5 +1,7 @@
 """What may be a system, and folds."""
 
+from functools import lru_cache, partial
+
 import pyterrier as pt
 import pytest
 
@@ -45,6 +47,65 @@ def test_all_kinds_of_systems(tmp_path):
     assert abs(one - three) > 1e-3
     assert results.means["AP"].tolist() == pytest.approx([one] * 5 + [three] * 7, rel=1e-12)
     assert (results.seeds["factory"], results.seeds["frame"]) == ([0, 1, 2], [None])
+
+
+class Made:
+    """A run as a class that takes a seed."""
+
+    def __new__(cls, quality=1.0, *, seed=42):
+        return RUNS[seed]
+
+
+def make(seed=42):
+    return RUNS[seed]
+
+
+def make_of_fold(quality=1.0, *, fold=None, seed=42):
+    assert fold is not None
+    return RUNS[seed]
+
+
+def no_names(s, f):
+    return RUNS[s].assign(score=RUNS[s]["score"] + f.index)
+
+
+def keyword_only(*, seed):
+    return RUNS[seed]
+
+
+def either_way_round(fold, seed=42):
+    return RUNS[seed].assign(score=RUNS[seed]["score"] + fold.index)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        make,
+        keyword_only,
+        make_of_fold,
+        either_way_round,
+        no_names,
+        Made,
+        partial(make_of_fold, 0.5),
+        partial(make_of_fold, quality=0.5),
+        lru_cache(make),
+        lambda quality=1.0, *, seed=42, **options: RUNS[seed],
+    ],
+)
+def test_seeds_and_folds_reach_every_factory_that_takes_them(factory):
+    results = Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 2], folds=FOLDS)
+    assert results.seeds["a"] == [0, 2]
+    assert results.means.loc["a", "AP"] == pytest.approx(mean_of(RUNS[0], RUNS[2]), rel=1e-12)
+
+
+def test_factories_that_take_no_seed():
+    fixed, closure = partial(make, seed=2), lambda run=RUNS[1]: run
+    results = Experiment({"fixed": fixed, "closure": closure}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    assert results.seeds == {"fixed": [None], "closure": [None]}
+    assert results.means["AP"].tolist() == pytest.approx([mean_of(RUNS[2]), mean_of(RUNS[1])], rel=1e-12)
+    of_folds = Experiment({"a": lambda fold: no_names(0, fold)}, TOPICS, QRELS, ["AP"], folds=FOLDS)
+    assert of_folds.means["AP"].tolist() == pytest.approx([mean_of(RUNS[0])], rel=1e-12)
+    assert Experiment({"a": lambda seed=1: RUNS[seed]}, TOPICS, QRELS, ["AP"]).seeds == {"a": [None]}
 
 
 class Learner(pt.Estimator):

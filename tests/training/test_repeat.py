@@ -287,6 +287,18 @@ def test_seeds(plain_encoder, tmp_path):
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
+class Seeded(Memory):
+    def __init__(self, name="memory", *, seed=42):
+        super().__init__()
+        self.name, self.seed = name, seed
+
+
+@pytest.mark.parametrize("function", [Seeded, lambda name="memory", seed=42: Seeded(name, seed=seed)])
+def test_functions_get_the_seed_by_its_name(function):
+    models = fit_seeds(function, [0, 3], RUN, QRELS)
+    assert [(model.name, model.seed) for model in models.values()] == [("memory", 0), ("memory", 3)]
+
+
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
     models = fit_seeds(maxp, [0, 1], RUN, QRELS)
@@ -317,6 +329,7 @@ def test_means_over_seeds():
         (NO_FIT, [0], TypeError, "give a function"),
         (lambda seed: NO_FIT, [0], TypeError, "has no fit"),
         (lambda seed: ONE, [0, 1], ValueError, "must make a new model"),
+        (Memory, [0, 1], ValueError, "takes no seed: all models would be the same"),
     ],
 )
 def test_bad_seeds(model, seeds, error, message):
