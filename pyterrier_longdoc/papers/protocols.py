@@ -374,10 +374,10 @@ class Protocol:
 def _made_with(factory: Any, name: str, seed: int) -> Any:
     """What a user's function makes for a seed."""
     is_function = callable(factory) and not isinstance(factory, pt.Transformer)
-    asked = asked_of(factory, ("seed",), f"the function of {name!r}")["seed"].name if is_function else None
-    if asked is None:
+    asked = asked_of(factory, ("seed",), f"the function of {name!r}") if is_function else {}
+    if "seed" not in asked:
         raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
-    return called_with(factory, {asked: seed})()
+    return called_with(factory, {asked["seed"].name: seed})()
 
 
 def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) -> Factory:

@@ -17,7 +17,7 @@ from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, fit_or_load, transform_or_read
+from .resume import TrainingData, check_new, fit_further, fit_or_load, transform_or_read
 
 NEXT_FOLD = "next fold"
 
@@ -55,7 +55,7 @@ def fit_in_turn(
         for number, (run, args) in enumerate(zip(runs, training, strict=True), start=1):
             folder = None if args.checkpoint is None else Path(args.checkpoint) / f"round-{number}"
             model.training = replace(args, checkpoint=folder)
-            model.fit(run, qrels_tr, topics_or_res_va, qrels_va)
+            fit_further(model, run, qrels_tr, topics_or_res_va, qrels_va)
     finally:
         model.training = before
     return model
@@ -279,7 +279,7 @@ def _new(model: Any, arguments: Mapping[str, Any], **changes: Any) -> Any:
         if not callable(model):
             raise TypeError(f"{model!r} is neither a model nor a function that makes one")
         asked = asked_of(model, list(arguments), "the function that makes a model")
-        if unasked := [name for name in arguments if asked[name].name is None]:
+        if unasked := [name for name in arguments if name not in asked]:
             raise ValueError(f"the function that makes a model takes no {unasked[0]}: all models would be the same")
         return called_with(model, {asked[name].name: value for name, value in arguments.items()})()
     if not hasattr(model, "apply_attributes"):

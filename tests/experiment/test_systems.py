@@ -6,6 +6,7 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.experiment import Experiment, write_run
+from pyterrier_longdoc.experiment.systems import make_folds
 
 from ..support import synthetic
 
@@ -120,6 +121,83 @@ class Learner(pt.Estimator):
     def transform(self, inp):
         assert not set(inp["qid"]) & set(self.fitted[0]["qid"])
         return inp
+
+
+def fitted_by_fold(model):
+    return lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> model)
+
+
+def fitted_by_hand(model):
+    def factory(seed, fold=None):
+        topics, qrels = (TOPICS, QRELS) if fold is None else (fold.train_topics, fold.train_qrels)
+        model.fit(pt.Transformer.from_df(RUNS[seed]).transform(topics), qrels)
+        return pt.Transformer.from_df(RUNS[seed]) >> pt.Transformer.identity() >> model
+
+    return factory
+
+
+class Weighted(Learner):
+    """Tells its weights, which are what it was fitted on."""
+
+    def describe(self):
+        return {"weights": None if self.fitted is None else ",".join(self.fitted[0]["qid"]) + str(len(self.fits))}
+
+    def __init__(self):
+        super().__init__()
+        self.fits = []
+
+    def fit(self, *data):
+        self.fits.append(data)
+        super().fit(*data)
+
+    def transform(self, inp):
+        return inp
+
+
+@pytest.mark.parametrize("options", [{"seeds": [0], "folds": FOLDS}, {"seeds": [0, 1], "folds": FOLDS}])
+def test_a_model_that_is_fitted_for_several_folds_is_refused(options):
+    model = Weighted()
+    with pytest.raises(ValueError, match=r"was fitted for a, seed 0, fold 0 already .* make the model inside the func"):
+        Experiment({"a": fitted_by_fold(model)}, TOPICS, QRELS, ["AP"], **options)
+    assert len(model.fits) == 1
+    # It has seen topics of all other folds: it is refused in a second attempt as well.
+    with pytest.raises(ValueError, match="was fitted for a, seed 0, fold 0 already"):
+        Experiment({"b": fitted_by_fold(model)}, TOPICS, QRELS, ["AP"], **options)
+    with pytest.raises(
+        ValueError, match="the function of a, seed 0, fold 1 returned the same .* make the model inside"
+    ):
+        Experiment({"a": fitted_by_hand(Weighted())}, TOPICS, QRELS, ["AP"], **options)
+
+
+def test_a_model_that_is_fitted_for_several_seeds_is_refused():
+    for factory in (fitted_by_hand(Weighted()), lambda seed: fitted_by_hand(model)(seed)):
+        model = Weighted()
+        with pytest.raises(ValueError, match="the function of a, seed 1 returned the same .* as that of a, seed 0"):
+            Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
+    fold = make_folds(FOLDS, TOPICS, QRELS)
+    model = fold[0].fit(Weighted())
+    assert fold[0].fit(model) is model
+    with pytest.raises(ValueError, match="was fitted for fold 0 already"):
+        fold[1].fit(model)
+
+
+def test_models_that_are_made_for_each_fold_or_not_fitted_are_not_refused():
+    untrained = pt.Transformer.from_df(RUNS[0]) >> Weighted()
+    systems = {
+        "new": lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Weighted()),
+        "once": fitted_once(),
+        "not at all": lambda seed, fold: untrained,
+        "twice for one fold": lambda seed, fold: fold.fit(fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Weighted())),
+    }
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    assert len(results.means) == 4
+
+
+def fitted_once():
+    """A model that was trained before, on another collection."""
+    model = Weighted()
+    model.fit(TOPICS.assign(qid="x"), QRELS)
+    return lambda seed, fold: pt.Transformer.from_df(RUNS[seed]) >> model
 
 
 @pytest.mark.parametrize("validation", [False, True])

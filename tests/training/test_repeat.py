@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,16 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import FoldModels, SeedModels, TrainingArgs, fit_in_turn, fit_seeds, k_fold_fit, recipes
+from pyterrier_longdoc.training import (
+    ContinuedTrainingWarning,
+    FoldModels,
+    SeedModels,
+    TrainingArgs,
+    fit_in_turn,
+    fit_seeds,
+    k_fold_fit,
+    recipes,
+)
 
 from ..support.systems import make
 from ..support.toy import optimizer_steps, qrels, toy_task
@@ -65,6 +75,29 @@ class Dropping(Memory):
 
 NO_FIT = pt.Transformer.identity()
 ONE = Memory()
+
+
+def test_a_second_fit_says_that_it_goes_on(maxp, tmp_path):
+    def said(fit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit()
+        own = [warning for warning in caught if issubclass(warning.category, ContinuedTrainingWarning)]
+        assert {warning.filename for warning in own} <= {__file__}
+        return [str(warning.message) for warning in own]
+
+    assert said(lambda: maxp.fit(RUN, QRELS)) == []
+    [message] = said(lambda: maxp.fit(RUN, QRELS))
+    assert message.startswith("this MaxP is trained already: fit goes on from its weights")
+    maxp.save(tmp_path / "model")
+    loaded = ld.MaxP.load(tmp_path / "model")
+    assert len(said(lambda: loaded.fit(RUN, QRELS))) == 1
+    assert said(lambda: fit_in_turn(maxp, [RUN, RUN], QRELS, training=[RECIPE, RECIPE])) == []
+    assert said(lambda: k_fold_fit(maxp, RUN, QRELS, FOLDS)) == []
+    maxp.training = replace(RECIPE, checkpoint=tmp_path / "state")
+    with optimizer_steps(stop_at=STEPS):
+        assert len(said(lambda: maxp.fit(RUN, QRELS))) == 1
+    assert said(lambda: maxp.fit(RUN, QRELS)) == []  # the same training, resumed
 
 
 # Runs.
