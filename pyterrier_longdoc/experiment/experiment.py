@@ -71,7 +71,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
 
             - a pipeline;
             - a factory `seed -> pipeline` or `(seed, fold) -> pipeline`, called for each seed (and fold), or
-              `() -> pipeline`, called when its turn comes;
+              `() -> pipeline`, called when its turn comes; parameters named `seed` and `fold` may have defaults;
             - a run, as frame or path of a TREC file;
             - a list of pipelines or runs, one for each seed.
         topics: `qid, query`.

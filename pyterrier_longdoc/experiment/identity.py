@@ -1,8 +1,9 @@
 """Who makes a run: all that can be told about a pipeline, or about a function that makes one, alike in every process.
 
-A transformer answers for itself by a method `describe() -> dict` (weights, settings); this package's do. PyTerrier's
-operators and plain stages are told by their class and arguments, frames and texts by their contents, functions by their
-code and the values that it names. What cannot be told is named, never taken for equal in silence.
+A transformer answers for itself by a method `describe()`: a dict of all that its results depend on besides the input
+(weights, settings); this package's do. PyTerrier's operators and plain stages are told by their class and arguments,
+frames and texts by their contents, functions by their code and the values that it names. What cannot be told is named,
+never taken for equal in silence.
 """
 
 from __future__ import annotations

@@ -304,7 +304,7 @@ class Protocol:
         data = ProtocolData(self, first_stage, datasets or {}, trains=trained is None)
         start = None if start_from is False else start_from
         systems = {name: _System(name, make, data, start, Path(folder), verbose) for name, make in factories.items()}
-        # Finished runs are read without asking the factories, so that only this tells whether they are the same.
+        # Before anything is trained or retrieved.
         for system in systems.values() if data.trains else ():
             system.note_settings(seeds)
         if partner is None:
@@ -409,6 +409,12 @@ class _System:
     start_from: Any
     folder: Path
     verbose: bool
+
+    def describe(self) -> dict[str, Any]:
+        """What a run depends on besides the seed, for `ld.Experiment`, which compares it with a saved run's."""
+        data = self.data
+        made_from = {"factory": self.factory, "start_from": self.start_from, "protocol": data.protocol}
+        return {**made_from, "first_stage": data.first_stage, "datasets": dict(data.datasets)}
 
     def note_settings(self, seeds: Sequence[int]) -> None:
         """Notes what models are trained with; raises ValueError if the folder has some that were trained otherwise."""

@@ -480,9 +480,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
         A model that is trained already, by `fit` or `load`, goes on from its weights and says so
-        (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best weights so far if some were
-        validated, else those of the last step. Killed, it continues when the program is started again, if the recipe
-        names a checkpoint folder.
+        (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best
+        weights so far if some were validated, else those of the last step. Killed, it continues when the program is
+        started again, if the recipe names a checkpoint folder.
         """
         args = self.recipe
         if self.is_trained and not is_resumed(args):

@@ -164,16 +164,14 @@ def test_a_model_that_is_fitted_for_several_folds_is_refused(options):
     with pytest.raises(ValueError, match="was fitted for a, seed 0, fold 0 already"):
         Experiment({"b": fitted_by_fold(model)}, TOPICS, QRELS, ["AP"], **options)
     with pytest.raises(
-        ValueError, match="the function of a, seed 0, fold 1 returned the same .* make the model inside"
+        ValueError, match=r"the function of a, seed 0, fold 1 returned the same .* make the model inside"
     ):
         Experiment({"a": fitted_by_hand(Weighted())}, TOPICS, QRELS, ["AP"], **options)
 
 
 def test_a_model_that_is_fitted_for_several_seeds_is_refused():
-    for factory in (fitted_by_hand(Weighted()), lambda seed: fitted_by_hand(model)(seed)):
-        model = Weighted()
-        with pytest.raises(ValueError, match="the function of a, seed 1 returned the same .* as that of a, seed 0"):
-            Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
+    with pytest.raises(ValueError, match=r"the function of a, seed 1 returned the same .* as that of a, seed 0"):
+        Experiment({"a": fitted_by_hand(Weighted())}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
     fold = make_folds(FOLDS, TOPICS, QRELS)
     model = fold[0].fit(Weighted())
     assert fold[0].fit(model) is model
