@@ -23,7 +23,7 @@ from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, ExperimentResults
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
 from .significance import RESAMPLES, Statistics, Test, without_rounding
-from .systems import FittedModels, Job, make_folds, named_systems, plan
+from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
@@ -219,7 +219,7 @@ class _Runner:
     topics_digest: Any
     factories: dict[Job, Identity] = field(default_factory=dict)
     fitted: FittedModels = field(default_factory=FittedModels)
-    last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
+    last_candidates: tuple[Sequence[Any], list[str | None], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def look_at_factories(self, jobs: Iterable[Job]) -> None:
         """Tells who they are before one of them is called, and changes what another one names."""
@@ -299,16 +299,21 @@ class _Runner:
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
         if self.last_candidates is not None:
-            known_stages, known_topics, frame, seconds = self.last_candidates
-            # The same objects: equality of transformers may not look at weights.
-            if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
+            known_stages, known_weights, known_topics, frame, seconds = self.last_candidates
+            # The same objects, as equality of transformers may not look at weights, and none trained in between.
+            same = known_topics is topics and list(map(id, known_stages)) == list(map(id, stages))
+            if same and known_weights == _weights_of(stages):
                 return frame.copy(), seconds
         start = time.perf_counter()
         frame = _through(stages, topics)
         seconds = time.perf_counter() - start
         if self.batch_size is None:
-            self.last_candidates = (stages, topics, frame.copy(), seconds)
+            self.last_candidates = (stages, _weights_of(stages), topics, frame.copy(), seconds)
         return frame, seconds
+
+
+def _weights_of(stages: Sequence[Any]) -> list[str | None]:
+    return [weights_of(trainable) for stage in stages for trainable in trainable_stages(stage)]
 
 
 def _through(stages: Sequence[Any], topics: pd.DataFrame) -> pd.DataFrame:

@@ -198,6 +198,22 @@ def fitted_once():
     return lambda seed, fold: pt.Transformer.from_df(RUNS[seed]) >> model
 
 
+def test_candidates_of_a_first_stage_that_is_trained_in_between_are_not_shared():
+    class Shift(Weighted):
+        def transform(self, inp):
+            return inp.assign(score=inp["score"] * (-1.0 if self.fitted else 1.0))
+
+    stages, last = pt.Transformer.from_df(RUNS[0]) >> Shift(), pt.Transformer.identity()
+
+    def later():
+        stages[1].fit(TOPICS, QRELS)
+        return stages >> last
+
+    results = Experiment({"before": stages >> last, "after": later}, TOPICS, QRELS, ["AP"])
+    expected = [mean_of(RUNS[0]), mean_of(RUNS[0].assign(score=-RUNS[0]["score"]))]
+    assert results.means["AP"].tolist() == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_folds_are_fitted_on_the_others(validation):
     learners = []
