@@ -193,7 +193,7 @@ def test_judged_documents_belong_to_a_finished_model(cross_encoder, tmp_path):
 
     assert folds("cat") == 3 * STEPS
     assert folds("cat") == 0
-    for text, changes, what in (("dog", {}, "training data"), ("cat", {"judged": "retrieved"}, "recipe \\(judged\\)")):
+    for text, changes, what in (("dog", {}, "text loader"), ("cat", {"judged": "retrieved"}, "recipe \\(judged\\)")):
         with pytest.raises(ValueError, match=f"not the same are its .*{what}"):
             folds(text, **changes)
 
