@@ -36,7 +36,7 @@ POSITIONS = pd.DataFrame({"qid": [f"q{i}" for i in range(20)], "first_token": [5
 
 
 def test_groups_by_position():
-    results = experiment({"full": MIXED, "start": FALLING}, baselines=["start"])
+    results = experiment({"full": MIXED, "start": FALLING}, baseline=["start"])
     found = ld.effectiveness_by_position(results, POSITIONS)
     assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
     assert "queries" in found._repr_html_()

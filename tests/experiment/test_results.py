@@ -28,7 +28,7 @@ def made_up(**options):
     return ExperimentResults(values, seeds, [f"q{i}" for i in range(8)], ["nDCG@10", "AP"], Statistics(**options))
 
 
-OPTIONS = {"baselines": ("P & 50%",), "partner": {"MaxP_1": "FirstP", "P & 50%": "FirstP"}}
+OPTIONS = {"baseline": ("P & 50%",), "partner": {"MaxP_1": "FirstP", "P & 50%": "FirstP"}}
 
 
 def test_markdown():
@@ -74,7 +74,7 @@ def test_notebooks_get_the_same_cells():
 
 def test_without_partners_the_gain_is_over_the_first_baseline():
     assert repr(made_up()) == "ExperimentResults(3 systems, 8 queries, nDCG@10, AP)"
-    lines = made_up(baselines=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
+    lines = made_up(baseline=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
     assert lines[0] == "| System | nDCG@10 | AP |"
     assert lines[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
     assert "<sup>a</sup> from FirstP, <sup>b</sup> from P & 50%" in lines[-1]
@@ -95,7 +95,7 @@ def test_several_test_sets_side_by_side():
     assert frame.loc["MaxP_1"].tolist()[2:] == ["-", "-", "+30.0%"]
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="'b' differs from the other results in baselines"):
-        xp.paper_table({"a": one, "b": one.retest(baselines=["FirstP"])})
+        xp.paper_table({"a": one, "b": one.retest(baseline=["FirstP"])})
     with pytest.raises(ValueError, match="there are no results"):
         xp.paper_table({})
     assert xp.paper_table(one, average=False).frame().columns.tolist() == ["nDCG@10", "AP"]
@@ -103,14 +103,14 @@ def test_several_test_sets_side_by_side():
 
 def test_the_order_of_columns_is_that_of_pyterrier():
     systems = dict(zip("abc", RUNS, strict=True))
-    results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a", "b"], partner={"c": "b"}, correction="fdr_bh")
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["a", "b"], partner={"c": "b"}, correction="fdr_bh")
     assert results.table.columns.tolist() == [
         "name", "AP",
         "AP gain", "AP gain p-value", "AP gain reject", "AP gain p-value corrected",
         "AP + (a)", "AP - (a)", "AP p-value (a)", "AP reject (a)", "AP p-value corrected (a)",
         "AP + (b)", "AP - (b)", "AP p-value (b)", "AP reject (b)", "AP p-value corrected (b)",
     ]  # fmt: skip
-    one = results.retest(baselines=["b"], partner={}).table.set_index("name")
+    one = results.retest(baseline=["b"], partner={}).table.set_index("name")
     two = results.table.set_index("name")
     assert two["AP p-value (b)"].tolist() == pytest.approx(one["AP p-value"].tolist(), nan_ok=True)
     # The partner's family has one comparison only: nothing to correct.
@@ -144,9 +144,9 @@ def test_counts_are_sums_and_so_are_their_intervals():
 
 def test_a_subset_is_an_experiment_of_its_own():
     systems = {"a": RUNS[0], "b": RUNS[1]}
-    results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a"])
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["a"])
     some = TOPICS.iloc[5:25]
-    expected = Experiment(systems, some, QRELS, ["AP"], baselines=["a"])
+    expected = Experiment(systems, some, QRELS, ["AP"], baseline=["a"])
     pd.testing.assert_frame_equal(results.subset(some["qid"]).table, expected.table)
     with pytest.raises(ValueError, match="none of these qids"):
         results.subset(["x"])
@@ -155,7 +155,7 @@ def test_a_subset_is_an_experiment_of_its_own():
 def test_results_come_back_from_their_folder(tmp_path):
     systems = {"NA": [RUNS[0], RUNS[1]], "b, c": RUNS[2]}
     results = Experiment(
-        systems, TOPICS, QRELS, METRICS, baselines=["NA"], partner={"b, c": "NA"}, correction="holm", save_dir=tmp_path
+        systems, TOPICS, QRELS, METRICS, baseline=["NA"], partner={"b, c": "NA"}, correction="holm", save_dir=tmp_path
     )
     loaded = ExperimentResults.load(tmp_path)
     pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
@@ -171,7 +171,7 @@ def test_results_come_back_from_their_folder(tmp_path):
 
 
 def test_a_function_as_test_must_be_given_again(tmp_path):
-    results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baselines=[0], test=stats.ttest_ind)
+    results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baseline=[0], test=stats.ttest_ind)
     results.save(tmp_path)
     with pytest.raises(ValueError, match="the test was the function 'ttest_ind'"):
         ExperimentResults.load(tmp_path)
@@ -183,7 +183,7 @@ def test_a_function_as_test_must_be_given_again(tmp_path):
 
 def test_breakdown_by_length_of_relevant_documents():
     systems = {"a": RUNS[0], "b": RUNS[1]}
-    results = Experiment(systems, TOPICS, QRELS, METRICS, baselines=["a"])
+    results = Experiment(systems, TOPICS, QRELS, METRICS, baseline=["a"])
     lengths = {f"d{i}": 100 * i for i in range(12)}
     third = QRELS.groupby("qid", sort=False)["docno"].nth(2).str[1:].astype(int)
     mean = ((0 + 1 + third) / 3 * 100).tolist()  # of d0, d1 and the third relevant one

@@ -66,7 +66,7 @@ def test_truncation_with_a_model_trained_for_each_setting():
 def test_windows_and_strides():
     pytest.importorskip("matplotlib")
     sweep = sweep_windows(
-        FIRST, Model(), TOPICS, QRELS, METRICS, window_sizes=(75, 150), strides=(50, 100), baselines=[1]
+        FIRST, Model(), TOPICS, QRELS, METRICS, window_sizes=(75, 150), strides=(50, 100), baseline=[1]
     )
     assert sweep.parameters.to_numpy().tolist() == [[75, 50], [150, 50], [150, 100]]
     assert sweep.table.loc[2, "AP"] == alone(Model(window_size=150, stride=100))
