@@ -30,7 +30,7 @@ def assert_same(systems, topics, qrels, metrics, *, baseline, **options):
     for column in expected.columns[expected.columns.str.endswith(" reject")]:
         # It rejects equal systems, which have no p-value, where Holm's method rejects all others.
         expected[column] &= expected[column.replace(" reject", " p-value")].notna()
-    results = Experiment(systems, topics, qrels, metrics, baseline=[baseline], **options)
+    results = Experiment(systems, topics, qrels, metrics, baseline=baseline, **options)
     assert sorted(expected) == sorted(results.table)
     pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
     return results
@@ -214,8 +214,12 @@ BAD = {
     "must be a dict or a list": {"systems": RUN},
     "'c' is a baseline or partner, but no system": {"baseline": ["c"]},
     "baseline 2 does not exist": {"baseline": [2]},
-    "baseline='a' must be a list": {"baseline": "a"},
+    "'d' is a baseline or partner, but no system": {"baseline": "d"},
+    "baseline -1 does not exist": {"baseline": -1},
     "names one twice": {"baseline": ["a", 0]},
+    "round names 'nDCG', but the measures are AP": {"round": {"nDCG": 3}},
+    "round=-1 must be a number of decimals": {"round": -1},
+    "round={'AP': 0.5} must be a number of decimals": {"round": {"AP": 0.5}},
     "cannot be its own partner": {"partner": {"a": "a"}},
     "needs baseline= or partner=": {"correction": "holm"},
     "correction='x' is unknown": {"correction": "x", "baseline": [0]},

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
+from ir_measures import AP, nDCG
 from scipy import stats
 
 import pyterrier_longdoc.experiment as xp
@@ -115,6 +117,56 @@ def test_the_order_of_columns_is_that_of_pyterrier():
     assert two["AP p-value (b)"].tolist() == pytest.approx(one["AP p-value"].tolist(), nan_ok=True)
     # The partner's family has one comparison only: nothing to correct.
     assert two.loc["c", "AP gain p-value corrected"] == two.loc["c", "AP gain p-value"] == one.loc["c", "AP p-value"]
+
+
+def test_one_baseline_or_several_by_name_or_position():
+    systems = {"a": RUNS[0], "b": RUNS[1]}
+    tables = [Experiment(systems, TOPICS, QRELS, ["AP"], baseline=given).table for given in ("b", 1, ["b"], (1,))]
+    tables.append(Experiment(systems, TOPICS, QRELS, ["AP"]).retest(baseline="b").table)
+    expected = pt.Experiment(systems, TOPICS, QRELS, [AP], baseline="b")
+    for table in tables:
+        pd.testing.assert_frame_equal(table, expected[table.columns])
+    several = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["b", 0]).statistics
+    assert several.baseline == ("b", "a")
+    assert Experiment(systems, TOPICS, QRELS, ["AP"], baseline=None).statistics.baseline == ()
+
+
+@pytest.mark.parametrize("decimals", [0, 2, {"AP": 1}, {"AP": 1, "nDCG@5": 4}])
+def test_rounding_is_that_of_pyterrier(decimals, tmp_path):
+    systems = {"a": RUNS[0], "b": RUNS[1]}
+    results = Experiment(systems, TOPICS, QRELS, METRICS, baseline="a", round=decimals, save_dir=tmp_path)
+    expected = pt.Experiment(systems, TOPICS, QRELS, [nDCG @ 5, AP], baseline="a", round=decimals)
+    pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
+    exact = Experiment(systems, TOPICS, QRELS, METRICS, baseline="a")
+    pd.testing.assert_frame_equal(results.comparisons, exact.comparisons)
+    pd.testing.assert_frame_equal(ExperimentResults.load(tmp_path).table, results.table)
+    shown = decimals if isinstance(decimals, int) else decimals.get("nDCG@5", 3)
+    means = exact.means["nDCG@5"].map(f"{{:.{shown}f}}".format)
+    assert all(mean in results._repr_html_() for mean in means)
+    assert f"{exact.means.at['a', 'nDCG@5']:.5f}" in results.to_markdown(digits=5)
+
+
+def test_rounding_of_standard_deviations():
+    seeds = Experiment({"a": RUNS[:2]}, TOPICS, QRELS, ["AP"], round=2).table.iloc[0]
+    assert (seeds["AP"], seeds["AP std"]) == (round(seeds["AP"], 2), round(seeds["AP std"], 2))
+
+
+def test_names_in_latex_keep_their_signs():
+    results = ExperimentResults(
+        {"a|b <c>": np.full((1, 3, 1), 0.5)}, {"a|b <c>": [None]}, ["1", "2", "3"], ["P(rel>1)@5"]
+    )
+    latex = results.to_latex()
+    assert r"a\textbar{}b \textless{}c\textgreater{}" in latex
+    assert r"P(rel\textgreater{}1)@5" in latex
+    assert not set("<>|") & set(latex)
+
+
+def test_a_table_says_what_it_is():
+    one = made_up(**OPTIONS)
+    assert repr(xp.paper_table(one)) == "PaperTable(FirstP, MaxP_1, P & 50%; nDCG@10, AP)"
+    several = xp.paper_table({"TIME": one, "Robust04": one})
+    assert repr(several).endswith("; TIME nDCG@10, TIME AP, Robust04 nDCG@10, Robust04 AP)")
+    assert "<b>0.650</b><sup>ab</sup> (+30.0%)" in several._repr_html_()
 
 
 def test_comparisons_by_hand():
