@@ -114,7 +114,7 @@ class PositionEffectiveness:
         measure = measure or self._first.measures[0]
         check_choice("measure", measure, tuple(self._first.measures))
         table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
-        different, ax = self._different(measure), ax or new_axes()
+        different, ax = self._different(measure), ax or new_axes(len(self.names))
         places = np.arange(len(self.groups))
         for name, aside in zip(self.names, beside(places, len(self.names)), strict=True):
             rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]

@@ -77,8 +77,8 @@ class PositionSensitivity:
         Raises:
             ImportError: without matplotlib.
         """
-        ax = ax or new_axes()
         systems = self.table.groupby("name", sort=False)
+        ax = ax or new_axes(len(systems))
         for (name, rows), aside in zip(systems, beside(self.table["place"], len(systems)), strict=True):
             places, full = rows["place"].to_numpy() + aside, rows["reject"].tolist()
             draw_means(ax, places, rows["change"], rows, full=full, label=self._label(name, rows))

@@ -37,10 +37,9 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     ax.scatter(known["slow-down"], known["gain"])
     ax.axhline(0, color="0.6", linewidth=0.8)
     _label_points(ax, known)
-    without = points.loc[points.isna().any(axis=1), "name"]
-    if len(without):
-        ax.set_title(f"not drawn, as time or gain are not known: {', '.join(without)}", fontsize="small", wrap=True)
-    ax.set_xlabel("time per document relative to the partner")
+    without = ", ".join(points.loc[points.isna().any(axis=1), "name"])
+    note = f"\nnot drawn, as time or gain are not known: {without}" if without else ""
+    ax.set_xlabel(f"time per document relative to the partner{note}", wrap=True)
     ax.set_ylabel("mean gain over the partner (%)")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
@@ -62,13 +61,16 @@ def _label_points(ax: Any, points: pd.DataFrame) -> None:
         ax.annotate(name, (slow_down, gain), xytext=(4, at - y), textcoords="offset points")
 
 
-def new_axes() -> Any:
+def new_axes(systems: int = 0) -> Any:
     """Axes of a new figure of pyplot, as plots of pandas make them: a notebook shows it at the end of the cell.
 
     Without a display pyplot draws into memory. In a script it holds the figure until `pyplot.close(ax.figure)`.
+
+    Args:
+        systems: lines of the legend above the axes, for which the figure is higher.
     """
     pyplot = import_extra("matplotlib.pyplot", "analysis", "matplotlib is missing")
-    return pyplot.subplots(figsize=(6, 4), layout="constrained")[1]
+    return pyplot.subplots(figsize=(6, 4 + 0.2 * systems), layout="constrained")[1]
 
 
 def beside(places: Any, systems: int) -> np.ndarray:

@@ -46,8 +46,9 @@ class Sweep:
         """
         measure = measure or self.results.measures[0]
         check_choice("measure", measure, tuple(self.results.measures))
-        ax, table, (first, *second) = ax or new_axes(), self.table, self.parameters.columns
+        table, (first, *second) = self.table, self.parameters.columns
         lines: list[tuple[Any, pd.DataFrame]] = list(table.groupby(second[0])) if second else [("", table)]
+        ax = ax or new_axes(len(lines) if second else 0)
         for (value, rows), aside in zip(lines, beside(table[first], len(lines)), strict=True):
             rows = rows.sort_values(first)
             spread = rows.get(f"{measure} std", pd.Series(0.0, rows.index))

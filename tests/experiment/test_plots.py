@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, plot_efficiency
 from pyterrier_longdoc.experiment.plots import beside
 
@@ -39,7 +40,7 @@ def test_gains_over_slow_downs(tmp_path):
     costs = pd.DataFrame({"name": ["a", "b"], "slow-down": [2.5, float("nan")]})
     axes = plot_efficiency(replace(results, efficiency=costs))
     assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [axes.figure]  # what a notebook shows
-    assert axes.get_title() == ""
+    assert axes.get_xlabel() == "time per document relative to the partner"
     [points] = axes.collections
     gain = results.comparisons["gain"].mean()
     assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * gain)]]
@@ -70,10 +71,10 @@ def test_a_system_without_time_is_named():
     pytest.importorskip("matplotlib")
     runs = {"a": synthetic.run(TOPICS, 1.0, 0), "given": synthetic.run(TOPICS, 0.8, 2)}
     axes = plot_efficiency(with_costs({"a": 2.0}, **runs))
-    assert axes.get_title() == "not drawn, as time or gain are not known: given"
+    assert axes.get_xlabel().endswith("\nnot drawn, as time or gain are not known: given")
     assert [text.get_text() for text in axes.texts] == ["a"]
     alone = plot_efficiency(with_costs({"given": np.nan}, given=runs["given"]))
-    assert alone.get_title().endswith(": given")
+    assert alone.get_xlabel().endswith(": given")
     alone.figure.canvas.draw()
 
 
@@ -87,10 +88,23 @@ def test_systems_stand_beside_one_another():
     assert len(np.unique(many)) == 30
 
 
+def test_a_long_legend_leaves_room_for_the_axes():
+    pytest.importorskip("matplotlib")
+    heights = []
+    for systems in (1, 12):
+        values = {f"system {n}": np.full((1, 3, 1), 0.5) for n in range(systems)}
+        results = ExperimentResults(values, {name: [None] for name in values}, ["1", "2", "3"], ["AP"])
+        axes = PositionEffectiveness({"early": results, "late": results}).plot()
+        axes.figure.canvas.draw()
+        heights.append(axes.bbox.height)
+    assert heights[1] > 0.9 * heights[0]
+
+
 def test_without_a_display(tmp_path):
     pytest.importorskip("matplotlib")
     code = f"""
 import numpy as np
+from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.experiment import ExperimentResults
 
