@@ -22,8 +22,9 @@ _PUBLIC = {
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
     "modelling.windows": [
-        "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "SlidingWords", "SentenceWindows",
+        "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "FixedGrid", "SlidingWords", "SentenceWindows",
     ],
+    "modelling.layout": ["InputLayout"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
     "modelling.apart": ["ExperimentalWarning"],
     "common.frames": ["TruncationWarning"],

@@ -47,6 +47,7 @@ LIGHT = (
     "experiment",
     "listwise",
     "analysis.judging",
+    "modelling.layout",
     "modelling.windows",
     "modelling.texts",
     "modelling.preselection",

@@ -1,19 +1,28 @@
 """What retrieval over long documents shows: relevance judgements, and where in a document relevance lies."""
 
+from .calibration import calibrated_on_nonrelevant, calibrated_on_positions, nonrelevant
 from .effectiveness import PositionEffectiveness, effectiveness_by_position
+from .estimators import Estimator, best_chunk, first_above
 from .judging import RelevanceJudge, agreement
 from .locating import PassageLocator
-from .positions import RelevantPositions, relevant_positions
+from .positions import PositionWarning, RelevantPositions, relevant_positions
 from .sensitivity import PositionSensitivity, position_sensitivity
 
 __all__ = [
+    "Estimator",
     "PassageLocator",
     "PositionEffectiveness",
     "PositionSensitivity",
+    "PositionWarning",
     "RelevanceJudge",
     "RelevantPositions",
     "agreement",
+    "best_chunk",
+    "calibrated_on_nonrelevant",
+    "calibrated_on_positions",
     "effectiveness_by_position",
+    "first_above",
+    "nonrelevant",
     "position_sensitivity",
     "relevant_positions",
 ]

@@ -13,9 +13,9 @@ import pandas as pd
 from scipy import stats
 
 from ..common.arguments import check_choice
-from ..common.frames import check_columns
+from ..common.frames import as_strings, check_columns
 from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
-from ..experiment.results import DEFAULT_EDGES, ExperimentResults, mean_by_query, query_groups
+from ..experiment.results import ExperimentResults, mean_by_query, query_groups
 from ..experiment.significance import p_values, resampled_means
 from .positions import RelevantPositions
 
@@ -194,15 +194,18 @@ class PositionEffectiveness:
 
 
 def effectiveness_by_position(
-    results: ExperimentResults, positions: RelevantPositions | pd.DataFrame, *, edges: Sequence[float] = DEFAULT_EDGES
+    results: ExperimentResults, positions: RelevantPositions | pd.DataFrame, *, edges: Sequence[float] | None = None
 ) -> PositionEffectiveness:
     """Groups the queries of an experiment by where their relevant text begins.
 
     Args:
         results: of an experiment.
-        positions: of `relevant_positions`, or a frame with `qid, first_token`, such as the gold positions of a
-            collection; several rows of a query (for several relevant documents) count as their mean.
-        edges: lower ends of the groups in tokens, ascending; the last group has no upper end.
+        positions: of `relevant_positions`, or a frame with `qid, first_token` and, for the default edges, `length` (of
+            the document in tokens), such as the gold positions of a collection; several rows of a query (for several
+            relevant documents) count as their mean.
+        edges: lower ends of the groups in tokens, ascending; the last group has no upper end. None follows the
+            documents: the start and the quarters of their median length, so that documents of 1,000 and of 10,000
+            tokens both have their queries in several groups.
 
     Returns:
         The results by group; queries without a position are left out.
@@ -213,4 +216,15 @@ def effectiveness_by_position(
     frame = positions.matched if isinstance(positions, RelevantPositions) else positions
     check_columns(frame, ("qid", "first_token"), "positions")
     known = frame[frame["first_token"].notna()].reset_index(drop=True)
+    if edges is None:
+        edges = _quarters(known, results.qids)
     return PositionEffectiveness(query_groups(results, mean_by_query(known, known["first_token"]), edges=edges))
+
+
+def _quarters(known: pd.DataFrame, qids: Sequence[str]) -> list[float]:
+    """The start and the quarters of the median length of these queries' documents."""
+    if "length" not in known.columns:
+        raise ValueError("positions lack the column length, by which groups are made: add it, or give edges=")
+    lengths = known.loc[as_strings(known["qid"]).isin(qids), "length"].astype("float64")
+    median = lengths.median() if lengths.notna().any() else 0.0
+    return sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})

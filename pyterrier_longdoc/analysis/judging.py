@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,17 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice, check_given, check_positive
 from ..common.files import import_extra
-from ..common.frames import TextField, as_strings, check_columns, field_names, strings, texts_of, validated
-from ..common.language import token_spans
+from ..common.frames import (
+    TextField,
+    TruncationWarning,
+    as_strings,
+    check_columns,
+    field_names,
+    strings,
+    texts_of,
+    validated,
+)
+from ..common.language import named_tokenizer, token_spans
 from ..common.presentation import Presented
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.messages import (
@@ -31,6 +41,7 @@ from ..listwise.messages import (
 from ..listwise.schedules import in_parallel
 from ..modelling.texts import TokenizedText, tokenize
 from ..modelling.windows import SentenceWindows, Span
+from .estimators import Estimator
 
 UNJUDGED = -1
 """Grade of a chunk, and label of a document, that has none; evaluation tools take negative labels for not judged."""
@@ -108,8 +119,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
         max_chunks: judge the first so many chunks of a document; None for all.
-        tokenizer: a fast Hugging Face tokenizer that counts tokens; None counts words and punctuation marks, which
-            is about 3/4 of what word pieces come to.
+        tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
+            marks, which is about 3/4 of what word pieces come to.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
         on_failure: if a chunk has no readable grade after all retries: `"raise"` or `"unjudged"` (grade -1).
         retries: further calls after an unreadable reply, each with a reminder.
@@ -210,6 +221,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             # White space after the last chunk is nothing that was left out.
             return label, grades, shown, best, shown[-1][1] / spans[text][-1][1] if shown else 1.0
 
+        self._warn_of_unread(list(spans.values()))
         with pt.tqdm(total=total, desc="RelevanceJudge", unit="chunk", disable=not self.verbose) as bar:
             judgements = in_parallel(judge, list(qids), self.concurrency, on_step=bar.update)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
@@ -220,6 +232,18 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
                 stacklevel=3,
             )
         return dict(zip(qids, judgements, strict=True))
+
+    def _warn_of_unread(self, spans: list[list[Span]]) -> None:
+        cut = [of_text for of_text in spans if len(of_text[: self.max_chunks]) < len(of_text)]
+        if cut:
+            unread = sum(len(of_text) for of_text in cut) - len(cut) * (self.max_chunks or 0)
+            warnings.warn(
+                f"RelevanceJudge: {unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are "
+                f"beyond max_chunks={self.max_chunks} and are not looked at (see judged_share); max_chunks=None judges "
+                f"all.",
+                TruncationWarning,
+                stacklevel=4,
+            )
 
     def _check(self) -> None:
         _ = self.client  # refuses an `llm` that is none
@@ -234,6 +258,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
     """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
+    if isinstance(tokenizer, str | Path):
+        tokenizer = named_tokenizer(tokenizer)
     if tokenizer is not None:
         return tokenize(tokenizer, [text], offsets=True)[0]
     spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
@@ -248,82 +274,61 @@ def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Spa
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """A document of which the first relevant chunk is wanted; the qid is for the ledger of calls."""
+    """A document of which the relevant chunk is wanted; the qid is for the ledger of calls."""
 
     qid: str
     query: str
     chunks: list[str]
 
 
-@dataclass(frozen=True)
-class FirstChunk:
-    """What a judge says.
-
-    Attributes:
-        chunk: number of the first relevant chunk, from 0; None if none is.
-        grade: of that chunk.
-        judged: number of chunks that were asked about.
-        unjudged: how many of those, up to the first relevant one, had no readable grade.
-    """
-
-    chunk: int | None = None
-    grade: float = float("nan")
-    judged: int = 0
-    unjudged: int = 0
+ChunkJudge = Callable[[Sequence[ChunkJob], Estimator, Callable[[int], Any]], list[np.ndarray]]
+"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator takes; NaN without a readable
+grade. The third argument is told the number of documents that are done."""
 
 
-ChunkJudge = Callable[[Sequence[ChunkJob], Callable[[int], Any]], list[FirstChunk]]
-"""Judges documents; the second argument is told the number of those that are done."""
-
-
-def as_chunk_judge(judge: Any, threshold: float | None) -> ChunkJudge:
+def as_chunk_judge(judge: Any) -> ChunkJudge:
     """Makes a judge of chunks.
 
-    Language models and functions are asked about one chunk after the other up to the first relevant one, as calls may
+    Language models and functions are asked about one chunk after the other up to the one that decides, as calls may
     cost money; rerankers score all chunks, many at a time.
 
     Args:
         judge: a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
-        threshold: a chunk is relevant if its number is above; None is 0, but a reranker needs one.
 
     Raises:
-        ValueError: for anything else, and for a reranker without threshold.
+        ValueError: for anything else.
     """
-    if threshold is not None and not np.isfinite(threshold):
-        raise ValueError(f"threshold={threshold} must be a finite number")
     if isinstance(judge, RelevanceJudge):
-        grade = lambda job, chunk: judge.grade(job.query, chunk, qid=job.qid)  # noqa: E731
-        return partial(_one_by_one, grade, threshold or 0.0, judge.concurrency)
+        return partial(_one_by_one, partial(_grade, judge), judge.concurrency)
     if isinstance(judge, pt.Transformer):
-        if threshold is None:
-            raise ValueError(
-                f"judge={judge!r} needs threshold=, the score above which a chunk is relevant: scores have no natural "
-                f"zero. For a cross-encoder of one logit, trained with cross-entropy, 0 is a probability of 1/2"
-            )
-        return partial(_by_reranker, judge, threshold)
+        return partial(_by_reranker, judge)
     if callable(judge):
-        return partial(_one_by_one, lambda job, chunk: _number(judge, job.query, chunk), threshold or 0.0, 1)
+        return partial(_one_by_one, lambda job, chunk: _number(judge, job.query, chunk), 1)
     raise ValueError(f"judge={judge!r} must be a RelevanceJudge, a reranker, or a function (query, chunk) -> number")
 
 
 def _one_by_one(
     grade: Callable[[ChunkJob, str], float],
-    threshold: float,
     concurrency: int,
     jobs: Sequence[ChunkJob],
+    estimator: Estimator,
     on_done: Callable[[int], Any],
-) -> list[FirstChunk]:
-    def first(job: ChunkJob, step: Callable[[], None]) -> FirstChunk:
-        unjudged = 0
-        for number, chunk in enumerate(job.chunks):
+) -> list[np.ndarray]:
+    def numbers(job: ChunkJob, step: Callable[[], None]) -> np.ndarray:
+        found: list[float] = []
+        for chunk in job.chunks:
             step()
-            found = grade(job, chunk)
-            if found > threshold:
-                return FirstChunk(number, float(found), number + 1, unjudged)
-            unjudged += found == UNJUDGED
-        return FirstChunk(judged=len(job.chunks), unjudged=unjudged)
+            found.append(grade(job, chunk))
+            if estimator.decides(found[-1]):
+                break
+        return np.array(found, dtype="float64")
 
-    return in_parallel(first, jobs, concurrency, on_done=lambda: on_done(1))
+    return in_parallel(numbers, jobs, concurrency, on_done=lambda: on_done(1))
+
+
+def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
+    grade = judge.grade(job.query, chunk, qid=job.qid)
+    return float("nan") if grade == UNJUDGED else float(grade)
 
 
 def _number(judge: Callable[[str, str], Any], query: str, chunk: str) -> float:
@@ -338,20 +343,15 @@ def _number(judge: Callable[[str, str], Any], query: str, chunk: str) -> float:
 
 
 def _by_reranker(
-    reranker: Any, threshold: float, jobs: Sequence[ChunkJob], on_done: Callable[[int], Any]
-) -> list[FirstChunk]:
-    found: list[FirstChunk] = []
+    reranker: Any, jobs: Sequence[ChunkJob], estimator: Estimator, on_done: Callable[[int], Any]
+) -> list[np.ndarray]:
+    found: list[np.ndarray] = []
     for start in range(0, len(jobs), BLOCK_DOCUMENTS):
         block = jobs[start : start + BLOCK_DOCUMENTS]
         rows = [(job.qid, job.query, chunk) for job in block for chunk in job.chunks]
         frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
         scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
-        for own in np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1]):
-            above = np.flatnonzero(own > threshold)
-            if len(above):
-                found.append(FirstChunk(int(above[0]), float(own[above[0]]), len(own)))
-            else:
-                found.append(FirstChunk(judged=len(own)))
+        found += np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1])
         on_done(len(block))
     return found
 

@@ -6,8 +6,9 @@ or cut documents into chunks and let a judge find the first relevant one.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,22 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given, check_positive
-from ..common.frames import TextField, as_strings, check_columns, field_names, relevant_pairs, strings, texts_of
+from ..common.frames import (
+    TextField,
+    TruncationWarning,
+    as_strings,
+    check_columns,
+    field_names,
+    relevant_pairs,
+    strings,
+    texts_of,
+)
 from ..common.language import named_tokenizer
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
-from ..modelling.windows import CHUNK_TOKENS, Span
-from .judging import ChunkJob, ChunkJudge, FirstChunk, as_chunk_judge, chunks_of, tokenized
+from ..modelling.windows import CHUNK_TOKENS
+from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, threshold_effect
+from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of, tokenized
 from .locating import PassageLocator
 
 CHUNK = 256
@@ -30,12 +41,18 @@ CHUNK = 256
 
 MAX_CHUNKS = 36
 
-Read = Callable[[str], TokenizedText]
-"""The tokens of a document by its docno; none of one that is not in the corpus."""
+NOT_THERE, EMPTY = "document not in corpus", "document empty"
+
+Read = Callable[[str], TokenizedText | None]
+"""The tokens of a document by its docno; None of one that is not in the corpus."""
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
-_CHUNK_COLUMNS = {"grade": "float64", "chunk": "Int64", "chunks": "Int64", "judged": "Int64", "unjudged": "Int64"}
+_CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
 _INTEGERS = ("first_token", "end_token", "length", "start", "end")
+
+
+class PositionWarning(UserWarning):
+    """Positions that say more about a threshold than about the documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,10 +69,13 @@ class RelevantPositions:
             - `reason`: why there is no position (missing values, `pd.NA`), e.g. "passage not found", else empty;
             - of located passages: `passage` (row of the passages frame), `similarity` and `method` (see `Match`);
             - of judged chunks: `grade` of the relevant chunk, its number `chunk`, the number of `chunks` of the
-              document, how many of them were `judged`, and how many of those had no readable grade (`unjudged`).
+              document, how many of them were `judged`, how many of those had no readable grade (`unjudged`), and how
+              many tokens of the document were `unread`, beyond `max_chunks`, although they might have been chosen.
+        judged: of judged chunks, for each row what the judge said; None of located passages.
     """
 
     frame: pd.DataFrame
+    judged: Sequence[JudgedDocument] | None = None
 
     def __repr__(self) -> str:
         return f"RelevantPositions({len(self.frame)} documents, {self.unmatched:.1%} unmatched)"
@@ -74,6 +94,23 @@ class RelevantPositions:
         """Share of the relevant documents in which no relevant passage was found; NaN if there are none."""
         return float(self.frame["first_token"].isna().mean())
 
+    @property
+    def unread(self) -> float:
+        """Share of the tokens in which a judge did not look for relevant text, as `max_chunks` did not let it."""
+        if "unread" not in self.frame:
+            return 0.0
+        return float(self.frame["unread"].sum() / max(1, self.frame["length"].sum()))
+
+    def by(self, estimator: Estimator) -> RelevantPositions:
+        """The positions that another estimator makes of the same judgements, without asking the judge again.
+
+        Raises:
+            ValueError: of located passages, and if the judge was not asked about all chunks that this takes.
+        """
+        if self.judged is None:
+            raise ValueError("these are located passages, which no judge has seen: give relevant_positions a judge")
+        return _estimated(self.frame[["qid", "docno", "label"]], self.judged, estimator)
+
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
         """Statistics of the positions.
 
@@ -85,7 +122,8 @@ class RelevantPositions:
             with at least one position (about 0.85 for MS MARCO in the paper); `median`, `mean` and `p90` of first
             relevant position and of document length, in tokens; the shares of matched passages that `start` and `end`
             within the `first` tokens, and the share that would start there if all places in a document were equally
-            likely; and the mean relative position, 0 at the start and 1 at the end of the document.
+            likely; the mean relative position, 0 at the start and 1 at the end of the document; and, of judged chunks,
+            the share of `documents cut` by `max_chunks` and of `tokens unread`.
         """
         rows, lengths = self.matched, self.frame["length"].dropna().astype("float64")
         starts, ends = rows["first_token"], rows["end_token"]
@@ -102,9 +140,16 @@ class RelevantPositions:
                 f"ends in first {first}": (ends <= first).mean(),
                 f"starts in first {first} by chance": (first / (room + 1)).clip(upper=1.0).mean(),
                 "relative position": (starts / room.clip(lower=1)).where(room > 0, 0.0).mean(),
+                **self._cut(),
             },
             name="positions",
         )
+
+    def _cut(self) -> dict[str, float]:
+        if "unread" not in self.frame:
+            return {}
+        cut = self.frame["unread"].fillna(0) > 0
+        return {"documents cut": float(cut.mean()), "tokens unread": self.unread}
 
     def reasons(self) -> pd.Series:
         """How many documents have no position, by reason."""
@@ -134,9 +179,10 @@ class RelevantPositions:
         end = max_tokens or np.percentile(lengths, 99) + 1
         edges = bin_tokens * np.arange(max(1, int(np.ceil(end / bin_tokens))) + 1)
         ax = ax or new_axes()
+        missing = f"{self.unmatched:.0%} unmatched" + (f", {self.unread:.0%} of tokens unread" if self.unread else "")
         for values, color, label in (
             (lengths, "tab:blue", f"length of {len(lengths)} relevant documents"),
-            (starts, "tab:red", f"first relevant position ({self.unmatched:.0%} unmatched)"),
+            (starts, "tab:red", f"first relevant position ({missing})"),
         ):
             # Shares, so that what is unmatched does not make the positions look rarer.
             weights = np.full(len(values), 1 / max(1, len(values)))
@@ -164,7 +210,7 @@ def relevant_positions(
     passages: pd.DataFrame | None = None,
     locator: PassageLocator | None = None,
     judge: Any = None,
-    threshold: float | None = None,
+    estimator: Estimator = best_chunk,
     chunk_tokens: int = CHUNK,
     max_chunks: int | None = MAX_CHUNKS,
     tokenizer: Any = None,
@@ -174,10 +220,11 @@ def relevant_positions(
     text_field: TextField = "text",
     verbose: bool = False,
 ) -> RelevantPositions:
-    """Finds the first relevant passage of each relevant document.
+    """Finds where the relevant text of each relevant document begins.
 
-    Give either `passages`, to look for the text that is known to be relevant, or a `judge`, to ask it about one chunk
-    after the other, from the start of a document to its first relevant chunk. Chunks are disjoint, of whole sentences.
+    Give either `passages`, the text that is known to be relevant, of which the first place counts, or a `judge`, to ask
+    it about the chunks of a document, which are disjoint and of whole sentences, and an `estimator` that chooses one of
+    them.
 
     Args:
         topics: `qid, query`; judgements of other queries do not count. Passages do without `query`.
@@ -189,10 +236,13 @@ def relevant_positions(
         locator: how passages are found; None for the paper's thresholds.
         judge: a `RelevanceJudge`, of which model, wording, retries, concurrency and rule for failures count; a
             reranker; or a function `(query, chunk) -> number`.
-        threshold: a chunk is relevant if its grade, score or number is above. None is 0 for LLMs (in the paper,
-            every positive grade is relevant) and functions; a reranker needs one, since scores have no zero.
+        estimator: which chunk counts, by the judge's numbers. `best_chunk`, the default for every judge, needs no
+            threshold and is the least biased (`tests/benchmarks/README.md`). `first_above(0)` is the paper's protocol
+            for a `RelevanceJudge`, in which every positive grade is relevant, and asks about fewer chunks. For
+            rerankers `first_above` needs a calibrated threshold: too low a one makes all positions early.
         chunk_tokens: most tokens of a chunk: 256 in the paper, 128 for BEIR.
-        max_chunks: judge at most so many chunks of a document (36 in the paper); None for all.
+        max_chunks: judge at most so many chunks of a document (36 in the paper, about 9,000 tokens); None for all.
+            Longer documents are warned of.
         tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted: BERT-base's in the
             paper. None counts words and punctuation marks.
         relevant_from: smallest label that is relevant.
@@ -207,31 +257,39 @@ def relevant_positions(
     Raises:
         ValueError: if a column is missing, a document is there twice, nothing is relevant, or arguments do not fit.
         ImportError: without rapidfuzz, for passages.
+
+    Warns:
+        TruncationWarning: if `max_chunks` leaves text unread in which the relevant passage may be.
+        PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
+            move the median position of the same documents by more than a chunk. Where a judge is not asked about
+            chunks after the first relevant one, that is not known.
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
     check_positive(chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
+    if not isinstance(estimator, Estimator):
+        raise ValueError(f"estimator={estimator!r} must be best_chunk or first_above(threshold)")
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
     tokens_of = token_reader(tokenizer)
 
     @lru_cache(maxsize=1024)  # a document may be relevant for several queries
-    def read(docno: str) -> TokenizedText:
-        return tokens_of(texts.get(docno, ""))
+    def read(docno: str) -> TokenizedText | None:
+        return tokens_of(texts[docno]) if docno in texts else None
 
     with pt.tqdm(total=len(pairs), desc="relevant_positions", unit="doc", disable=not verbose) as bar:
         if passages is not None:
-            found, columns = _located(pairs, read, passages, locator or PassageLocator(), bar), _PASSAGE_COLUMNS
-        else:
-            asked = as_chunk_judge(judge, threshold)
-            found, columns = _judged(pairs, read, asked, chunk_tokens, max_chunks, bar), _CHUNK_COLUMNS
+            found = _located(pairs, read, passages, locator or PassageLocator(), bar)
+            return RelevantPositions(_frame(pairs, found, _PASSAGE_COLUMNS))
+        judged = _judged(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, bar)
+    return _estimated(pairs, judged, estimator)
+
+
+def _frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
+    """The frame of `RelevantPositions`, its rows one for each pair."""
     kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
-    rows = [
-        {"reason": "", "method": "", **(row if docno in texts else {"reason": "document not in corpus"})}
-        for docno, row in zip(pairs["docno"], found, strict=True)
-    ]
-    of_pairs = pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
-    return RelevantPositions(pairs[["qid", "docno", "label"]].join(of_pairs))
+    rows = [{"reason": "", "method": "", **row} for row in found]
+    return pairs[["qid", "docno", "label"]].join(pd.DataFrame(rows, columns=list(kinds)).astype(kinds))
 
 
 def _relevant_pairs(
@@ -257,7 +315,11 @@ def _located(
     of_query = {qid: rows["text"] for qid, rows in own.groupby("qid")}
     found = []
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
-        found.append(_locate(of_query.get(qid, own["text"].head(0)), read(docno), locator))
+        document = read(docno)
+        if document is None:
+            found.append({"reason": NOT_THERE})
+        else:
+            found.append(_locate(of_query.get(qid, own["text"].head(0)), document, locator))
         bar.update()
     return found
 
@@ -265,7 +327,7 @@ def _located(
 def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
     """The row of the passage that begins first."""
     if not len(document):
-        return {"length": 0, "reason": "document empty"}
+        return {"length": 0, "reason": EMPTY}
     matches = locator.locate(passages.tolist(), document.text)
     found = [(match, row) for match, row in zip(matches, passages.index, strict=True) if match is not None]
     if not found:
@@ -286,31 +348,72 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
 
 
 def _judged(
-    pairs: pd.DataFrame, read: Read, judge: ChunkJudge, chunk_tokens: int, max_chunks: int | None, bar: Any
-) -> list[dict[str, Any]]:
+    pairs: pd.DataFrame,
+    read: Read,
+    judge: ChunkJudge,
+    estimator: Estimator,
+    chunk_tokens: int,
+    max_chunks: int | None,
+    bar: Any,
+) -> list[JudgedDocument]:
     # Chunked before anybody is asked: tokenizers may not be shared between threads.
-    chunks: dict[str, list[tuple[Span, Span]]] = {}
-    lengths: dict[str, int] = {}
+    chunked: dict[str, JudgedDocument] = {}
     jobs = []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
         document = read(docno)
-        if docno not in chunks:
-            chunks[docno], lengths[docno] = chunks_of(document, chunk_tokens), len(document)
-        shown = chunks[docno][:max_chunks]
-        jobs.append(ChunkJob(qid, query, [document.text[start:end] for _, (start, end) in shown]))
-    judgements = zip(pairs["docno"], judge(jobs, bar.update), strict=True)
-    return [_from_judgement(first, lengths[docno], chunks[docno]) for docno, first in judgements]
+        if docno not in chunked:
+            chunked[docno] = _chunked(document, chunk_tokens, max_chunks)
+        shown = chunked[docno].chunks[: chunked[docno].shown]
+        text = "" if document is None else document.text
+        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in shown]))
+    numbers = judge(jobs, estimator, bar.update)
+    return [replace(chunked[docno], numbers=own) for docno, own in zip(pairs["docno"], numbers, strict=True)]
 
 
-def _from_judgement(first: FirstChunk, length: int, chunks: Sequence[tuple[Span, Span]]) -> dict[str, Any]:
-    """The row of a document of `length` tokens with these chunks, by their tokens and characters."""
-    if not chunks:
-        return {"length": 0, "reason": "document empty"}
-    row = {"length": length, "chunks": len(chunks), **asdict(first)}
-    if first.chunk is None:
-        return {**row, "reason": "no relevant chunk" + (" among those judged" if first.judged < len(chunks) else "")}
-    (first_token, end_token), (start, end) = chunks[first.chunk]
-    return {**row, "first_token": first_token, "end_token": end_token, "start": start, "end": end}
+def _chunked(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
+    """A document that is still to be judged."""
+    nothing = np.zeros(0)
+    if document is None:
+        return JudgedDocument(None, [], 0, nothing, NOT_THERE)
+    chunks = chunks_of(document, chunk_tokens)
+    return JudgedDocument(len(document), chunks, len(chunks[:max_chunks]), nothing, "" if chunks else EMPTY)
+
+
+def _estimated(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
+    """The positions, with a warning of what makes them doubtful."""
+    found = [document.position(estimator) for document in judged]
+    positions = RelevantPositions(_frame(pairs, found, _CHUNK_COLUMNS), judged)
+    _warn_of_unread(positions)
+    if isinstance(estimator, FirstAbove):
+        _warn_of_threshold(judged, estimator)
+    return positions
+
+
+def _warn_of_unread(positions: RelevantPositions) -> None:
+    unread = positions.frame["unread"].fillna(0)
+    if unread.any():
+        warnings.warn(
+            f"relevant_positions: {unread.sum():,} of {positions.frame['length'].sum():,} tokens "
+            f"({positions.unread:.1%}), in {(unread > 0).sum()} of {len(unread)} documents, are beyond max_chunks and "
+            f"were not looked at (column unread): no position can be there. max_chunks=None reads all.",
+            TruncationWarning,
+            stacklevel=4,
+        )
+
+
+def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
+    medians = threshold_effect(judged, estimator.threshold)
+    chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
+    if medians is not None and np.ptp(medians) > chunk:
+        low, median, high = medians
+        warnings.warn(
+            f"relevant_positions: of the same documents the median position is {median:,.0f} by {estimator!r}, but "
+            f"{low:,.0f} with a somewhat lower and {high:,.0f} with a somewhat higher threshold (by half the "
+            f"standard deviation of the judge's numbers): it is more the threshold's than the documents'. Use "
+            f"best_chunk, or a threshold of calibrated_on_positions or calibrated_on_nonrelevant.",
+            PositionWarning,
+            stacklevel=4,
+        )
 
 
 def texts_of_corpus(

@@ -11,6 +11,8 @@ from dataclasses import field, fields
 from numbers import Integral
 from typing import Any, Literal
 
+import numpy as np
+
 Role = Literal["checkpoint", "weights", "head", "windows", "input", "computing", "call"]
 """What an argument decides.
 
@@ -54,6 +56,17 @@ def check_roles(transformer: Any) -> None:
                 f"{type(transformer).__name__}.{f.name} has no role, so that it would not be saved: define it as "
                 f'{f.name}: ... = argument(default, role="head"), from pyterrier_longdoc.common.arguments'
             )
+
+
+def plain(value: Any) -> Any:
+    """A number, truth or string of numpy as Python's own, which can be written as JSON; any other value as it is."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def plain_fields(frozen: Any) -> None:
+    """Makes the values of a frozen dataclass plain, see `plain`."""
+    for f in fields(frozen):
+        object.__setattr__(frozen, f.name, plain(getattr(frozen, f.name)))
 
 
 def check_positive(**sizes: int | None) -> None:

@@ -39,7 +39,8 @@ class Coverage:
 
     Two coverages are equal if the same was read; how it was computed may differ.
 
-    With `preselect` a text counts once for each of its queries, as for each of them other windows are read.
+    With `preselect`, and where query and text share one budget, a text counts once for each of its queries, as for each
+    of them another part of it is read.
 
     Attributes:
         documents: distinct texts.
@@ -48,7 +49,7 @@ class Coverage:
         tokens_read: tokens that were in at least one window.
         windows: windows of all texts.
         queries: distinct queries.
-        queries_cut: queries longer than `max_query_len`.
+        queries_cut: queries that were not read to their end, for some text at least.
         tokens_encoded: tokens that went through the backbone, with queries and special tokens; less for what was
             remembered, more where windows overlap or a text was read for several queries.
         tokens_computed: the same with the padding of batches and layouts.
@@ -113,7 +114,7 @@ class Coverage:
                 f"tokens read ({self.share_read:.1%})"
             )
         if self.queries_cut:
-            parts.append(f"{self.queries_cut} of {self.queries} queries were cut at max_query_len")
+            parts.append(f"{self.queries_cut} of {self.queries} queries were cut (raise max_query_len)")
         return "; ".join(parts) or "nothing"
 
     def __str__(self) -> str:
@@ -157,7 +158,7 @@ class Scored:
     Args:
         rows: R.
         coverage: of the run; texts are added to it with their scores.
-        per_pair: whether a text counts once for each of its queries, as windows are chosen for the query.
+        per_pair: whether a text counts once for each of its queries, as it depends on the query what is read of it.
 
     Attributes:
         scores: `(R,)` float64.

@@ -67,19 +67,27 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
     Raises:
         ValueError: if a column holds bytes, or the loader does not supply the text of every row.
     """
-    frame: Any = inp
-    if not set(fields) <= set(inp.columns):
-        loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
-        frame = loader(inp.reset_index(drop=True))
-        if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
-            raise ValueError(f"text_loader {loader!r} did not return the rows it was given")
-        absent = [name for name in fields if name not in frame.columns]
-        if absent:
-            raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     if len(fields) == 1:
         return strings(frame[fields[0]], fields[0])
     columns = [strings(frame[name], name) for name in fields]
     return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
+
+
+def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
+    """What a text loader, or that of a dataset or an index, makes of the rows: with the text columns, index anew.
+
+    Raises:
+        ValueError: if it does not return the same rows, or not all of the columns.
+    """
+    loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
+    frame: pd.DataFrame = loader(inp.reset_index(drop=True))
+    if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
+        raise ValueError(f"text_loader {loader!r} did not return the rows it was given")
+    absent = [name for name in fields if name not in frame.columns]
+    if absent:
+        raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    return frame
 
 
 def strings(column: pd.Series, name: str) -> list[str]:

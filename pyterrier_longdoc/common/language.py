@@ -9,8 +9,11 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from .packaged import ENCODER, encoder_folder
+
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
 _SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
+_SPACE = re.compile(r"\s+")
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 Counter = Callable[[Sequence[str]], list[int]]
@@ -25,6 +28,16 @@ def sentence_starts(text: str) -> list[int]:
         [5, 10]
     """
     return [match.end() for match in _SENTENCE_END.finditer(text) if match.end() < len(text)]
+
+
+def word_starts(text: str) -> list[int]:
+    """Character offsets at which the second and later words of `text` begin, words being what white space parts.
+
+    Example:
+        >>> word_starts("One, two  three")
+        [5, 10]
+    """
+    return [match.end() for match in _SPACE.finditer(text) if match.start() > 0 and match.end() < len(text)]
 
 
 def sentences(text: str) -> list[str]:
@@ -99,10 +112,27 @@ def digest(text: str) -> int:
 
 @lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
-    """The Hugging Face tokenizer of a model on the hub or in a folder; the last few are remembered, for all callers."""
+    """A Hugging Face tokenizer by its name; the last few are remembered, for all callers.
+
+    Args:
+        name: a model on the hub, a folder, or `"longdoc:minilm-l6"`.
+
+    Raises:
+        ValueError: if it cannot be loaded, or has no words.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(name))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(encoder_folder(str(name)))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer={str(name)!r} cannot be loaded; it must be a model on the Hugging Face hub, a folder with a "
+            f"tokenizer's files, or {ENCODER!r}: {error}"
+        ) from error
+    # Without its files transformers makes a tokenizer that knows special tokens alone.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(f"tokenizer={str(name)!r} has no words: its files (tokenizer.json, for instance) are missing")
+    return tokenizer
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
@@ -110,12 +140,13 @@ def token_counter(tokenizer: Any = None) -> Counter:
 
     Args:
         tokenizer: None counts words and punctuation marks (`count_tokens`: a lower bound on BERT's word pieces that
-            needs no vocabulary); a Hugging Face tokenizer, or the name or folder of one; a `tokenizers.Tokenizer`;
-            a tiktoken encoding; or a function that gives the number of tokens of one text. Special tokens are not
-            counted and nothing is truncated.
+            needs no vocabulary); a Hugging Face tokenizer, or its name as `named_tokenizer` takes it (`"longdoc:..."`,
+            a folder, a model on the hub); a `tokenizers.Tokenizer`; a tiktoken encoding; or a function that gives the
+            number of tokens of one text. Special tokens are not counted and nothing is truncated.
 
     Raises:
         TypeError: if it is none of these.
+        ValueError: if there is none of that name.
 
     Example:
         >>> token_counter(lambda text: len(text.split()))(["two words", ""])

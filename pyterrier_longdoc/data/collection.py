@@ -16,7 +16,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.frames import as_strings
-from ..common.language import Counter, digest
+from ..common.language import digest, token_counter
 from ..common.presentation import HELP_URL
 
 Documents = Mapping[str, Mapping[str, str]]
@@ -197,7 +197,7 @@ class PositionedCollection(Collection):
     Args:
         name: name of the collection.
         parts: its parts, or a function that makes them, which is called at the first use.
-        count: lengths of texts.
+        tokenizer: in whose tokens lengths and the positions of `gold` are, see `token_counter`.
         default: variant of topics and qrels if none is asked for; None stands for all of them.
         variants: of topics and qrels, where the parts are still to be made.
     """
@@ -207,12 +207,12 @@ class PositionedCollection(Collection):
         name: str,
         parts: Parts | Callable[[], Parts],
         *,
-        count: Counter,
+        tokenizer: Any = None,
         default: str | None = None,
         variants: Iterable[str] = (),
     ) -> None:
-        self.name = name
-        self._given, self._count, self._default, self._variants = parts, count, default, list(variants)
+        self.name, self.tokenizer, self._count = name, tokenizer, token_counter(tokenizer)
+        self._given, self._default, self._variants = parts, default, list(variants)
 
     @cached_property
     def parts(self) -> Parts:

@@ -34,7 +34,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.files import read_jsonl, write_jsonl
-from ..common.language import count_tokens, folded, summary_end, token_counter
+from ..common.language import count_tokens, folded, summary_end
 from ..common.presentation import HELP_URL
 from .collection import Parts, PositionedCollection
 
@@ -178,7 +178,7 @@ class DocstringsDataset(PositionedCollection):
     """
 
     def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
-        super().__init__("docstrings", self._parts, count=token_counter(), default="test", variants=VARIANTS)
+        super().__init__("docstrings", self._parts, default="test", variants=VARIANTS)
         self._packages = packages
 
     @cached_property

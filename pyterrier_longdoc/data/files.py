@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from dataclasses import asdict
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..common.files import checked_row, read_jsonl, read_lines, write_jsonl, write_lines
-from ..common.language import token_counter
+from ..common.language import Counter, token_counter
 from .collection import GOLD_COLUMNS, Collection, Documents, Parts, PositionedCollection
 from .passages import TextSpool
+from .recorded import WORDS, RecordedTokenizer, recorded_tokenizers
 
 _LAYOUT = "docs.jsonl (docno, text[, title]), topics.tsv (qid<tab>query) and qrels.txt (qid iteration docno label)"
 
@@ -136,6 +138,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
     ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
     ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
+    ``unit.jsonl``                                in whose tokens its numbers are: the tokenizer's name
     ============================================  ============================================================
 
     Args:
@@ -161,6 +164,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         write_lines(data / (part or "all") / "qrels.txt", judged)
     gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
     write_jsonl(Path(folder, "gold.jsonl"), gold)
+    write_jsonl(Path(folder, "unit.jsonl"), [asdict(RecordedTokenizer.of(collection.tokenizer))])
 
 
 def read_far_relevant(
@@ -168,12 +172,16 @@ def read_far_relevant(
 ) -> PositionedCollection:
     """Reads a collection, the released one or one that `write_far_relevant` wrote.
 
-    The documents are copied to a temporary file, not into memory.
+    The documents are copied to a temporary file, not into memory. The released collection has no `gold.jsonl`: the
+    authors' own map of positions is not read.
 
     Args:
         folder: all files that `write_far_relevant` names are read, wherever they are below it, compressed or not; each
             folder with topics is a variant of topics and qrels.
-        tokenizer: for statistics, see `token_counter`.
+        tokenizer: in whose tokens lengths and positions are, see `token_counter`; positions that were written in those
+            of another one are counted anew, from their characters. None takes the tokenizer that was recorded when the
+            collection was written, which is loaded when texts are to be counted; where none was recorded, words and
+            punctuation marks are counted.
         default: the part to take if none is asked for; None takes all.
         name: of the collection.
 
@@ -182,7 +190,8 @@ def read_far_relevant(
 
     Raises:
         FileNotFoundError: if there are no documents, no topics or no qrels.
-        ValueError: if a line is malformed, or two documents or topics of the same name differ.
+        ValueError: if a line is malformed, two documents or topics of the same name differ, or positions were written
+            in tokens of several tokenizers and none is given.
     """
     documents = SpooledDocuments((name, text) for _, name, text in _named_texts(folder, "AnswerFields.jsonl"))
     queries, splits = dict[str, str](), dict[str, list[str]]()
@@ -190,16 +199,42 @@ def read_far_relevant(
         queries[qid] = query
         splits.setdefault(part, []).append(qid)
     judged = dict.fromkeys(row for file in _found(folder, "qrels.txt") for row in _read_qrels(file))
-    gold_files = _found(folder, "gold.jsonl", needed=False)
-    gold = [row for file in gold_files for _, row in read_jsonl(file, ("qid", "docno", "position", "passage"))]
+    gold_files, unit_files = (_found(folder, name, needed=False) for name in ("gold.jsonl", "unit.jsonl"))
+    gold, recorded = list(_gold(gold_files)), recorded_tokenizers(unit_files)
+    if tokenizer is None and len(recorded) > 1:
+        raise ValueError(
+            f"{folder} has positions in {' and in '.join(map(str, recorded))}: give tokenizer=, by which all of them "
+            f"are counted anew"
+        )
+    unit = recorded[0] if tokenizer is None and recorded else RecordedTokenizer.of(tokenizer)
+    all_recorded = len(unit_files) == len(gold_files) and recorded == [unit]
+    as_written = all_recorded and (tokenizer is None or unit.is_named)
+    known = unit if tokenizer is None and unit.tokens != WORDS else tokenizer
     parts = Parts(
         documents,
         pd.DataFrame(list(queries.items()), columns=["qid", "query"]).astype(str),
         pd.DataFrame(list(judged), columns=["qid", "docno", "label"]),
-        [tuple(map(row.get, GOLD_COLUMNS)) for row in gold],
+        gold if as_written else partial(_counted_anew, gold, documents, token_counter(known)),
         splits=splits,
     )
-    return PositionedCollection(name, parts, count=token_counter(tokenizer), default=default)
+    return PositionedCollection(name, parts, tokenizer=known, default=default)
+
+
+def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
+    for file in files:
+        for where, row in read_jsonl(file, ("qid", "docno", "position", "passage")):
+            for name in ("start", "end", "first_token", "length"):
+                if not isinstance(row.get(name), int):
+                    raise ValueError(f"{where}: field {name!r} must be a whole number, got {row.get(name)!r}")
+            yield tuple(map(row.get, GOLD_COLUMNS))
+
+
+def _counted_anew(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
+    """The rows of `gold`, with `first_token` and `length` by this counter."""
+    for qid, docno, start, end, _, _, position, passage in gold:
+        text = documents[docno]["text"]
+        # The space before a passage belongs to its first token, where tokens have spaces.
+        yield qid, docno, start, end, *count([text[:start].rstrip(), text]), position, passage
 
 
 def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str]]:
@@ -262,7 +297,7 @@ def read_longembed(
         splits=splits,
         groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
     )
-    return PositionedCollection(name, parts, count=token_counter(tokenizer))
+    return PositionedCollection(name, parts, tokenizer=tokenizer)
 
 
 def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:

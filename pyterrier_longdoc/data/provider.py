@@ -9,7 +9,6 @@ from functools import partial
 import pandas as pd
 import pyterrier as pt
 
-from ..common.language import token_counter
 from .bodies import DecodedDataset
 from .collection import Parts, PositionedCollection
 from .docstrings import SPLITS, DocstringsDataset, split_of
@@ -53,7 +52,7 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
             extra_passage=False,
         ).parts
 
-    return PositionedCollection(f"docstrings-{position}", parts, count=token_counter(), default="test", variants=SPLITS)
+    return PositionedCollection(f"docstrings-{position}", parts, default="test", variants=SPLITS)
 
 
 def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
@@ -72,12 +71,12 @@ def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCol
         prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
         return needle(prose).parts
 
-    return PositionedCollection("needle", parts, count=token_counter(), variants=_LENGTHS)
+    return PositionedCollection("needle", parts, variants=_LENGTHS)
 
 
 def plain_passkey() -> PositionedCollection:
     """The Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
-    return PositionedCollection("passkey", lambda: passkey().parts, count=token_counter(), variants=_LENGTHS)
+    return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS)
 
 
 _NAMED: dict[str, Callable[[], pt.datasets.Dataset]] = {

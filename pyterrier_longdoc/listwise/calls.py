@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,15 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
-# One for all ledgers: a lock of each could not be pickled.
-_LOCK = threading.Lock()
+ASSUMED_ANSWER = 1024
+"""Tokens of an answer that are reserved where nothing bounds it: ten times those of a ranking of 20 documents."""
+
+MARGIN = 1.1
+"""So much more is reserved than the largest ratio of reported to counted tokens so far says: the ratio of two
+tokenizers' counts differs by some percent between prompts of one kind."""
+
+# One for all ledgers: one of each could not be pickled.
+_CHANGED = threading.Condition()
 
 
 class SpendCapError(RuntimeError):
@@ -51,6 +59,7 @@ class Call:
         input_tokens: of the prompt.
         output_tokens: of the answer.
         estimated: whether the tokens were counted here, as the backend did not report them.
+        counted: tokens of the prompt by our own count, where the backend reported them and a cap needs the ratio.
     """
 
     qid: str
@@ -58,6 +67,7 @@ class Call:
     input_tokens: int
     output_tokens: int
     estimated: bool
+    counted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,11 +90,19 @@ class Estimate:
 class Ledger:
     """The calls of one or several runs; those that ended in an error are not among them.
 
+    Before a call is made, the most that it may cost is reserved, and its reply replaces that by what it did cost. So
+    the cap is never passed while no call takes more tokens than were reserved:
+
+    - of the prompt, until a backend has reported how many it took, one token for each byte and some for a chat
+      template, which no tokenizer exceeds; afterwards our own count times the largest ratio of reported to counted
+      tokens so far, and a tenth more;
+    - of the answer what the backend's parameters allow, or else 1,024, or the longest so far if that is longer.
+
+    A call that does not fit beside those under way waits for them, as they mostly take less than is reserved.
+
     Args:
         prices: for costs; None leaves costs at zero.
-        max_cost: no call starts if the cost so far and its own expected cost come to more; None for no cap. Replayed
-            calls are free. An answer is expected to be as long as the backend allows it to be, or else as the longest
-            so far; then the cap holds to within what the calls under way cost more than that.
+        max_cost: no call starts that may bring the cost above it; None for no cap. Replayed calls are free.
 
     Attributes:
         calls: one entry per reply, in order.
@@ -103,41 +121,65 @@ class Ledger:
         self.max_cost = max_cost
         self.calls: list[Call] = []
         self.cost = 0.0
-        self._reserved = 0.0
+        self._reserved: list[float] = []  # of each call under way
         self._longest_answer = 0
+        self._ratio: float | None = None  # the largest of reported to counted tokens of a prompt
 
     def __repr__(self) -> str:
         paid = sum(not call.replayed for call in self.calls)
         return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {self.cost:.6g})"
 
     @contextmanager
-    def reserving(self, input_tokens: int, most_output: int | None = None) -> Iterator[None]:
-        """Holds money for a call, so that calls under way count towards the cap; SpendCapError if too little is left.
+    def reserving(self, counted: int, most_input: int, most_output: int | None = None) -> Iterator[None]:
+        """Reserves the most that a call may cost, as long as it is under way; without a cap nothing.
 
         Args:
-            input_tokens: of the prompt.
-            most_output: most tokens of the answer; None if that is not known.
+            counted: tokens of the prompt, by our own count.
+            most_input: most tokens of the prompt by any count.
+            most_output: most tokens of the answer; None if nothing bounds it.
+
+        Raises:
+            SpendCapError: if that would pass the cap even if the calls under way cost nothing more.
         """
-        with _LOCK:
-            expected = self.prices.cost(input_tokens, self._longest_answer if most_output is None else most_output)
-            if self.max_cost is not None and self.cost + self._reserved + expected > self.max_cost:
+
+        def most() -> tuple[int, int]:
+            return self._most(counted, most_input, most_output)
+
+        def fits() -> bool:
+            possible = self.cost + sum(self._reserved) + self.prices.cost(*most())
+            return self.max_cost is None or possible <= self.max_cost
+
+        with _CHANGED:
+            _CHANGED.wait_for(lambda: not self._reserved or fits())
+            held = self.prices.cost(*most())
+            if not fits():
                 raise SpendCapError(
-                    f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {self._reserved:.6g} under way, "
-                    f"about {expected:.6g} for the next call. Replies so far are in the cache, if there is one: raise "
-                    f"max_cost and run again, and only the rest is paid for"
+                    f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {sum(self._reserved):.6g} "
+                    f"reserved for calls under way, and the next call may cost {held:.6g} (up to {most()[0]} tokens of "
+                    f"prompt and {most()[1]} of answer). Replies so far are kept: raise the cap (.ledger.max_cost of "
+                    f"this LLMClient, or max_cost= of a new one with the same cache=) and run again, and only the rest "
+                    f"is paid for"
                 )
-            self._reserved += expected
+            self._reserved.append(held)
         try:
             yield
         finally:
-            with _LOCK:
-                self._reserved -= expected
+            with _CHANGED:
+                self._reserved.remove(held)
+                _CHANGED.notify_all()
+
+    def _most(self, counted: int, most_input: int, most_output: int | None) -> tuple[int, int]:
+        """Most tokens of a prompt and its answer, by what is known now."""
+        tokens_in = most_input if self._ratio is None else math.ceil(counted * self._ratio * MARGIN)
+        return tokens_in, max(ASSUMED_ANSWER, self._longest_answer) if most_output is None else most_output
 
     def add(self, call: Call) -> None:
         """Enters a call."""
-        with _LOCK:
+        with _CHANGED:
             self.calls.append(call)
             self._longest_answer = max(self._longest_answer, call.output_tokens)
+            if call.counted:
+                self._ratio = max(self._ratio or 0.0, call.input_tokens / call.counted)
             if not call.replayed:
                 self.cost += self.prices.cost(call.input_tokens, call.output_tokens)
 

@@ -8,14 +8,14 @@ import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from .backends import Backend, CallableBackend, ContextOverflowError, Reply
 from .calls import Call, Ledger, Prices
-from .messages import Message, Tokens
+from .messages import Message, Tokens, most_tokens
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """Settings of the backends that bound the tokens of an answer."""
@@ -95,15 +95,25 @@ class ReplayCache:
             yield connection
 
 
+class KeptReplies(dict[str, Reply]):
+    """Replies in memory, where a spend cap may end a run and no file keeps what was paid for."""
+
+    def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
+        """Keeps a reply; the first one stays."""
+        self.setdefault(key, reply)
+
+
 class LLMClient:
     """Asks a model through a replay cache, and keeps the ledger; may be shared by rerankers and judges.
 
     Args:
         llm: a backend, or a function from messages to text.
-        cache: a sqlite file; replies in it are not asked for again. None for no cache.
+        cache: a sqlite file; replies in it are not asked for again. None for no cache; with `max_cost` replies are then
+            kept in memory, so that a run that the cap has ended goes on when `ledger.max_cost` is raised.
         prices: of a million tokens.
-        max_cost: no call is made that might bring the cost of this object's calls above it; exact as far as
-            `tokenizer` is, if the backend's parameters bound the answer (`max_tokens`). Needs `prices`.
+        max_cost: no call is made that might bring the cost of this object's calls above it; the most that a call may
+            cost is reserved before it is sent, see `Ledger`. Bound the answers by the backend's parameters
+            (`max_tokens`), or 1,024 tokens are reserved for each. Needs `prices`.
         tokenizer: counts tokens where the backend reports none, and before a call: a Hugging Face tokenizer or its
             name, a tiktoken encoding or a function; None counts four characters as one.
         replay_only: ask nothing that is not in the cache; needs neither key nor network.
@@ -136,7 +146,8 @@ class LLMClient:
                 f"{self.backend!r} has no name of its own by which the cache could know its replies: "
                 f"use CallableBackend(function, name=...)"
             )
-        self.cache = None if cache is None else ReplayCache(cache)
+        kept = None if max_cost is None else KeptReplies()
+        self.cache: ReplayCache | KeptReplies | None = kept if cache is None else ReplayCache(cache)
         self.ledger = Ledger(prices, max_cost)
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
@@ -160,7 +171,7 @@ class LLMClient:
         count = functools.cache(lambda: self.tokens.count_messages(messages))
         if self.cache is None:
             return self._pay(qid, messages, count).text
-        key = self.cache.key(self.backend.model, self.backend.settings, messages)
+        key = ReplayCache.key(self.backend.model, self.backend.settings, messages)
         # The same prompt of two queries at the same time is paid for once.
         with self._busy.setdefault(key, threading.Lock()):
             reply = self.cache.get(key)
@@ -174,20 +185,27 @@ class LLMClient:
             return reply.text
 
     def _pay(self, qid: str, messages: Sequence[Message], count: Callable[[], int]) -> Reply:
-        settings = self.backend.settings
-        bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
-        with self.ledger.reserving(0 if self.ledger.max_cost is None else count(), bound):
+        with self._reserving(messages, count):
             reply = self.backend(messages)
             # Half of a surrogate pair, which models do emit, is no text to sqlite and to servers.
             reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
             self._enter(qid, reply, count, replayed=False)
         return reply
 
+    def _reserving(self, messages: Sequence[Message], count: Callable[[], int]) -> AbstractContextManager[None]:
+        if self.ledger.max_cost is None:
+            return nullcontext()
+        settings = self.backend.settings
+        bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
+        return self.ledger.reserving(count(), most_tokens(messages), bound)
+
     def _enter(self, qid: str, reply: Reply, count: Callable[[], int], *, replayed: bool) -> None:
         estimated = reply.input_tokens is None or reply.output_tokens is None
         tokens_in = count() if reply.input_tokens is None else reply.input_tokens
         tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
-        self.ledger.add(Call(qid, replayed, tokens_in, tokens_out, estimated))
+        capped = self.ledger.max_cost is not None
+        counted = count() if capped and reply.input_tokens is not None else None
+        self.ledger.add(Call(qid, replayed, tokens_in, tokens_out, estimated, counted))
 
 
 class AsksLLM:

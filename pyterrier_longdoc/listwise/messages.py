@@ -28,6 +28,9 @@ CHARACTERS_PER_TOKEN = 4
 TOKENS_PER_MESSAGE = 4
 """What chat templates add around a message: role and marks of begin and end."""
 
+MOST_TEMPLATE_TOKENS, MOST_MESSAGE_TOKENS = 64, 16
+"""Room for what they may add, once (a system message of their own, as Llama 3.1's and Qwen 2.5's) and to a message."""
+
 # Full-width brackets too: models and the parser take them for the mark of an id as well.
 _BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa: RUF001
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -181,6 +184,17 @@ class Tokens:
     def count_messages(self, messages: Sequence[Message]) -> int:
         """Number of tokens of a conversation."""
         return sum(self.count(message["content"]) + TOKENS_PER_MESSAGE for message in messages)
+
+
+def most_tokens(messages: Sequence[Message]) -> int:
+    """More tokens than any tokenizer makes of a conversation: one for each byte, and those of a chat template.
+
+    Example:
+        >>> most_tokens([{"role": "user", "content": "né"}])
+        83
+    """
+    sizes = (len(message["content"].encode("utf-8", "replace")) for message in messages)
+    return MOST_TEMPLATE_TOKENS + sum(size + MOST_MESSAGE_TOKENS for size in sizes)
 
 
 def _estimate(text: str) -> int:

@@ -35,7 +35,7 @@ from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, micro_batches, of_distinct
 from .fingerprint import WeightsWatch
 from .settings import Settings
-from .vectors import VectorTransformer, first_state, join, projection, random_vector, vector_transformer
+from .vectors import Part, VectorTransformer, first_state, join, projection, random_vector, vector_transformer
 
 
 class ApartEncoder(WindowEncoder):
@@ -208,8 +208,8 @@ def _together(backbone: Backbone, interaction: VectorTransformer) -> LateBackbon
 class Interaction(nn.Module):
     """One vector per window: a transformer over `[c, s, query's states, s, window's states, s]`, read at `c`.
 
-    States of special tokens are among them, as in Boytsov et al. 2025. Differs from their code, where padding of the
-    query leaves a gap.
+    States of special tokens are among them, as in Boytsov et al. 2025. In the papers' fixed input layout padding of the
+    query and of the window keeps its place, as in their code.
 
     Args:
         hidden_size: H.
@@ -223,22 +223,20 @@ class Interaction(nn.Module):
         self.cls_vector = random_vector(loaded.width)
         self.sep_vector = random_vector(loaded.width)
 
-    def forward(self, queries: Sequence[torch.Tensor], windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    def forward(self, query: Part, window: Part) -> torch.Tensor:
         """Lets each window interact with its query.
 
         Args:
-            queries: V projected states `(T, I)`.
-            windows: V projected states `(T, I)`.
+            query: V queries' projected states, `(V, T, I)`.
+            window: the same of their windows.
 
         Returns:
             `(V, I)`.
         """
-        query, query_mask = _padded(queries)
-        window, window_mask = _padded(windows)
-        one = query_mask.new_ones(len(query_mask), 1)
-        separator = (self.sep_vector, one, 0)
-        parts = [(query, query_mask, 0), separator, (window, window_mask, 0), separator]
-        return first_state(self.model, *join([(self.cls_vector, one, 0), separator, *parts]))
+        one = query.mask.new_ones(len(query.mask), 1)
+        separator = Part(self.sep_vector, one, 0)
+        parts = [Part(self.cls_vector, one, 0), separator, query, separator, window, separator]
+        return first_state(self.model, *join(parts))
 
 
 class LateInteractionEncoder(ApartEncoder):
@@ -264,13 +262,10 @@ class LateInteractionEncoder(ApartEncoder):
             room = together if room is None else min(room, together)
         settings = self.within(settings, room, specials)
 
-        def layout(size: int | None) -> PairLayout:
-            return self.pair_layout.fixed(0, size) if settings.pad_query else self.pair_layout
-
-        query = layout(settings.max_query_len)
+        query = self.padded(self.pair_layout, settings, 0, settings.max_query_len)
         if query.types is not None:
             query = replace(query, types=(query.types[0],) * 5)
-        return settings, ApartLayout(query, layout(settings.windows.largest))
+        return settings, ApartLayout(query, self.padded(self.pair_layout, settings, 0, settings.windows.largest))
 
     @property
     def projection(self) -> nn.Module:
@@ -291,12 +286,31 @@ class LateInteractionEncoder(ApartEncoder):
         of_query = self.states(queries, layout.query, settings, work)
         of_window = self.states(list(chain.from_iterable(windows)), layout.text, settings, work)
         asking = for_each_window(of_query, windows)
-        lengths = [len(query) + len(window) + _SPECIALS for query, window in zip(asking, of_window, strict=True)]
+        lengths = (_sizes(asking, layout.query) + _sizes(of_window, layout.text) + _SPECIALS).tolist()
 
         def interact(chosen: list[int]) -> torch.Tensor:
-            return self.interaction([asking[i] for i in chosen], [of_window[i] for i in chosen])
+            return self.interaction(
+                _in_place([asking[i] for i in chosen], layout.query),
+                _in_place([of_window[i] for i in chosen], layout.text),
+            )
 
         return to_dense(self.by_length(lengths, interact, settings, work).float(), counts)
+
+
+def _sizes(states: Sequence[torch.Tensor], layout: PairLayout) -> np.ndarray:
+    """How many vectors `_in_place` makes of the states of each input."""
+    return layout.length(0, np.array(list(map(len, states))) - layout.specials)
+
+
+def _in_place(states: Sequence[torch.Tensor], layout: PairLayout) -> Part:
+    """States of inputs of their own, padded as the layout says: before its last special tokens."""
+    ends = len(layout.suffix)
+    content, mask = _padded([state[: len(state) - ends] for state in states])
+    missing = 0 if layout.window_size is None else int(layout.length(0, 0)) - ends - content.shape[1]
+    suffix = torch.stack([state[len(state) - ends :] for state in states])
+    vectors = torch.cat([nn.functional.pad(content, (0, 0, 0, missing)), suffix], 1)
+    real = torch.cat([nn.functional.pad(mask, (0, missing)), mask.new_ones(len(states), ends)], 1)
+    return Part(vectors, real, 0, layout.window_size is not None)
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -398,8 +412,9 @@ class MoresEncoder(ApartEncoder):
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
         settings = self.within(settings, self.room_apart(settings, specials), specials)
-        padded = self.text_layout.fixed(0, settings.windows.largest)
-        return settings, ApartLayout(self.text_layout, padded if settings.pad_query else self.text_layout)
+        return settings, ApartLayout(
+            self.text_layout, self.padded(self.text_layout, settings, 0, settings.windows.largest)
+        )
 
     def forward(
         self,

@@ -80,10 +80,12 @@ class QueryStates:
     Attributes:
         states: `(B, Q, H)` fp32.
         mask: `(B, Q)` bool, True = a real query token.
+        fixed: whether Q is that of any batch, as in the papers' fixed layout.
     """
 
     states: torch.Tensor
     mask: torch.Tensor
+    fixed: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +109,8 @@ class Encoded:
         times = self.mask.shape[1]
         query = self.query
         if query is not None:
-            query = QueryStates(query.states.repeat_interleave(times, 0), query.mask.repeat_interleave(times, 0))
+            states, mask = (tensor.repeat_interleave(times, 0) for tensor in (query.states, query.mask))
+            query = replace(query, states=states, mask=mask)
         single = Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
@@ -155,8 +158,10 @@ class PairLayout:
         query_size: pad every query to this many tokens (the papers' fixed layout); None leaves queries unpadded.
         window_size: pad every window to this many tokens, so that the suffix stands at a fixed position (the
             papers' fixed layout); None puts the suffix right after the last real token.
+        budget: most tokens of a query and its text together; None where each has a limit of its own.
         position_offset: first position id, given where the backbone would otherwise derive positions from the
-            token ids and so not count padding inside the input (RoBERTa); None leaves positions to the backbone.
+            token ids (RoBERTa); None leaves positions to the backbone.
+        skips_padding: whether these positions leave out padding inside the input.
         query_lead: characters that are tokenized with a query, before it.
         query_trail: characters that are tokenized with a query, after it.
         query_trail_size: how many tokens these take when on their own.
@@ -171,7 +176,9 @@ class PairLayout:
     pad_id: int
     query_size: int | None = None
     window_size: int | None = None
+    budget: int | None = None
     position_offset: int | None = None
+    skips_padding: bool = False
     query_lead: str = ""
     query_trail: str = ""
     query_trail_size: int = 0
@@ -183,11 +190,19 @@ class PairLayout:
         """Number of special tokens in an input."""
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
-    def fixed(self, query_size: int, window_size: int | None) -> PairLayout:
+    def fixed(self, query_size: int, window_size: int | None, *, skips_padding: bool = False) -> PairLayout:
         """The papers' layout: `[CLS] query padded to query_size [SEP] window padded to window_size [SEP]`.
 
         One separator between query and window, also for RoBERTa (Boytsov et al. 2025; models follow FlexNeuART).
+
+        Raises:
+            ValueError: if positions are to skip padding, and the backbone does not number them by token ids.
         """
+        if skips_padding and self.position_offset is None:
+            raise ValueError(
+                "positions='real tokens' is for backbones that number positions by token ids, such as RoBERTa and "
+                "Longformer, not for this one: leave positions='columns'"
+            )
         types = None if self.types is None else (0, 0, 0, 1, 1)
         return replace(
             self,
@@ -197,6 +212,7 @@ class PairLayout:
             types=types,
             query_size=query_size,
             window_size=window_size,
+            skips_padding=skips_padding,
         )
 
     def collate(
@@ -225,7 +241,7 @@ class PairLayout:
             input_ids=torch.as_tensor(ids, device=device),
             attention_mask=torch.as_tensor(mask, device=device),
             token_type_ids=None if self.types is None else torch.as_tensor(types, device=device),
-            position_ids=self._positions(lengths, shape[1], device),
+            position_ids=self._positions(lengths, mask, device),
             lengths=torch.as_tensor(lengths, device=device),
             doc=torch.as_tensor(doc, device=device),
             documents=len(queries),
@@ -235,15 +251,17 @@ class PairLayout:
             content_length=torch.as_tensor(window_lengths, device=device),
         )
 
-    def _positions(self, lengths: np.ndarray, longest: int, device: Any) -> torch.Tensor | None:
-        columns = np.arange(longest)
+    def _positions(self, lengths: np.ndarray, mask: np.ndarray, device: Any) -> torch.Tensor | None:
+        columns = np.arange(mask.shape[1])
         if self.spread is not None:
             limit, step = self.spread
             # By each input's own length, never by its batch's. Padding is masked: any position will do.
             spread = (columns * step).clip(max=(limit - 1) * step)
             return torch.from_numpy(np.where(lengths[:, None] <= limit, spread, columns)).to(device)
         if self.position_offset is not None and self.query_size is not None:
-            return torch.from_numpy(np.tile(columns + self.position_offset, (len(lengths), 1))).to(device)
+            # That of a real token before padding is as good as any for the padding.
+            places = mask.cumsum(1) - 1 if self.skips_padding else np.tile(columns, (len(lengths), 1))
+            return torch.from_numpy(places.clip(min=0) + self.position_offset).to(device)
         return None
 
     def length(self, query: Any, window: Any) -> np.ndarray:
@@ -284,6 +302,7 @@ class ApartLayout:
     query_lead: str = ""
     text_lead: str = ""
     query_trail: ClassVar[str] = ""
+    query_size: ClassVar[int | None] = None
 
 
 class InputRules:

@@ -17,8 +17,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
+from ..common.packaged import model_folder
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
-from .backbones.packaged import model_folder
 from .encoder import WindowEncoder
 from .fingerprint import fingerprint
 from .heads import Head, build_head
@@ -104,30 +104,39 @@ class Weights:
         changed = {name for name in head[1] if head[1][name] != self.head[1].get(name)}
         return type(new) is type(self.scorer.head) and changed <= set(new.tunable)
 
-    def adopt(self, other: Weights) -> bool:
+    def adopt(self, other: Weights) -> str | None:
         """Takes over another model's encoder, and its head if it is of the same kind, else what fits of its last layer.
 
         Returns:
-            Whether it was done; False if the encoders differ in kind, and then nothing has changed.
+            None if it was done; else in what the encoders differ, and then nothing has changed.
         """
         encoder, its_encoder = self.scorer.encoder, other.scorer.encoder
         # What they have beyond windows and queries read together may differ.
         for part in ("backbone", "representation"):
-            if _shapes(getattr(encoder, part)) != _shapes(getattr(its_encoder, part)):
-                return False
+            difference = _difference(getattr(encoder, part), getattr(its_encoder, part))
+            if difference is not None:
+                return difference
         for name, module in encoder.named_children():
             its_module = getattr(its_encoder, name, None)
-            if its_module is not None and _shapes(module) == _shapes(its_module):
+            if its_module is not None and _difference(module, its_module) is None:
                 module.load_state_dict(its_module.state_dict())
         new, old = self.scorer.head, other.scorer.head
-        if type(new) is type(old) and _shapes(new) == _shapes(old):
+        if type(new) is type(old) and _difference(new, old) is None:
             new.load_state_dict(old.state_dict())
             self.ready = other.ready
         elif type(old).warm_start is Head.warm_start:  # then its last layer scores what a checkpoint's does
             start = replace(self.scorer.take_over(self.backbone), final=old.final)
             self.ready = new.warm_start(start) and other.ready
         self.trained = self.trained or other.trained
-        return True
+        return None
+
+    def adopt_backbone(self, encoder: WindowEncoder) -> str | None:
+        """Takes over a bi-encoder's backbone, whose states no head was trained for; returns as `adopt`."""
+        difference = _difference(self.scorer.encoder.backbone, encoder.backbone)
+        if difference is None:
+            self.scorer.encoder.backbone.load_state_dict(encoder.backbone.state_dict())
+            self.ready = False
+        return difference
 
 
 def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 1) -> Head:
@@ -138,8 +147,15 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
         return build_head(name, hidden_size, channels=channels, **options)
 
 
-def _shapes(module: torch.nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in module.state_dict().items()}
+def _difference(module: torch.nn.Module, other: torch.nn.Module) -> str | None:
+    """The first weight that not both have, or not in one shape; None if there is none."""
+    shapes, its_shapes = (
+        {name: tuple(value.shape) for name, value in each.state_dict().items()} for each in (module, other)
+    )
+    for name in [*shapes, *its_shapes]:
+        if shapes.get(name) != its_shapes.get(name):
+            return f"{name} is {shapes.get(name, 'not there')} and {its_shapes.get(name, 'not there')}"
+    return None
 
 
 # In a folder.

@@ -21,9 +21,9 @@ from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.packaged import encoder_folder
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, load_backbone
-from .backbones.packaged import encoder_folder
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
 from .encoder import WindowEncoder, of_distinct
@@ -211,18 +211,22 @@ class SharedEncoder:
             self.cache.clear()
 
 
-_LOADED: weakref.WeakValueDictionary[tuple[str, bool], SharedEncoder] = weakref.WeakValueDictionary()
+_LOADED: weakref.WeakValueDictionary[tuple[str, bool, torch.device], SharedEncoder] = weakref.WeakValueDictionary()
 
 
-def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncoder:
-    """The encoder of this name, loaded once for all transformers that use it at the same time.
+def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> SharedEncoder:
+    """The encoder of this name, loaded once for all transformers that use it on a device at the same time.
+
+    Bi-encoders with several aggregations, and selectors of windows, then embed a text once between them. A device has
+    weights of its own: a model that moves would take those of all others with it.
 
     Args:
         name: a model on the Hugging Face hub, or a folder.
+        device: where its weights are.
         trust_remote_code: run modelling code that the checkpoint brings along.
     """
     name = encoder_folder(name)
-    key = (name, trust_remote_code)
+    key = (name, trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:
         encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code), embedding_settings(name))

@@ -21,6 +21,7 @@ from torch import nn
 from ..common.coverage import Work
 from .backbones.load import Backbone, build_backbone
 from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
+from .layout import PUBLISHED_SPECIALS
 from .runtimes import BackboneRuntime, pack
 from .settings import Settings
 
@@ -96,19 +97,28 @@ class WindowEncoder(nn.Module):
             ValueError: if query, largest window and special tokens exceed the backbone's longest input, or a setting is
                 not for this backbone.
         """
-        if settings.pad_query and self.template is not None:
+        if settings.layout.is_for_pairs and self.template is not None:
             raise ValueError(
-                f"pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; this backbone reads the template "
-                f"{self.template!r}: leave pad_query=False"
+                f"{settings.layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads the template "
+                f"{self.template!r}: leave layout='pair'"
             )
         self.runtime.use(settings.runtime, self.backbone)
-        layout = self.pair_layout.fixed(settings.max_query_len, None) if settings.pad_query else self.pair_layout
+        layout = self.padded(self.pair_layout, settings, settings.max_query_len)
         specials = layout.specials + layout.query_trail_size
         room = None if self.longest_input is None else self.longest_input - settings.max_query_len - specials
         settings = self.within(settings, room, specials)
-        if settings.pad_query:
-            layout = layout.fixed(settings.max_query_len, settings.windows.largest)
+        if settings.layout.pad_query:
+            layout = replace(layout, window_size=settings.windows.largest)
+        if settings.layout.shared_budget:
+            text = min(filter(None, (settings.windows.largest, settings.max_doc_len)), default=sys.maxsize)
+            together = min(settings.max_query_len + text + PUBLISHED_SPECIALS, self.longest_input or sys.maxsize)
+            layout = replace(layout, budget=together - specials)
         return settings, layout
+
+    def padded(self, layout: PairLayout, settings: Settings, query: int, window: int | None = None) -> PairLayout:
+        """A layout with query and window padded to these sizes, if the settings ask for it."""
+        asked = settings.layout
+        return layout.fixed(query, window, skips_padding=asked.positions != "columns") if asked.pad_query else layout
 
     def within(self, settings: Settings, room: int | None, specials: int) -> Settings:
         """The settings with windows of at most `room` document tokens; None if nothing limits them."""
@@ -178,7 +188,7 @@ class WindowEncoder(nn.Module):
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
         if matches is not None:
             return replace(encoded, matches=matches.collect())
-        return replace(encoded, query=self._represent_query(asking.collect()))
+        return replace(encoded, query=self._represent_query(asking.collect(), layout.query_size))
 
     def vectors(
         self,
@@ -337,9 +347,14 @@ class WindowEncoder(nn.Module):
             for handle in handles:
                 handle.remove()
 
-    def _represent_query(self, query: QueryStates) -> QueryStates:
+    def _represent_query(self, query: QueryStates, size: int | None) -> QueryStates:
+        """The query's states after the representation step, padded to `size` tokens where the layout fixes it."""
         states = self.representation(query.states).float()
-        return QueryStates(states.masked_fill(~query.mask.unsqueeze(-1), 0.0), query.mask)
+        states = states.masked_fill(~query.mask.unsqueeze(-1), 0.0)
+        missing = 0 if size is None else size - states.shape[1]
+        return QueryStates(
+            nn.functional.pad(states, (0, 0, 0, missing)), nn.functional.pad(query.mask, (0, missing)), size is not None
+        )
 
     def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""

@@ -18,14 +18,14 @@ import zlib
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..common.arguments import check_given
+from ..common.arguments import check_given, plain_fields
 from ..common.registry import register
 from .texts import Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
@@ -139,6 +139,7 @@ class WindowSelector(Preselection):
     needs_text = True
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_given(k=self.k)
 
     def check(self, windows: Windows) -> None:
@@ -231,7 +232,7 @@ class BM25Windows(WindowSelector):
 
     k1: float = 1.2
     b: float = 0.75
-    document_frequencies: Mapping[str, int] | None = None
+    document_frequencies: Mapping[str, int] | None = field(default=None, hash=False)
     documents: int | None = None
 
     def __post_init__(self) -> None:

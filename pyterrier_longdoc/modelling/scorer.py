@@ -5,6 +5,7 @@ Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from .batching import Encoded
 from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
+from .layout import longest_first
 from .preselection import Cut
 from .settings import Settings
-from .texts import TokenCache, TokenizedText, blocks, each_once, numbered
+from .texts import Pace, TokenCache, TokenizedText, blocks, each_once, numbered
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
+
+BLOCK_SECONDS = 2.0
+"""How long a block may take, about, whose scores are stored when it is done: what a run loses that is killed."""
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
 """Called when a block is done, with the rows that ask for each of its P pairs, `(P,)` scores, and what was read."""
@@ -134,20 +139,23 @@ class LongDocScorer(nn.Module):
             texts: R texts.
             explain: tell how each window contributed.
             on_rows: called with the number of rows that are done, for a progress bar.
-            on_block: called after each block, for callers that store what is done.
+            on_block: called after each block, for callers that store what is done: blocks are then made so small that
+                each takes about `BLOCK_SECONDS`.
 
         Raises:
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
         coverage = Coverage(dtype=self.precision)
-        scored, work = Scored(len(texts), coverage, per_pair=settings.preselect is not None), Work(coverage, on_rows)
+        scored, work = Scored(len(texts), coverage, per_pair=settings.reads_by_query), Work(coverage, on_rows)
+        cut: set[int] = set()
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
         query_ids = self.read_queries(asked, coverage)
         characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
+        pace = Pace(characters, None if on_block is None else BLOCK_SECONDS)
         with self.inference():
-            for block in blocks(query_of_row, texts, characters=characters, pairs=BLOCK_PAIRS):
+            for block in blocks(query_of_row, texts, characters=pace, pairs=BLOCK_PAIRS):
                 work.begin(sum(map(len, block.rows)))
                 tokenized = self.tokenize(block.texts, offsets=explain)
                 read = self.read(
@@ -155,12 +163,15 @@ class LongDocScorer(nn.Module):
                     [query_ids[query] for query in block.query],
                     [tokenized[text] for text in block.text],
                 )
+                cut |= {q for q, own in zip(block.query, read.readings, strict=True) if self.cuts(query_ids[q], own)}
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
                 explanations = self.explanations(encoded, read) if explain else [None] * len(values)
                 scored.add(block, values, read.readings, explanations)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
+                pace.note(block)
+        coverage.queries_cut += len(cut)
         return scored.checked()
 
     # Read.
@@ -170,11 +181,13 @@ class LongDocScorer(nn.Module):
         settings = self.settings
         chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
         needed = offsets or settings.windows.needs_text or chosen_by_text
-        return self.tokens(self.tokenizer, texts, offsets=needed, lead=self.layout.text_lead)
+        return self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
 
     def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
-        """Token ids of queries as far as they are read, which `coverage` counts."""
-        limit = self.settings.max_query_len
+        """Token ids of queries as far as they are read whatever the text, which `coverage` counts."""
+        settings = self.settings
+        limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len
+        queries = settings.layout.read(queries)
         tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
         if coverage is not None:
             coverage.add_queries(list(map(len, tokenized)), limit)
@@ -189,20 +202,43 @@ class LongDocScorer(nn.Module):
         Raises:
             ValueError: if they are too many for the head.
         """
+        if self.settings.layout.shared_budget:
+            query_ids, cuts = self._share(query_ids, texts)
+        else:
+            cuts = self._cut(queries, texts)
+        for query, (_, spans) in zip(query_ids, cuts, strict=True):
+            self.head.check_windows(len(spans), max(len(query), self.layout.query_size or 0))
+        windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
+        readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
+        return Read(query_ids, cuts, windows, readings)
+
+    def _cut(self, queries: Sequence[str], texts: Sequence[TokenizedText]) -> list[Cut]:
+        """What is read of B texts for B queries, and its windows."""
         settings, documents = self.settings, list(texts)
         if settings.max_doc_len is not None:
             documents = each_once(documents, lambda text: text.head(settings.max_doc_len))
         if settings.preselect is None:
-            cuts = each_once(documents, lambda document: (document, settings.windows(document)))
-        else:
-            # A selector's model has a precision of its own.
-            with torch.autocast(self.settings.device.type, enabled=False):
-                cuts = settings.preselect.cut(queries, documents, settings.windows)
-        for query, (_, spans) in zip(query_ids, cuts, strict=True):
-            self.head.check_windows(len(spans), len(query))
-        windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
-        readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
-        return Read(query_ids, cuts, windows, readings)
+            return each_once(documents, lambda document: (document, settings.windows(document)))
+        # A selector's model has a precision of its own.
+        with torch.autocast(settings.device.type, enabled=False):
+            return settings.preselect.cut(settings.layout.read(queries), documents, settings.windows)
+
+    def _share(
+        self, query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]
+    ) -> tuple[list[np.ndarray], list[Cut]]:
+        """What is read of B queries and of their texts, each as the one window of its document."""
+        queries: list[np.ndarray] = []
+        cuts: list[Cut] = []
+        for ids, text in zip(query_ids, texts, strict=True):
+            own, size = longest_first(len(ids), len(text), self.layout.budget)
+            # Where it is not cut, the same object: by it the encoder tells queries apart.
+            queries.append(ids if len(ids) == own else ids[:own])
+            cuts.append((text, [(0, size)]))
+        return queries, cuts
+
+    def cuts(self, query: np.ndarray, reading: Reading) -> bool:
+        """Whether a query was cut because it shares the input with a text of which so much was read."""
+        return self.settings.layout.shared_budget and len(query) + reading.tokens_read > self.layout.budget
 
     # Encode.
 

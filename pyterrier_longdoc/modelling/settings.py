@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .layout import LAYOUTS, InputLayout
 from .preselection import Preselection
 from .windows import Windows
 
@@ -20,7 +21,7 @@ class Settings:
         windows: how texts are cut; checked against the backbone's longest input.
         max_doc_len: read only this many tokens of a text; None reads all.
         max_query_len: read only this many tokens of a query; 32 in Boytsov et al. 2025.
-        pad_query: the papers' fixed layout: the query padded to `max_query_len`, the window to its full size.
+        layout: how a query and a window become one input.
         preselect: which windows are read for a query; None reads all.
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for what suits
@@ -30,13 +31,13 @@ class Settings:
         runtime: what computes the backbone when it scores, see `runtimes.py`.
 
     Raises:
-        ValueError: if `preselect` cannot choose from the windows.
+        ValueError: if `preselect` cannot choose from the windows, or the layout is not for them.
     """
 
     windows: Windows
     max_doc_len: int | None = None
     max_query_len: int = 32
-    pad_query: bool = False
+    layout: InputLayout = LAYOUTS["pair"]
     preselect: Preselection | None = None
     batch_size: int = 64
     max_batch_tokens: int | None = None
@@ -47,3 +48,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preselect is not None:
             self.preselect.check(self.windows)
+        self.layout.check(self.windows, self.preselect)
+
+    @property
+    def reads_by_query(self) -> bool:
+        """Whether it depends on the query what is read of a text."""
+        return self.preselect is not None or self.layout.shared_budget

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -114,6 +115,34 @@ class Block:
     rows: list[list[int]]
 
 
+class Pace:
+    """How many characters a block may have so that it takes about so many seconds, as far as the blocks before tell.
+
+    The first block is one pair, the longest.
+
+    Args:
+        most: characters of a block at most, however fast it is.
+        seconds: None for no limit on the time.
+
+    Attributes:
+        characters: of the next block.
+    """
+
+    def __init__(self, most: int, seconds: float | None) -> None:
+        self._most, self._seconds = most, seconds
+        self.characters = most if seconds is None else 1
+        self._since = time.monotonic()
+
+    def note(self, block: Block) -> None:
+        """A block is done."""
+        if self._seconds is None:
+            return
+        now = time.monotonic()
+        took, self._since = max(now - self._since, 1e-3), now
+        size = len(block.rows) * max(len(block.texts[0]), 1)
+        self.characters = max(1, min(self._most, int(size / took * self._seconds)))
+
+
 def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
     distinct = list(dict.fromkeys(values))
@@ -122,7 +151,7 @@ def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 def blocks(
-    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[str], *, characters: int, pairs: int
+    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[str], *, characters: int | Pace, pairs: int
 ) -> Iterator[Block]:
     """Divides a run into blocks, longest texts first.
 
@@ -133,7 +162,7 @@ def blocks(
         query_of_row: for each row, the index of its distinct query.
         texts: for each row, its text.
         characters: bound on the number of pairs times the characters of the longest text, which is what a block
-            takes when padded; a single pair may exceed it.
+            takes when padded; a single pair may exceed it. A `Pace` may change it from block to block.
         pairs: bound on the number of pairs.
     """
     distinct, text_of_row = numbered(texts)
@@ -148,7 +177,8 @@ def blocks(
             block.rows[-1].append(int(row))
             continue
         count = len(block.rows)
-        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > characters):
+        limit = characters.characters if isinstance(characters, Pace) else characters
+        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > limit):
             yield block
             block = Block([], [], [], [])
         if number != last_text or not block.texts:

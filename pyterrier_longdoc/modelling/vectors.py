@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -126,23 +126,36 @@ def random_vector(width: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(width) / width**0.5)
 
 
-Part = tuple[torch.Tensor, torch.Tensor, int]
-"""`(B, n, E)` vectors or `(E,)` one for all, `(B, n)` bool mask or `(B, 1)`, and their segment."""
+class Part(NamedTuple):
+    """Vectors of a sequence.
+
+    Attributes:
+        vectors: `(B, n, E)`, or `(E,)` one for all.
+        mask: `(B, n)` bool, or `(B, 1)`.
+        segment: of all of them.
+        fixed: whether padding keeps its place, as in the papers' fixed input layout.
+    """
+
+    vectors: torch.Tensor
+    mask: torch.Tensor
+    segment: int
+    fixed: bool = False
 
 
 def join(parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Puts the real vectors of all parts one after the other.
 
-    Padding of a part leaves no gap: the positions of what follows must not depend on how long the parts of other
-    sequences in the batch are.
+    Padding of a part leaves no gap, unless it is the same in any batch: the positions of what follows must not depend
+    on how long the parts of other sequences in the batch are.
 
     Returns:
         `(B, S, E)` vectors, `(B, S)` bool mask and `(B, S)` segments.
     """
-    vectors = torch.cat([v.expand(len(m), 1, -1) if v.dim() == 1 else v for v, m, _ in parts], 1)
-    mask = torch.cat([m for _, m, _ in parts], 1)
-    types = torch.cat([torch.full_like(m, segment, dtype=torch.long) for _, m, segment in parts], 1)
-    order = (~mask).long().argsort(dim=1, stable=True)[:, : int(mask.sum(1).max())]  # (B, S)
+    vectors = torch.cat([p.vectors.expand(len(p.mask), 1, -1) if p.vectors.dim() == 1 else p.vectors for p in parts], 1)
+    mask = torch.cat([part.mask for part in parts], 1)
+    types = torch.cat([torch.full_like(part.mask, part.segment, dtype=torch.long) for part in parts], 1)
+    kept = torch.cat([part.mask | part.fixed for part in parts], 1)
+    order = (~kept).long().argsort(dim=1, stable=True)[:, : int(kept.sum(1).max())]  # (B, S)
     index = order.unsqueeze(-1).expand(-1, -1, vectors.shape[-1])
     return vectors.gather(1, index), mask.gather(1, order), types.gather(1, order)
 

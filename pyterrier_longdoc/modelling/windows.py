@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..common.language import sentence_starts
 from ..common.registry import register
 from .texts import Span, TokenizedText
@@ -70,6 +70,7 @@ class Windows:
             register(_CLASSES, "windows", cls.__name__, cls)
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_positive(max_windows=self.max_windows)
         check_choice("selection", self.selection, SELECTIONS)
 
@@ -218,6 +219,40 @@ class SlidingWindows(_TokenWindows):
 
     def spans(self, tokens: Any) -> list[Span]:
         return _slide(len(tokens), self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class FixedGrid(SlidingWindows):
+    """The windows of `length` tokens for every document, those of padding alone included (FlexNeuART).
+
+    The figures of Boytsov et al. 2022 and 2025 were measured so: documents are padded to `length` tokens, so that the
+    last windows of a shorter one hold only tokens of the window before, or nothing but padding. They are scored like
+    any other, and scores depend on `length`. As published only with the papers' fixed input layout, which pads windows.
+
+    Args:
+        size: tokens in a window.
+        stride: tokens from one window's start to the next one's.
+        length: tokens that a document is padded, or cut, to; 1,431 = 3 x 477 in both papers.
+
+    Example:
+        >>> FixedGrid(4, 2, 8)(range(5))
+        [(0, 4), (2, 5), (4, 5)]
+        >>> FixedGrid(4, 2, 8)(range(1))
+        [(0, 1), (1, 1), (1, 1)]
+    """
+
+    length: int = 1431
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_given(length=self.length)
+
+    def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
+        return self._select(self.spans(tokens), tokens)
+
+    def spans(self, tokens: Any) -> list[Span]:
+        end = min(len(tokens), self.length)
+        return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size or CHUNK_TOKENS, self.stride)]
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,20 @@ FIRST = 477
 WHOLE = 1431
 """Document tokens of all other models: 3 x 477."""
 
+_LAYOUTS = {
+    LONGFORMER: "longformer", BIGBIRD: "padded-lowercase", DEBERTA: "padded-lowercase",
+    JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
+}  # fmt: skip
+"""Input layouts other than `"padded"`, by backbone: with FlexNeuART's classes and its export, which lower-cases."""
+_LOWER = "reads lower-cased text, as was measured"
+_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as was measured"
+_LAYOUT_NOTES = {
+    "padded-lowercase": _LOWER,
+    "longformer": f"{_LOWER}; position ids skip the padding of queries",
+    "shared": _SHARED,
+    "shared-lowercase": f"{_LOWER}; {_SHARED}",
+}
+
 
 @dataclass(frozen=True, repr=False)
 class Preset:
@@ -66,13 +80,14 @@ class Preset:
         partner: the preset that is its FirstP, None for a FirstP.
         source: where the figures stand.
         epochs: of training on MS MARCO; None where nothing was trained.
-        note: where this model differs from the one that was measured.
+        note: where this model differs from the one that was measured, what of its input is particular, or where sources
+            disagree about it.
     """
 
     row: str
     transformer: str
-    arguments: Mapping[str, Any]
-    published: Mapping[str, float] = field(default_factory=dict)
+    arguments: Mapping[str, Any] = field(hash=False)
+    published: Mapping[str, float] = field(default_factory=dict, hash=False)
     partner: str | None = None
     source: str = "Boytsov et al. 2025, Table 1"
     epochs: int | None = 1
@@ -82,18 +97,51 @@ class Preset:
         arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
         return f"Preset({self.row}: {self.transformer}({arguments}))"
 
-    def __call__(self, **changes: Any) -> Any:
+    def __call__(self, *, as_published: bool = False, **changes: Any) -> Any:
         """A new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
 
         Args:
+            as_published: also read windows that hold nothing but padding, as the published figures were measured
+                (`FixedGrid`). Scores then depend on `max_doc_len`. Models of one window stay as they are.
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
+
+        Raises:
+            ValueError: with `as_published`, for a model that cannot be had so, or if `windows` is given.
         """
         package = importlib.import_module("pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
+        if as_published:
+            arguments = self._with_fixed_grid(arguments, package.FixedGrid)
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
             model.training = with_own_rates(package.TrainingArgs.preset("boytsov2025", epochs=self.epochs), model)
         return model
+
+    def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
+        """The arguments with all windows of the document budget, where there can be more than one."""
+        if self.row in _NOT_AS_PUBLISHED:
+            raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.row]}")
+        if "windows" in arguments:
+            raise ValueError("as_published decides about the windows: leave windows out, or as_published=False")
+        if "stride" not in arguments:
+            return arguments
+        rest = {name: value for name, value in arguments.items() if name not in ("window_size", "stride")}
+        return {**rest, "windows": grid(arguments["window_size"], arguments["stride"], arguments["max_doc_len"])}
+
+
+_CEDR = "its code matches padding, too, and averages the vectors of chunks as AvgP does"
+_PROMPT = "neither its prompt nor how many documents a call holds nor how texts were cut was published"
+_NOT_AS_PUBLISHED = {
+    "AvgP": "its code adds the vectors of three chunks, padding or not, and divides by the number of those with text",
+    "CEDR-DRMM": _CEDR,
+    "CEDR-KNRM": _CEDR,
+    "CEDR-PACRR": _CEDR,
+    "Neural Model1": "its code was not published",
+    "LongP (E5-4K) zero-shot": "its code numbers the positions of a text by the longest one of its batch",
+    "FirstP RankGPT (GPT-4o-mini)": _PROMPT,
+    "LongP RankGPT (GPT-4o-mini)": _PROMPT,
+}
+"""Why, by row; the documentation has them as a table ("What cannot be reproduced, and why")."""
 
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
@@ -138,21 +186,22 @@ Figures = tuple[float | None, ...]
 
 def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
     """Arguments of a model over windows."""
-    return {"backbone": backbone, "max_doc_len": WHOLE, "pad_query": True, **options}
+    return {"backbone": backbone, "max_doc_len": WHOLE, "layout": _LAYOUTS.get(backbone, "padded"), **options}
 
 
-def _longp(backbone: str, length: int, pooling: str = "cls", **options: Any) -> dict[str, Any]:
-    """Arguments of a model that reads the document in one piece; those with mean pooling do not pad queries."""
-    return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, **options}
+def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
+    """Arguments of a model that reads the document in one piece."""
+    return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, "layout": _LAYOUTS[backbone]}
 
 
-_FIRSTP = {"window_size": FIRST, "pad_query": True}
+_FIRSTP = {"window_size": FIRST, "layout": "padded"}
 _CHUNKS = {"window_size": 477}
 _MAXP = {"window_size": 150, "stride": 100}
-_PARADE = {"window_size": 150, "stride": 75}
+_PARADE = {"window_size": 150, "stride": 100}
+_PARADE_75 = {"window_size": 150, "stride": 75}
 _ATTN = {**_PARADE, "aggregation": "attn", "attention": "elementwise"}
 _RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
-_PRETRAINED = {**_PARADE, "aggregation": "transformer", "aggregator": MINILM}
+_PRETRAINED = {**_PARADE_75, "aggregation": "transformer", "aggregator": MINILM}
 _E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
        "max_query_len": 30}  # fmt: skip
 _GPT = {"llm": "gpt-4o-mini", "list_size": 20, "step": 10}
@@ -161,17 +210,17 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
     # name, row, transformer, its FirstP, arguments, figures
     ("firstp", "FirstP (BERT)", "FirstP", None, {"backbone": BERT, **_FIRSTP},
      (0.394, 0.632, 0.475, 0.527, 0.016, 0.090)),
-    ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST, pad_query=True),
+    ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST),
      (0.404, 0.643, 0.483, 0.540, 0.017, 0.091)),
-    ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, {"backbone": ELECTRA, **_FIRSTP},
+    ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, {"backbone": ELECTRA, "pooling": "cls", **_FIRSTP},
      (0.417, 0.662, 0.492, 0.552, 0.019, 0.089)),
-    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None, {"backbone": DEBERTA, **_FIRSTP},
-     (0.415, 0.672, 0.534, 0.596, None, None)),
-    ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST, pad_query=True),
+    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None,
+     {"backbone": DEBERTA, **_FIRSTP, "layout": "padded-lowercase"}, (0.415, 0.672, 0.534, 0.596, None, None)),
+    ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST),
      (0.408, 0.656, 0.507, 0.560, 0.021, 0.089)),
     ("firstp-jina", "FirstP (JINA)", "LongP", None, _longp(JINA, FIRST, "mean"),
      (0.422, 0.654, 0.488, 0.532, 0.018, 0.088)),
-    ("firstp-mosaic", "FirstP (MOSAIC)", "LongP", None, _longp(MOSAIC, FIRST, pad_query=True),
+    ("firstp-mosaic", "FirstP (MOSAIC)", "LongP", None, _longp(MOSAIC, FIRST),
      (0.423, 0.643, 0.453, 0.538, 0.018, 0.089)),
     ("firstp-tinyllama", "FirstP (TinyLLAMA)", "LongP", None, _longp(TINYLLAMA, FIRST, "mean"),
      (0.395, 0.615, 0.431, 0.473, 0.020, 0.079)),
@@ -181,7 +230,7 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (None, 0.708, None, 0.562, None, None)),
     ("avgp", "AvgP", "AvgP", "firstp", _splitp(BERT, **_CHUNKS), (0.389, 0.642, 0.478, 0.531, 0.154, 0.365)),
     ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_MAXP), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
-    ("maxp-electra", "MaxP (ELECTRA)", "MaxP", "firstp-electra", _splitp(ELECTRA, **_MAXP),
+    ("maxp-electra", "MaxP (ELECTRA)", "MaxP", "firstp-electra", _splitp(ELECTRA, pooling="cls", **_MAXP),
      (0.414, 0.659, 0.502, 0.563, 0.328, 0.349)),
     ("maxp-deberta", "MaxP (DEBERTA)", "MaxP", "firstp-deberta", _splitp(DEBERTA, **_MAXP),
      (0.402, 0.671, 0.535, 0.609, 0.298, 0.332)),
@@ -196,10 +245,10 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.398, 0.650, 0.484, 0.537, 0.085, 0.396)),
     ("parade-attn", "PARADE Attn", "PARADE", "firstp", _splitp(BERT, **_ATTN),
      (0.416, 0.652, 0.503, 0.556, 0.300, 0.337)),
-    ("parade-attn-electra", "PARADE Attn (ELECTRA)", "PARADE", "firstp-electra", _splitp(ELECTRA, **_ATTN),
-     (0.431, 0.680, 0.523, 0.581, 0.338, 0.354)),
-    ("parade-attn-deberta", "PARADE Attn (DEBERTA)", "PARADE", "firstp-deberta", _splitp(DEBERTA, **_ATTN),
-     (0.422, 0.688, 0.549, 0.615, 0.307, 0.343)),
+    ("parade-attn-electra", "PARADE Attn (ELECTRA)", "PARADE", "firstp-electra",
+     _splitp(ELECTRA, pooling="cls", **_ATTN), (0.431, 0.680, 0.523, 0.581, 0.338, 0.354)),
+    ("parade-attn-deberta", "PARADE Attn (DEBERTA)", "PARADE", "firstp-deberta",
+     _splitp(DEBERTA, **{**_ATTN, **_PARADE_75}), (0.422, 0.688, 0.549, 0.615, 0.307, 0.343)),
     ("parade-avg", "PARADE Avg", "PARADE", "firstp", _splitp(BERT, aggregation="avg", **_PARADE),
      (0.392, 0.646, 0.483, 0.534, 0.274, 0.322)),
     ("parade-max", "PARADE Max", "PARADE", "firstp", _splitp(BERT, aggregation="max", **_PARADE),
@@ -207,16 +256,16 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
     ("parade-rand-l2", "PARADE Transf-RAND-L2", "PARADE", "firstp", _splitp(BERT, **_RANDOM_L2),
      (0.419, 0.655, 0.488, 0.548, 0.243, 0.419)),
     ("parade-rand-l2-electra", "PARADE Transf-RAND-L2 (ELECTRA)", "PARADE", "firstp-electra",
-     _splitp(ELECTRA, **_RANDOM_L2), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
+     _splitp(ELECTRA, pooling="cls", **_RANDOM_L2), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
     ("parade-pretr-l6", "PARADE Transf-PRETR-L6", "PARADE", "firstp", _splitp(BERT, **_PRETRAINED),
      (0.402, 0.643, 0.494, 0.554, 0.267, 0.413)),
-    ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE, pad_query=True),
+    ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE),
      (0.412, 0.668, 0.500, 0.568, 0.233, 0.399)),
-    ("longp-bigbird", "LongP (Big-Bird)", "LongP", "firstp-bigbird", _longp(BIGBIRD, WHOLE, pad_query=True),
+    ("longp-bigbird", "LongP (Big-Bird)", "LongP", "firstp-bigbird", _longp(BIGBIRD, WHOLE),
      (0.397, 0.651, 0.452, 0.477, 0.126, 0.401)),
     ("longp-jina", "LongP (JINA)", "LongP", "firstp-jina", _longp(JINA, WHOLE, "mean"),
      (0.416, 0.665, 0.503, 0.558, 0.069, 0.372)),
-    ("longp-mosaic", "LongP (MOSAIC)", "LongP", "firstp-mosaic", _longp(MOSAIC, WHOLE, pad_query=True),
+    ("longp-mosaic", "LongP (MOSAIC)", "LongP", "firstp-mosaic", _longp(MOSAIC, WHOLE),
      (0.421, 0.664, 0.456, 0.570, 0.120, 0.397)),
     ("longp-tinyllama", "LongP (TinyLLAMA)", "LongP", "firstp-tinyllama", _longp(TINYLLAMA, WHOLE, "mean"),
      (0.402, 0.608, 0.452, 0.505, 0.078, 0.397)),
@@ -227,11 +276,11 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
 )  # fmt: skip
 
 _OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], ...] = (
-    ("parade-lateir-l6", "PARADE Transf-PRETR-LATEIR-L6", "LateIR", "firstp", _splitp(BERT, **_PARADE),
+    ("parade-lateir-l6", "PARADE Transf-PRETR-LATEIR-L6", "LateIR", "firstp", _splitp(BERT, **_PARADE_75),
      (0.398, 0.626, 0.450, 0.501, 0.244, 0.358), "Boytsov et al. 2025, appendix"),
     ("parade-pretr-q-l6", "PARADE Transf-PRETR-Q-L6", "PARADE", "firstp",
-     _splitp(BERT, **_PRETRAINED, query_states=True), (0.408, 0.650, 0.498, 0.561, None, None),
-     "Boytsov et al. 2022, Table 4"),
+     _splitp(BERT, **{**_PRETRAINED, **_PARADE}, query_states=True, separators=False),
+     (0.408, 0.650, 0.498, 0.561, None, None), "Boytsov et al. 2022, Table 4"),
 )  # fmt: skip
 
 
@@ -241,7 +290,31 @@ _EPOCHS: dict[str, int | None] = {
     "parade-rand-l2-electra": 2, "parade-lateir-l6": 3,
     "firstp-e5-4k": None, "longp-e5-4k": None, "firstp-rankgpt": None, "longp-rankgpt": None,
 }  # fmt: skip
-_ELECTRA_NOTE = "starts from the checkpoint's own last layer, which the paper discards"
+
+_TABLE_8 = "these figures are those for 150/100 in Table 8 of Boytsov et al. 2022; the configuration says 150/75"
+_AS_ATTN = (
+    "no figure of its own shows the stride; 150/100 as PARADE Attn of the same paper (the configuration says 150/75)"
+)
+_RETRAINED = "150/75 by its configuration; trained anew for the 2025 paper, so that Table 8 of 2022 does not tell"
+_RANKGPT = (
+    "the paper prints neither its prompt nor how many documents a call holds nor the tokenizer of its 512 tokens; here "
+    "the prompt is this package's, the window (20, step 10) that of RankGPT, without its cut at 300 words"
+)
+_NOTES = {
+    "parade-attn": _TABLE_8,
+    "parade-attn-electra": _AS_ATTN,
+    "parade-attn-deberta": "150/75 by its configuration, the only one there is",
+    "parade-avg": _AS_ATTN,
+    "parade-max": _AS_ATTN,
+    "parade-rand-l2": "150/100 by its configuration",
+    "parade-rand-l2-electra": "150/100 by its last configuration; there is one for 150/75, too",
+    "parade-pretr-l6": _RETRAINED,
+    "parade-lateir-l6": "150/75 by its configuration",
+    "parade-pretr-q-l6": f"{_TABLE_8}; without separators, as the code of 2022",
+    "firstp-rankgpt": _RANKGPT,
+    "longp-rankgpt": _RANKGPT,
+}
+"""By name, what is particular about a model's figures; window size and stride are tokens."""
 
 
 def _presets() -> dict[str, Preset]:
@@ -256,7 +329,7 @@ def _presets() -> dict[str, Preset]:
             partner,
             source,
             epochs=_EPOCHS.get(name, 1),
-            note=_ELECTRA_NOTE if arguments.get("backbone") == ELECTRA else "",
+            note="; ".join(filter(None, (_NOTES.get(name), _LAYOUT_NOTES.get(arguments.get("layout", ""))))),
         )
         for name, row, transformer, partner, arguments, figures, source in rows
     }

@@ -5,7 +5,6 @@ From top to bottom: the data of a protocol, `Protocol` itself, its models, and t
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ import pyterrier as pt
 from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
 from ..rerankers.base import LongDocReranker
-from ..training import TrainingArgs, k_fold_fit, make_groups
+from ..training import TrainingArgs, add_judged, k_fold_fit
+from ..training.examples import drawable, keys_of
 from ..training.repeat import check_seeds
 from ..training.resume import MODEL, TrainingData, check_new, fit_or_load, note_settings, settings_of
 from .presets import Named, presets, with_own_rates
@@ -111,9 +111,13 @@ class ProtocolData:
         return [self._topics(TopicSet(name, variant))["qid"].tolist() for name in self.protocol.folds]
 
     def training(self, args: TrainingArgs) -> TrainingData:
-        """The training candidates, with the texts of those that the recipe may draw, and the qrels."""
-        part, run, qrels = self._train
-        return TrainingData(self._with_text(part, drawable(run, qrels, args)), qrels)
+        """The candidates that the recipe may draw, with their texts and qrels."""
+        return self._drawable(*self._train, args)
+
+    def fold_training(self, args: TrainingArgs) -> TrainingData:
+        """The same where models are trained on other folds."""
+        (part,) = self.protocol.test
+        return self._drawable(part, self.topics, self.first_run, self.qrels, args)
 
     @cached_property
     def _tests(self) -> list[tuple[TopicSet, pd.DataFrame, pd.DataFrame]]:
@@ -124,8 +128,8 @@ class ProtocolData:
         return [(part, self._prefixed(part, self._retrieved(part, topics))) for part, topics, _ in self._tests]
 
     @cached_property
-    def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame]:
-        """The training set, its candidates and its qrels."""
+    def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+        """The training set, its topics, their candidates and qrels."""
         part, most = self.protocol.train, self.protocol.max_train_queries
         if part is None:
             raise ValueError("there are no topics to train on")
@@ -137,8 +141,8 @@ class ProtocolData:
                 f"{len(leaked)} queries are both in training ({part.dataset}) and in test, e.g. {leaked[0]!r}"
             )
         if most is not None and len(topics) > most:
-            topics = topics[topics["qid"].isin(random.Random(0).sample(topics["qid"].tolist(), most))]
-        return part, self._retrieved(part, topics), qrels[qrels["qid"].isin(topics["qid"])]
+            topics = topics.head(most)
+        return part, topics, self._retrieved(part, topics), qrels[qrels["qid"].isin(topics["qid"])]
 
     def _dataset(self, name: str) -> Any:
         if name in self.datasets:
@@ -191,14 +195,18 @@ class ProtocolData:
         fields = list(self.protocol.fields)
         return run.assign(text=texts_of(run, fields, self._dataset(part.dataset).text_loader(fields)))
 
+    def _drawable(
+        self, part: TopicSet, topics: pd.DataFrame, run: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs
+    ) -> TrainingData:
+        """Those retrieved, and judged ones, that the recipe may draw; qrels of others would ask for their text."""
+        if args.judged == "all":
+            run = add_judged(run, qrels, topics=topics)
+        run = self._with_text(part, drawable(run, qrels, args))
+        drawn = set(keys_of(run))
+        return TrainingData(run, qrels[[key in drawn for key in keys_of(qrels)]])
+
     def _prefixed(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
         return frame if len(self.protocol.test) == 1 else frame.assign(qid=f"{part.name}:" + frame["qid"])
-
-
-def drawable(run: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
-    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
-    rows = make_groups(run, [str(row) for row in range(len(run))], qrels, args)
-    return run.iloc[sorted(int(row) for group in rows for row in group.texts)]
 
 
 # A protocol.
@@ -218,7 +226,7 @@ class Protocol:
             start from their backbone.
         recipe: name of the recipe, see `training.recipes`.
         depth: candidates for each query, of the first stage.
-        max_train_queries: train on so many queries, chosen at random; None for all.
+        max_train_queries: train on so many first queries of the file; None for all.
         max_query_len: tokens of a query that are read.
         max_doc_len: tokens of a document that are read; FirstP reads 477.
         alpha: significance level of the paired t-test.
@@ -262,6 +270,9 @@ class Protocol:
         verbose: bool = False,
     ) -> ExperimentResults:
         """Trains the models with each seed, reranks the candidates and compares.
+
+        As the authors do, the protocols' recipes also train on judged documents that the first stage did not retrieve
+        (`judged="all"`); their text is the dataset's. A recipe of one's own decides that for itself.
 
         Models without `fit` are not trained. Others get the protocol's recipe (unless they have one), its document
         length (unless they have one) and the seed. Presets that the paper trains for more epochs on MS MARCO (two for
@@ -427,7 +438,16 @@ class _System:
         if self.start_from is not None:
             model.start_from(find_model(self.start_from, self.name, seed))
         if data.protocol.folds:
-            folds = k_fold_fit(model, data.candidates, data.qrels, data.fold_qids, folder=folder, verbose=self.verbose)
+            train_on, qrels, *_ = data.fold_training(model.recipe)
+            folds = k_fold_fit(
+                model,
+                data.candidates,
+                qrels,
+                data.fold_qids,
+                training_run=train_on,
+                folder=folder,
+                verbose=self.verbose,
+            )
             return folds.run
         return fit_or_load(model, data.training(model.recipe), folder).transform(data.candidates)
 

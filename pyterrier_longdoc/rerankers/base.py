@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
 from numbers import Integral
@@ -23,9 +23,11 @@ from ..common.arguments import (
     argument,
     arguments_of,
     changed_names,
+    check_choice,
     check_given,
     check_positive,
     check_roles,
+    plain,
 )
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
@@ -39,6 +41,7 @@ from ..common.frames import (
     with_scores,
 )
 from ..common.presentation import WithBackbone
+from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.checkpoint import (
     Adapter,
@@ -53,6 +56,7 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
+from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
 from ..modelling.runtimes import check_last_layer, check_runtime, default_device
@@ -62,6 +66,7 @@ from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     TrainingArgs,
+    add_judged,
     evaluate,
     history_frame,
     make_groups,
@@ -70,6 +75,8 @@ from ..training import (
 )
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
+
+POOLINGS = ("cls", "mean", "last")
 
 
 class UntrainedWarning(UserWarning):
@@ -139,10 +146,16 @@ class WindowReranker(WithBackbone, pt.Transformer):
         self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Sizes that come from an array: they are written as JSON when the model is saved.
+        super().__setattr__(name, plain(value))
+
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        if not isinstance(self.backbone, str | Path) or not str(self.backbone):
-            raise ValueError(f"backbone={self.backbone!r} must be a folder, or a model on the Hugging Face hub")
+        checkpoints = arguments_of(self, "checkpoint")
+        for name in changed_names(self, checkpoints):
+            if not isinstance(checkpoints[name], str | Path) or not str(checkpoints[name]):
+                raise ValueError(f"{name}={checkpoints[name]!r} must be a folder, or a model on the Hugging Face hub")
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
@@ -249,6 +262,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """What is read and how it is computed, by the current arguments."""
         names = {f.name for f in fields(Settings)} - {"windows", "device", "dtype"}
         given = {name: value for name, value in arguments_of(self).items() if name in names}
+        if "layout" in given:
+            given["layout"] = resolve_layout(given["layout"])
         device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
         return Settings(self.make_windows(), device=device, dtype=resolve_dtype(self.dtype, device), **given)
 
@@ -261,6 +276,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
         if self.windows is not None:
             parameters["windows"] = windows_to_config(self.windows)
+        if isinstance(parameters.get("layout"), InputLayout):
+            parameters["layout"] = asdict(parameters["layout"])
         return parameters
 
     def describe(self) -> dict[str, Any]:
@@ -305,6 +322,8 @@ def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
         arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
     if arguments.get("windows") is not None:
         arguments["windows"] = windows_from_config(arguments["windows"])
+    if isinstance(arguments.get("layout"), dict):
+        arguments["layout"] = InputLayout(**arguments["layout"])
     arguments.pop("trust_remote_code", None)  # no folder may ask for it
     return arguments
 
@@ -335,24 +354,31 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
             needs `fit` first. Default: a public MS MARCO passage cross-encoder.
+        pooling: what of the last layer's states is a window's vector: `"cls"` (the first token's), `"mean"` (of all
+            tokens, query and special ones included) or `"last"` (the last token's), as it is: a cross-encoder's
+            classification head is left out, so that the model must be trained. None: what the checkpoint was trained
+            with, head included; else `"mean"` for JINA and language models as in Boytsov et al. 2025, and `"cls"`.
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
             `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. After `max_windows`, in
             `fit` too. None reads all.
-        pad_query: the papers' fixed input layout, query padded to `max_query_len` and window to its full size;
-            False is the layout that the backbone was trained with.
+        layout: how a query and a window become one input. `"pair"` is the tokenizer's own layout for two texts, with
+            which cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; an `InputLayout`, or
+            the name of another one that a preset uses.
         runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
             `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
             scores after a change of weights wait for the compilation or export.
         score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
-            and an interrupted one goes on. Keyed by weights, settings, query and text; not used with `explain`.
+            and an interrupted one goes on: what was scored is written every few seconds, or after each document that
+            takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`.
         training: the recipe of `fit`; None for that of Boytsov et al. 2025.
 
     All other arguments: see `WindowReranker`.
     """
 
     _: KW_ONLY
+    pooling: str | None = argument(None, role="weights")
     preselect: Preselection | None = argument(None, role="windows")
-    pad_query: bool = argument(False, role="input")
+    layout: str | InputLayout = argument("pair", role="input")
     runtime: str = argument("torch", role="computing")
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
@@ -362,6 +388,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def __post_init__(self) -> None:
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
+        self._caches = True
         super().__post_init__()
 
     # What a subclass says of itself.
@@ -374,7 +401,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def _load_backbone(self) -> Backbone:
         """The pre-trained part."""
-        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code)
+        options = self._backbone_options()
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def _backbone_options(self) -> BackboneOptions:
+        """How the pre-trained part is used where it leaves a choice."""
+        return BackboneOptions(pooling=self.pooling)
 
     def _default_training(self) -> TrainingArgs:
         """The recipe where `training` is not given."""
@@ -383,9 +415,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def check(self) -> None:
         """See the base class."""
         super().check()
+        if self.pooling is not None:
+            check_choice("pooling", self.pooling, POOLINGS)
         if not isinstance(self.training, TrainingArgs | None):
             raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
-        check_preselection(self.preselect, self.make_windows())
+        if not isinstance(self.score_cache, str | Path | None) or self.score_cache == "":
+            raise ValueError(f"score_cache={self.score_cache!r} must be the name of a file, or None")
+        windows = self.make_windows()
+        check_preselection(self.preselect, windows)
+        resolve_layout(self.layout).check(windows, self.preselect)
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder
@@ -437,7 +475,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights = self.load_weights()
         if not weights.ready:
             self.warn_untrained()
-        if self.score_cache is None or self.explain:
+        if self.score_cache is None or self.explain or not self._caches:
             return super().score_pairs(queries, texts, on_rows)
         cache = ScoreCache(self.score_cache)
         return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
@@ -446,7 +484,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """Warns once that scores mean nothing yet."""
         message = (
             f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
-            f"backbone FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others start trained)."
+            f"backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others "
+            f"start trained)."
         )
         self._warn_once(message, UntrainedWarning, stacklevel=7)
 
@@ -463,7 +502,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
-            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives.
+            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
+                `judged="all"` also judged documents that are no candidates are trained on; a query that has no
+                candidate at all is not.
             topics_or_res_va: validation candidates; with them the weights with the best `metric` are kept.
             qrels_va: labels of the validation candidates.
 
@@ -471,8 +512,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             This transformer.
 
         Raises:
-            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, or
-                the recipe does not fit the data or the checkpoint folder.
+            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, the
+                text of judged documents is missing and there is no `text_loader`, or the recipe does not fit the data
+                or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             OSError: if the state cannot be written to the checkpoint folder.
             ImportError: if the recipe needs accelerate or peft and they are missing.
@@ -484,9 +526,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         args = self.recipe
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
-        queries = strings(topics_or_res_tr["query"], "query")
-        texts = texts_of(topics_or_res_tr, fields, self.text_loader)
-        groups = make_groups(topics_or_res_tr.assign(query=queries), texts, qrels_tr, args)
+        run = self.training_candidates(topics_or_res_tr, qrels_tr)
+        texts = texts_of(run, fields, self.text_loader)
+        groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
         weights = self.load_weights()
         train(
             weights.scorer,
@@ -500,6 +542,20 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         )
         return self
 
+    def training_candidates(self, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
+        """The candidates that `fit` trains on: with the judged documents that were not retrieved if the recipe says so.
+
+        Args:
+            results: as `fit` takes them.
+            qrels: as `fit` takes them.
+
+        Raises:
+            ValueError: if such documents' text is missing and there is no `text_loader`.
+        """
+        if self.recipe.judged == "retrieved":
+            return results
+        return add_judged(results, qrels, text_field=self.text_field, text_loader=self.text_loader)
+
     def _validation(
         self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
     ) -> Callable[[], float] | None:
@@ -512,21 +568,46 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         check_columns(qrels, ("qid", "docno", "label"), "qrels")
         if not set(qrels["qid"].astype(str)) & set(results["qid"].astype(str)):
             raise ValueError("the validation qrels judge none of the validation candidates' queries: check the qids")
-        return lambda: evaluate(self.transform(results), qrels, metric)
 
-    def start_from(self, other: LongDocReranker) -> LongDocReranker:
+        def validate() -> float:
+            # The cache would fill with scores of weights that no later run has.
+            self._caches = False
+            try:
+                return evaluate(self.transform(results), qrels, metric)
+            finally:
+                self._caches = True
+
+        return validate
+
+    def start_from(self, other: WindowReranker) -> LongDocReranker:
         """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.
 
         So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
 
         Args:
-            other: a model with the same kind of backbone.
+            other: a model with the same kind of backbone. Of a `BiEncoder` the backbone's weights are taken, on which
+                the model must be trained.
 
         Raises:
-            ValueError: if the backbones are not of the same kind.
+            ValueError: if that is no model of this package, or the backbones or vocabularies are not of the same kind.
         """
-        if not self.load_weights().adopt(other.load_weights()):
-            raise ValueError(f"{other!r} and {self!r} have encoders of different kinds: give both the same backbone")
+        if not isinstance(other, WindowReranker):
+            raise ValueError(
+                f"start_from needs a reranker of this package in memory, not {other!r}; LongDocReranker.load(...) "
+                f"restores a saved one"
+            )
+        weights, its_scorer = self.load_weights(), other.load_scorer()
+        if weights.scorer.tokenizer.get_vocab() != its_scorer.tokenizer.get_vocab():
+            raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
+        if isinstance(other, LongDocReranker):
+            difference = weights.adopt(other.load_weights())
+        else:
+            difference = weights.adopt_backbone(its_scorer.encoder)
+        if difference is not None:
+            raise ValueError(
+                f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone and pooling "
+                f"({difference})"
+            )
         return self
 
     @property

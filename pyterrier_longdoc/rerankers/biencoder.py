@@ -18,7 +18,8 @@ DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 class BiEncoder(WindowReranker):
     """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
 
-    The encoder of a checkpoint is loaded once for all bi-encoders of a process, and its embeddings are remembered.
+    The encoder of a checkpoint is loaded once for all bi-encoders of a process that are on one device, and its
+    embeddings are remembered: several aggregations of one encoder take the memory and the time of one.
 
     Args:
         backbone: any Hugging Face encoder that was trained to embed texts, or a folder.
@@ -51,7 +52,8 @@ class BiEncoder(WindowReranker):
 
     def set_up(self) -> LongDocScorer:
         # Never trained, it need not be held on to: copies load it again where they need it.
-        shared = shared_encoder(str(self.backbone), trust_remote_code=self.trust_remote_code)
+        settings = self.settings()
+        shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
                 f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its similarities "
@@ -67,7 +69,7 @@ class BiEncoder(WindowReranker):
             position_step=self.position_step,
         )
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        return LongDocScorer(encoder, tokenizer, head, self.settings(), shared.tokens).eval()
+        return LongDocScorer(encoder, tokenizer, head, settings, shared.tokens).eval()
 
     def make_windows(self) -> Windows:
         windows = super().make_windows()

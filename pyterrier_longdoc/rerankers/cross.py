@@ -25,10 +25,11 @@ from ..modelling.apart import (
     load_late_backbone,
 )
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
-from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
+from ..modelling.layout import resolve_layout
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
@@ -196,7 +197,8 @@ class PARADE(SlidingReranker):
             None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
         query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
         separate_query_projection: with `query_states`: whether they have a linear layer of their own.
-        stride: tokens from one window's start to the next one's; 75, with windows of 150, in Boytsov et al. 2025.
+        stride: tokens from one window's start to the next one's; 75, with windows of 150, by the configurations of
+            Boytsov et al. 2025, of which some figures are those for 100 (see the notes of `presets`).
 
     All other arguments: see `SlidingReranker`.
     """
@@ -275,6 +277,10 @@ class ApartReranker(SlidingReranker):
     def check(self) -> None:
         super().check()
         check_positive(cached_bytes=self.cached_bytes)
+        if self.pooling is not None:
+            raise ValueError(f"pooling would have no effect: {type(self).__name__} looks at the states of all tokens")
+        if resolve_layout(self.layout).shared_budget:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here they are read apart")
 
 
 @dataclass(eq=False, repr=False)
@@ -400,13 +406,13 @@ class NeuralModel1(AvgP):
 
     def check(self) -> None:
         super().check()
+        if self.pooling is not None:
+            raise ValueError("pooling would have no effect: NeuralModel1 looks at the states of all tokens")
         seeded_head(self.head_spec(), 1, self.seed)
 
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
-
-POOLINGS = ("cls", "mean", "last")
 
 
 @dataclass(eq=False, repr=False)
@@ -420,9 +426,6 @@ class LongP(LongDocReranker):
         backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, a cross-encoder or a plain
             one; JINA-v2 or MosaicBERT, whose own code is not needed; a language model (Llama, Qwen3, ...), with a
             classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
-        pooling: what of the last layer is scored: `"cls"` (the first token), `"mean"` (of all tokens, query and
-            special ones included) or `"last"` (the last token). None: what the checkpoint was trained with, else
-            `"mean"` for JINA and language models as in Boytsov et al. 2025, and `"cls"`.
         template: text with `{query}` and `{document}`, or `"plain"` or `"qwen3-reranker"`. None: the tokenizer's own
             layout for two texts; for a language model whose tokenizer puts nothing between them `"plain"`, for a
             Qwen with `answers` `"qwen3-reranker"`.
@@ -441,7 +444,6 @@ class LongP(LongDocReranker):
 
     backbone: str | Path = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
-    pooling: str | None = argument(None, role="weights")
     template: str | None = argument(None, role="weights")
     answers: tuple[str, str] | None = argument(None, role="weights")
     global_attention: str = argument("query", role="weights")
@@ -451,8 +453,8 @@ class LongP(LongDocReranker):
     def _default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
 
-    def _load_backbone(self) -> Backbone:
-        options = BackboneOptions(
+    def _backbone_options(self) -> BackboneOptions:
+        return BackboneOptions(
             pooling=self.pooling,
             template=self.template,
             answers=None if self.answers is None else (self.answers[0], self.answers[1]),
@@ -460,7 +462,6 @@ class LongP(LongDocReranker):
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
-        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
     def set_up(self) -> LongDocScorer:
         scorer = super().set_up()
@@ -469,8 +470,6 @@ class LongP(LongDocReranker):
 
     def check(self) -> None:
         super().check()
-        if self.pooling is not None:
-            check_choice("pooling", self.pooling, POOLINGS)
         check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)
         if self.attention_type is not None:
             check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
@@ -482,8 +481,8 @@ class LongP(LongDocReranker):
             raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
         if self.template is not None:
             resolve_template(self.template)
-            if self.pad_query:
-                raise ValueError("pad_query is the papers' layout for [CLS] query [SEP] text [SEP]; it has no template")
+            if resolve_layout(self.layout).is_for_pairs:
+                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
 
 
 def _are_two_words(answers: object) -> bool:

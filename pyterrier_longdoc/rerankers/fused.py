@@ -20,6 +20,7 @@ from ..modelling.batching import Encoded
 from ..modelling.checkpoint import Weights
 from ..modelling.encoder import WindowEncoder
 from ..modelling.heads import registered_heads
+from ..modelling.layout import resolve_layout
 from ..modelling.scorer import BLOCK_PAIRS, LongDocScorer, Read
 from ..modelling.texts import blocks, numbered, same_tokens
 
@@ -106,13 +107,14 @@ def _is_plain(model: Any) -> bool:
     if model.encoder_class is not WindowEncoder or registered_heads()[model.head_spec()[0]].needs != "cls":
         return False
     does_more = changed_names(model, arguments_of(model, "call").keys() - set(_FREE))
-    return not does_more and model.preselect is None and model.runtime == "torch"
+    reads_by_query = model.preselect is not None or resolve_layout(model.layout).shared_budget
+    return not does_more and not reads_by_query and model.runtime == "torch"
 
 
 def _reads_alike(model: Any, other: Any) -> bool:
     if model.text_loader is not other.text_loader:
         return False
-    if model.pad_query and model.make_windows().largest != other.make_windows().largest:
+    if resolve_layout(model.layout).pad_query and model.make_windows().largest != other.make_windows().largest:
         return False  # the fixed layout pads windows to their full size
     return arguments_of(model, "input", "computing") == arguments_of(other, "input", "computing")
 

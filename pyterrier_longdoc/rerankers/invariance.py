@@ -36,7 +36,8 @@ def check_invariance(
     - `repeated`: once more;
     - `order`: with the rows in another order;
     - `alone`: every row in a call of its own;
-    - `padding`: every row next to the longest document, to whose length it is padded;
+    - `padding`: every row next to the longest document, to whose windows and tokens it is padded, against the row
+      alone;
     - `batch size`: one document in each pass;
     - `attention`: by each other implementation that the backbone has;
     - `dtype`: in other precisions, where a larger difference is natural.
@@ -72,8 +73,8 @@ def check_invariance(
     with _undisturbed(model):
         expected = _scores(model, frame)
         rows = [
-            _verdict(name, frame, expected, again, limit)
-            for name, again, limit in _checks(model, frame, tolerance, dtypes, dtype_tolerance)
+            _verdict(name, frame, reference, again, limit)
+            for name, reference, again, limit in _checks(model, frame, expected, tolerance, dtypes, dtype_tolerance)
         ]
     table = pd.DataFrame(rows, columns=["check", "difference", "same_order", "tolerance", "passed", "note"])
     if verbose:
@@ -85,18 +86,25 @@ Attempt = Callable[[], np.ndarray]
 
 
 def _checks(
-    model: Any, frame: pd.DataFrame, tolerance: float, dtypes: Sequence[str], dtype_tolerance: float
-) -> Iterator[tuple[str, Attempt, float]]:
+    model: Any,
+    frame: pd.DataFrame,
+    expected: np.ndarray,
+    tolerance: float,
+    dtypes: Sequence[str],
+    dtype_tolerance: float,
+) -> Iterator[tuple[str, np.ndarray, Attempt, float]]:
     order = np.random.default_rng(0).permutation(len(frame))
-    yield "repeated", partial(_scores, model, frame), tolerance
-    yield "order", partial(_reordered, model, frame, order), tolerance
-    yield "alone", partial(_each, model, frame), tolerance
-    yield "padding", partial(_each, model, frame, padded=True), tolerance
-    yield "batch size 1", partial(_with, model, frame, batch_size=1), tolerance
+    yield "repeated", expected, partial(_scores, model, frame), tolerance
+    yield "order", expected, partial(_reordered, model, frame, order), tolerance
+    alone = _each(model, frame)
+    yield "alone", expected, lambda: alone, tolerance
+    # Among all rows every row is already padded to the longest one: that would be compared with itself.
+    yield "padding", alone, partial(_padded, model, frame), tolerance
+    yield "batch size 1", expected, partial(_with, model, frame, batch_size=1), tolerance
     for implementation in ("eager", "sdpa"):
-        yield f"attention {implementation}", partial(_by_attention, model, frame, implementation), tolerance
+        yield f"attention {implementation}", expected, partial(_by_attention, model, frame, implementation), tolerance
     for dtype in dtypes:
-        yield f"dtype {dtype}", partial(_with, model, frame, dtype=dtype), dtype_tolerance
+        yield f"dtype {dtype}", expected, partial(_with, model, frame, dtype=dtype), dtype_tolerance
 
 
 class _NotApplicableError(Exception):
@@ -131,14 +139,20 @@ def _reordered(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray
     return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
 
 
-def _each(model: Any, frame: pd.DataFrame, *, padded: bool = False) -> np.ndarray:
-    """Scores of the rows, each alone or next to the longest one."""
-    mate = _longest(model, frame) if padded else None
+def _each(model: Any, frame: pd.DataFrame, mate: int | None = None) -> np.ndarray:
+    """Scores of the rows, each alone or next to another one."""
     scores = []
     for row in range(len(frame)):
         chosen = [row] if mate in (None, row) else [row, mate]
         scores.append(_scores(model, frame.iloc[chosen].reset_index(drop=True))[0])
     return np.array(scores)
+
+
+def _padded(model: Any, frame: pd.DataFrame) -> np.ndarray:
+    """Scores of the rows, each next to the longest one and, where the model divides its work, in the same pass."""
+    mate = _longest(model, frame)
+    with _changed(model, **({"max_batch_tokens": sys.maxsize} if hasattr(model, "max_batch_tokens") else {})):
+        return _each(model, frame, mate)
 
 
 def _longest(model: Any, frame: pd.DataFrame) -> int:
@@ -155,13 +169,19 @@ def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray:
     lacking = [name for name in attributes if not hasattr(model, name)]
     if lacking:
         raise _NotApplicableError(f"{type(model).__name__} has no {', '.join(lacking)}")
+    with _changed(model, **attributes):
+        if isinstance(model, LongDocReranker):
+            _check_settings(model)
+        return _scores(model, frame)
+
+
+@contextmanager
+def _changed(model: Any, **attributes: Any) -> Iterator[None]:
     before = {name: getattr(model, name) for name in attributes}
     try:
         for name, value in attributes.items():
             setattr(model, name, value)
-        if isinstance(model, LongDocReranker):
-            _check_settings(model)
-        return _scores(model, frame)
+        yield
     finally:
         for name, value in before.items():
             setattr(model, name, value)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..common.coverage import Coverage, Reading, Scored
 from ..modelling.scorer import LongDocScorer
-from ..modelling.texts import Block
+from ..modelling.texts import Block, numbered
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -136,7 +136,8 @@ def score_with_cache(
     fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], on_rows=on_rows, on_block=store)
     done = fresh.coverage
     coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
-    scorer.read_queries(list(dict.fromkeys(queries)), coverage)
+    asked, query_of_row = numbered(queries)
+    query_ids = scorer.read_queries(asked, coverage)
     scored = Scored(len(keys), coverage, per_pair=fresh.per_pair)
     rows: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
@@ -144,7 +145,11 @@ def score_with_cache(
     found = [known[key] for key in rows]
     pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
     values = np.array([entry.score for entry in found])
-    scored.add(pairs, values, [entry.reading for entry in found], [None] * len(found))
+    readings = [entry.reading for entry in found]
+    asking = [query_of_row[own[0]] for own in rows.values()]
+    cut = {query for query, reading in zip(asking, readings, strict=True) if scorer.cuts(query_ids[query], reading)}
+    coverage.queries_cut += len(cut)
+    scored.add(pairs, values, readings, [None] * len(found))
     return scored.checked()
 
 

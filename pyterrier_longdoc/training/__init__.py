@@ -4,7 +4,7 @@ The loop sees only `scorer(queries, texts) -> scores`.
 """
 
 from .best import BestResult, Segments, first_segments, fit_on_best_segments, gold_segments, segment_precision
-from .examples import Group, TeacherScores, make_groups, pseudo_qrels
+from .examples import Group, TeacherScores, add_judged, make_groups, pseudo_qrels
 from .loop import evaluate, history_frame, plot_history, train
 from .losses import LOSSES
 from .recipe import PRESETS, Lora, TrainingArgs, recipes
@@ -13,7 +13,7 @@ from .resume import training_settings
 
 __all__ = [
     "LOSSES", "PRESETS", "BestResult", "FoldModels", "Group", "Lora", "SeedModels", "Segments", "TeacherScores",
-    "TrainingArgs", "evaluate", "first_segments", "fit_in_turn", "fit_on_best_segments", "fit_seeds",
+    "TrainingArgs", "add_judged", "evaluate", "first_segments", "fit_in_turn", "fit_on_best_segments", "fit_seeds",
     "gold_segments", "history_frame", "k_fold_fit", "make_groups", "plot_history", "pseudo_qrels", "recipes",
     "segment_precision", "train", "training_settings",
 ]  # fmt: skip

@@ -81,8 +81,9 @@ class BestResult:
 
     Attributes:
         model: the model of the best iteration.
-        iterations: a row for each iteration: `iteration`, `validation` and, with gold positions, `precision` of the
-            segments that its model ranks first among the training documents' (P@1 of the paper's Table 2).
+        iterations: a row for each iteration: `iteration`, `validation` (of the weights that were kept) and, with gold
+            positions, `precision` of the segments that its model ranks first among the training documents' (P@1 of the
+            paper's Table 2).
         selections: these segments, for each iteration: `qid, docno` and the characters `start` and `end`.
     """
 
@@ -107,8 +108,9 @@ def fit_on_best_segments(
     """Trains passage rankers on segments, each iteration on those that the one before ranks first.
 
     In the first iteration a selector learns from all segments while a ranker learns from the segments that it selects
-    at that moment (Eq. 2 and 3). Each later iteration trains a new model to the end on the segments that the last
-    one selects (Eq. 4). Differs from the paper: titles are not repeated in segments unless the texts do so.
+    at that moment, scoring them without dropout (Eq. 2 and 3). Each later iteration trains a new model to the end on
+    the segments that the last one selects (Eq. 4). Differs from the paper: titles are not repeated in segments unless
+    the texts do so.
 
     Args:
         make: makes a new model from the pre-trained weights, e.g.
@@ -136,7 +138,8 @@ def fit_on_best_segments(
         raise ValueError("fit_on_best_segments takes recipes without a teacher and without augment")
     if not isinstance(ranker.text_field, str):
         raise ValueError(f"fit_on_best_segments needs one text column, not text_field={ranker.text_field!r}")
-    candidates = _Candidates(topics_or_res_tr, segments or Segments(), ranker.text_field)
+    run = ranker.training_candidates(topics_or_res_tr, qrels_tr)
+    candidates = _Candidates(run, segments or Segments(), ranker.text_field)
     data = TrainingData(candidates.frame, qrels_tr, topics_or_res_va, qrels_va)
     fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
     rows: list[dict[str, Any]] = []
@@ -149,9 +152,10 @@ def fit_on_best_segments(
             ranker, own_data = new, data._replace(run=candidates.cut_to(selections[-1]))
         ranker.training, fit = args, fit_first if iteration == 1 else None
         own = None if folder is None else Path(folder) / f"iteration-{iteration}"
+        earlier = len(ranker.history)
         ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
         selections.append(_select_or_read(ranker, candidates, own))
-        value = evaluate(ranker.transform(topics_or_res_va), qrels_va, args.metric)
+        value = float(ranker.history["validation"].iloc[earlier:].max())  # of the weights that were kept
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})
         since_best += 1
@@ -276,10 +280,13 @@ def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, ca
     for example in examples:
         own = [[texts[int(row)][a:b] for a, b in spans[int(row)]] for row in example.texts]
         flat = [segment for document in own for segment in document]
-        scores = joint["selector"]([example.query] * len(flat), flat).float().split([len(d) for d in own])
+        queries, lengths = [example.query] * len(flat), [len(document) for document in own]
+        scores = joint["selector"](queries, flat).float().split(lengths)
         losses += [loss.compute(*row, None, args) for row in _rows(scores, example, pairs=loss.pairs)]
+        with torch.no_grad(), joint["selector"].inference():
+            selecting = joint["selector"](queries, flat).split(lengths)
         chosen_queries += [example.query] * len(own)
-        chosen_texts += [document[int(s.argmax())] for document, s in zip(own, scores, strict=True)]
+        chosen_texts += [document[int(s.argmax())] for document, s in zip(own, selecting, strict=True)]
     ranked = joint["ranker"](chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
     for example, scores in zip(examples, ranked, strict=True):
         losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, args))

@@ -12,8 +12,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
-from ..common.frames import check_columns
-from .losses import LOSSES
+from ..common.frames import TextField, as_strings, check_columns, field_names, with_text
 from .recipe import TrainingArgs
 
 
@@ -57,15 +56,15 @@ def make_groups(
             `teacher_field` if it is there.
         texts: the text of each row of `results`.
         qrels: `qid, docno, label`; of several labels of a document the last one counts.
-        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `unjudged`, `loss`, `teacher_field`,
-            `seed`; None for the defaults.
+        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `judged`, `unjudged`, `teacher_field`,
+            `seed`; None for the defaults. Judged documents that were not retrieved are added before, by `add_judged`.
 
     Returns:
         The queries that have at least one positive and one negative among their candidates, in order of appearance.
 
     Raises:
-        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's scores are
-            missing or not finite.
+        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's scores are not
+            finite.
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
@@ -82,12 +81,14 @@ def make_groups(
     if args.teacher_field in results.columns:
         frame["target"] = results[args.teacher_field].to_numpy(dtype=float)
         if not np.isfinite(frame["target"]).all():
-            raise ValueError(f"the teacher's scores in the column {args.teacher_field!r} are not all finite numbers")
-    elif LOSSES[args.loss].teacher:
-        raise ValueError(
-            f"loss={args.loss!r} needs the teacher's scores: the training candidates have no column "
-            f"{args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
-        )
+            of_judged = (
+                "; with judged='all' let the teacher score the judged documents too: "
+                "TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
+            )
+            raise ValueError(
+                f"the teacher's scores in the column {args.teacher_field!r} are not all finite numbers"
+                f"{of_judged if args.judged == 'all' else ''}"
+            )
     groups = [_group(str(qid), candidates, args) for qid, candidates in frame.groupby("qid", sort=False)]
     found = [group for group in groups if group is not None]
     if not found:
@@ -98,13 +99,80 @@ def make_groups(
     return found
 
 
+def add_judged(
+    results: pd.DataFrame,
+    qrels: pd.DataFrame,
+    *,
+    text_field: TextField = "text",
+    text_loader: Any = None,
+    topics: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    """Adds the judged documents that a first stage did not retrieve, so that they are trained on too.
+
+    So does FlexNeuART's export of training data: all positives of the qrels; as negatives judged ones and those that
+    were retrieved. Without it a query whose relevant document was not retrieved is not trained on.
+
+    Args:
+        results: `qid, query, docno`, `score` and `rank` if there are any, and the text unless it is loaded later.
+        qrels: `qid, docno, label`.
+        text_field: the column with the text, or a tuple of columns.
+        text_loader: supplies the text of the added rows, where `results` has text.
+        topics: `qid, query` of queries that may have no row in `results`; without them these are left out, because
+            their text is unknown.
+
+    Returns:
+        `results`, and behind them a row for each judged document that is missing, in the order of the qrels: with the
+        score minus infinity and a rank behind all others; other columns but the text are empty.
+
+    Raises:
+        ValueError: if a column is missing, or rows are to be added to candidates with text and there is no text_loader.
+    """
+    check_columns(results, ("qid", "query", "docno"), "the candidates")
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    queries = pd.concat([results[["qid", "query"]], *([] if topics is None else [topics[["qid", "query"]]])])
+    queries = queries.assign(qid=as_strings(queries["qid"])).drop_duplicates("qid")
+    judged, retrieved = (
+        frame[["qid", "docno"]].astype({"qid": str, "docno": str}).drop_duplicates() for frame in (qrels, results)
+    )
+    judged = judged.merge(queries, on="qid").merge(retrieved, how="left", indicator="found")
+    added = judged.loc[judged["found"] == "left_only", ["qid", "query", "docno"]].reset_index(drop=True)
+    if not len(added):
+        return results
+    fields = [name for name in field_names(text_field) if name in results.columns]
+    if fields and text_loader is None:
+        qid, _, docno = added.iloc[0]
+        raise ValueError(
+            f"judged='all' trains on judged documents that were not retrieved, here {len(added)}, e.g. {docno!r} for "
+            f"the query {qid!r}, and their text is missing: give text_loader= (a dataset or an index has one), or take "
+            f"TrainingArgs(judged='retrieved')"
+        )
+    if fields:
+        added = added.join(with_text(added, field_names(text_field), text_loader)[fields].reset_index(drop=True))
+    if "score" in results.columns:
+        added["score"] = -np.inf
+    if "rank" in results.columns:
+        added["rank"] = results["rank"].max() + 1 if len(results) else 0
+    added = added.astype({name: results[name].dtype for name in ("qid", "docno")})
+    return pd.concat([results, added], ignore_index=True)
+
+
+def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
+    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
+    groups = make_groups(results, [str(row) for row in range(len(results))], qrels, args)
+    return results.iloc[sorted(int(row) for group in groups for row in group.texts)]
+
+
 def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
     """The query and document of each row, as strings."""
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
-    """The candidates that may be drawn, the same in every epoch; None without a positive or a negative."""
+    """The candidates that may be drawn, the same in every epoch; None without a positive or a negative.
+
+    The limit of ranks is for what was retrieved: with `judged="all"` a judged negative may be drawn wherever it stands,
+    or else a longer run would have fewer of them.
+    """
     if args.unjudged == "skip":
         rows = rows[rows["label"].notna()]
     rows = rows.sort_values("position", kind="stable")
@@ -113,7 +181,8 @@ def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
     labels = np.where(positive, judged - args.min_label + 1, 0.0)
     negatives = ~positive
     if args.max_negative_rank is not None:
-        negatives &= rows["position"].to_numpy() < args.max_negative_rank
+        high = rows["position"].to_numpy() < args.max_negative_rank
+        negatives &= high | (~np.isnan(judged) if args.judged == "all" else False)
     places = np.flatnonzero(negatives).tolist()
     if not positive.any() or not places:
         return None

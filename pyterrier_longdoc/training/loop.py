@@ -114,7 +114,10 @@ def _check(groups: Sequence[Group], args: TrainingArgs, validates: bool) -> None
     if args.patience is not None and not validates:
         raise ValueError(f"patience={args.patience} needs validation data: give fit topics_or_res_va and qrels_va")
     if LOSSES[args.loss].teacher and any(group.targets is None for group in groups):
-        raise ValueError(f"loss={args.loss!r} needs the teacher's scores as the targets of every group")
+        raise ValueError(
+            f"loss={args.loss!r} needs the teacher's scores, the targets of every group: the training candidates have "
+            f"no column {args.teacher_field!r}; put TeacherScores(teacher) before the student, or set teacher_field"
+        )
 
 
 def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:
@@ -182,8 +185,9 @@ class Run:
         """Learns from this process's part of a step's examples; from none if the loss is not finite."""
         start, progress, args = time.perf_counter(), self.progress, self.args
         factor = rate_factor(args, progress.step, self.steps_per_epoch, self.total_steps)
+        beta1 = first_beta(args, progress.step, self.steps_per_epoch, self.total_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["peak"] * factor
+            group["lr"], group["betas"] = group["peak"] * factor, (beta1, BETAS[1])
         # Dropout depends on the step alone: it is the same whether or not the run was killed before.
         torch.manual_seed((args.seed * 1_000_003 + progress.step * 4099 + self.rank) % 2**63)
         loss = self._backward(examples, examples_of_all if args.reduction == "mean" else 1)
@@ -401,35 +405,60 @@ def make_optimizer(scorer: nn.Module, args: TrainingArgs) -> torch.optim.AdamW:
             groups.setdefault((prefix, decays), new)["params"].append(parameter)
     # The fused kernel reads and writes the weights once per step instead of several times.
     fused = next(scorer.parameters()).device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(list(groups.values()), fused=fused)
+    return torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)
 
 
+BETAS = (0.9, 0.999)
+"""Of AdamW, where no schedule changes the first one."""
 ONE_CYCLE_START = 25.0
 ONE_CYCLE_END = 1e4
 """`div_factor` and `final_div_factor` of torch's OneCycleLR, which FlexNeuART uses."""
+ONE_CYCLE_BETAS = (0.95, 0.85)
+"""`max_momentum` and `base_momentum` of the same: AdamW's first beta at both ends and at the peak."""
 
 
 def rate_factor(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """By what the learning rates are multiplied at a step.
 
     A function of the step (from 0), not one of torch's schedulers: a training that continues needs no state of it.
+    Warm-up begins with a rate of 0, and so does nothing at its first step, as in transformers and BERT's own code.
     """
-    epoch, within = divmod(step, steps_per_epoch)
-    decay, total = args.epoch_decay**epoch, total_steps
-    if args.restart_each_epoch:
-        step, total = within, min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
+    decay = args.epoch_decay ** (step // steps_per_epoch)
+    step, total = _step_of_schedule(args, step, steps_per_epoch, total_steps)
     if args.schedule == "one_cycle":
-        # Its steps are counted as OneCycleLR does: the peak is reached at this one.
-        peak, last = args.warmup * total - 1, total - 1
-        if step <= peak:
-            low = 1 / ONE_CYCLE_START
-            return decay * (low + (1.0 - low) * (step / peak if peak > 0 else 1.0))
-        low = 1 / (ONE_CYCLE_START * ONE_CYCLE_END)
-        return decay * (1.0 + (low - 1.0) * ((step - peak) / (last - peak)))
-    warmup = max(1, round(args.warmup * total))
+        height, rises = _cycle(args, step, total)
+        low = 1 / ONE_CYCLE_START if rises else 1 / (ONE_CYCLE_START * ONE_CYCLE_END)
+        return decay * (low + (1.0 - low) * height)
+    warmup = int(args.warmup * total)
     if step < warmup:
-        return decay * ((step + 1) / warmup)
-    return decay * (1.0 if args.schedule == "constant" else (total - step) / (total - warmup + 1))
+        return decay * (step / warmup)
+    return decay * (1.0 if args.schedule == "constant" else (total - step) / (total - warmup))
+
+
+def first_beta(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> float:
+    """AdamW's first beta at a step: `"one_cycle"` lowers it while the learning rates rise, and the other way round."""
+    if args.schedule != "one_cycle":
+        return BETAS[0]
+    high, low = ONE_CYCLE_BETAS
+    height, _ = _cycle(args, *_step_of_schedule(args, step, steps_per_epoch, total_steps))
+    return high - (high - low) * height
+
+
+def _step_of_schedule(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> tuple[int, int]:
+    """A step, and the number of steps, of the schedule that it is in: that of the training, or of its epoch."""
+    if not args.restart_each_epoch:
+        return step, total_steps
+    epoch, within = divmod(step, steps_per_epoch)
+    return within, min(steps_per_epoch, total_steps - epoch * steps_per_epoch)
+
+
+def _cycle(args: TrainingArgs, step: int, total: int) -> tuple[float, bool]:
+    """How high a cycle is at a step, 0 at its ends and 1 at its peak, and whether it is before the peak."""
+    # Its steps are counted as OneCycleLR does: the peak is reached at this one.
+    peak, last = args.warmup * total - 1, total - 1
+    if step <= peak:
+        return (step / peak if peak > 0 else 1.0), True
+    return 1.0 - (step - peak) / (last - peak), False
 
 
 # What a model is for the time of its training.

@@ -94,12 +94,15 @@ def margin_mse(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def distillation(
     scores: torch.Tensor, labels: torch.Tensor, targets: torch.Tensor, *, alpha: float = 0.75
 ) -> torch.Tensor:
-    """`alpha CE(student, label) + (1 - alpha) (z_teacher - z_student)^2`, summed over documents (PARADE, Eq. 8).
+    """`alpha CE(student, label) + (1 - alpha) / 2 (z_teacher - z_student)^2`, summed over documents (PARADE, Eq. 8).
 
-    The paper has two logits a document and takes the mean over them; models here have one, so that the cross entropy
-    is that of `pointwise_bce`. `alpha`, the weight of the labels, is 0.75 in the paper.
+    The paper has two logits a document, `(1 - alpha) ||z_teacher - z_student||^2`; the one of models here is their
+    difference. Logits `-z / 2, z / 2` are at half the squared distance of their differences z, and their cross entropy
+    is that of `pointwise_bce`. Differs from the authors' code: it takes the mean over the two logits, which halves the
+    teacher's part once more. `alpha`, the weight of the labels, is 0.75 in the paper.
     """
-    return alpha * pointwise_bce(scores, labels) + (1 - alpha) * (targets.to(scores.dtype) - scores).square().sum()
+    distance = (targets.to(scores.dtype) - scores).square().sum() / 2
+    return alpha * pointwise_bce(scores, labels) + (1 - alpha) * distance
 
 
 def _gaps(scores: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 
 import ir_measures
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..experiment.runs import described
 from .losses import LOSSES
 
@@ -24,6 +24,7 @@ _CHOICES = {
     "loss": tuple(LOSSES),
     "reduction": ("sum", "mean"),
     "sampling": ("pairs", "pointwise", "listwise"),
+    "judged": ("retrieved", "all"),
     "unjudged": ("negative", "skip"),
     "decay": ("all", "matrices"),
     "schedule": ("constant", "linear", "one_cycle"),
@@ -86,6 +87,9 @@ class Lora:
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
+        plain_fields(self)
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(self.targets))
         check_given(rank=self.rank)
         if not isinstance(self.alpha, Real) or not self.alpha > 0:
             raise ValueError(f"alpha={self.alpha!r} must be above 0")
@@ -118,6 +122,9 @@ class TrainingArgs:
         negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
         max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
         min_label: labels from here on are positive; all lower ones, also those below 0, are negative.
+        judged: which judged documents are trained on: those `"retrieved"`, so that queries without a relevant one among
+            their candidates are left out; or `"all"`, whatever their rank, as FlexNeuART does and the recipes of
+            Boytsov et al. do: the model's `text_loader` supplies the text of those that were not retrieved.
         unjudged: whether candidates without a label are a `"negative"` or are left out, `"skip"`.
         augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
         teacher_field: the column with the teacher's scores, for losses that need one.
@@ -132,8 +139,8 @@ class TrainingArgs:
         weight_decay: of AdamW.
         decay: on `"all"` parameters, or on `"matrices"` alone and so not on biases and layer norms (PARADE).
         schedule: of the learning rates after the warm-up: `"constant"`; `"linear"`: down to 0; `"one_cycle"`: up from
-            1/25 and down to 1/250000, linearly.
-        warmup: share of all steps over which the learning rates grow from 0.
+            1/25 and down to 1/250000, linearly, with AdamW's first beta from 0.95 down to 0.85 and up again.
+        warmup: share of all steps, rounded down, over which the learning rates grow from 0, that of the first step.
         epoch_decay: the learning rates are multiplied by it after each epoch.
         restart_each_epoch: begin each epoch with a new optimiser and its schedule anew, as FlexNeuART does.
         max_grad_norm: longer gradients are cut to this length; None leaves them.
@@ -169,6 +176,7 @@ class TrainingArgs:
     negative_pool: int | None = None
     max_negative_rank: int | None = 100
     min_label: int = 1
+    judged: str = "retrieved"
     unjudged: str = "negative"
     augment: Callable[[str, Random], str] | None = None
     teacher_field: str = "teacher_score"
@@ -197,6 +205,7 @@ class TrainingArgs:
     seed: int = 42
 
     def __post_init__(self) -> None:
+        plain_fields(self)
         check_given(**{name: getattr(self, name) for name in _COUNTS})
         check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
         for name, choices in _CHOICES.items():
@@ -271,10 +280,10 @@ def measure_named(name: str) -> Any:
 
 # FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is
 # trained too.
-_BOYTSOV = TrainingArgs(negative_pool=5, epoch_decay=0.95, restart_each_epoch=True)
+_BOYTSOV = TrainingArgs(negative_pool=5, judged="all", epoch_decay=0.95, restart_each_epoch=True)
 
 # 100 passes over about 200 queries under one schedule, from the model trained on MS MARCO documents (`start_from`).
-_ROBUST04 = TrainingArgs(epochs=100, negative_pool=100, max_negative_rank=1000, metric="nDCG@20")
+_ROBUST04 = TrainingArgs(epochs=100, negative_pool=100, max_negative_rank=1000, judged="all", metric="nDCG@20")
 
 # Li et al. (PARADE): every candidate alone, from a model trained on MS MARCO passages; their 2-logit cross entropy is
 # the binary one here. Differs from their code: steps are not rounded down to thousands; the rate decays from the end
@@ -312,7 +321,7 @@ _CEDR = TrainingArgs(
 )
 
 # Boytsov et al. 2022: an epoch on each of three candidate runs, the hardest last.
-_LEADERBOARD = TrainingArgs(negative_pool=5)
+_LEADERBOARD = TrainingArgs(negative_pool=5, judged="all")
 
 # Kim et al. (BeST): one positive and one negative of the top 100, until the dev set's reciprocal rank falls. The paper
 # gives neither learning rate nor batch size; these are usual for BERT.

@@ -120,6 +120,7 @@ def k_fold_fit(
     qrels: pd.DataFrame,
     folds: Sequence[Sequence[str]],
     *,
+    training_run: pd.DataFrame | None = None,
     validation: str | float | None = None,
     seed: int = 42,
     folder: str | Path | None = None,
@@ -136,6 +137,7 @@ def k_fold_fit(
         run: candidates of all queries: `qid, query, docno`, `score` or `rank`, and the text, unless the model loads it.
         qrels: `qid, docno, label`.
         folds: a list of qids for each fold; each of the run's queries is in exactly one.
+        training_run: candidates to train on where these are others than those to score, e.g. `add_judged(run, ...)`.
         validation: what is kept out of the training to choose the best weights: `"next fold"`, or a share of the
             training queries, e.g. 0.1; None keeps all for training.
         seed: of the choice of that share.
@@ -160,8 +162,10 @@ def k_fold_fit(
             f"validation={validation!r} must be {NEXT_FOLD!r}, a share of the training queries between 0 and 1, or None"
         )
     run = run.reset_index(drop=True).assign(qid=as_strings(run["qid"]).tolist())
+    train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
-    prepared = make_folds(folds, run[["qid", "query"]].drop_duplicates("qid"), qrels)
+    topics = pd.concat([frame[["qid", "query"]] for frame in (run, train_on)]).drop_duplicates("qid")
+    prepared = make_folds(folds, topics, qrels)
     empty = [str(fold.index) for fold in prepared if not len(fold.test_topics)]
     if empty:
         raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
@@ -171,13 +175,15 @@ def k_fold_fit(
         own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
         new = _new(model)
         check_new(new, models)
-        trained = fit_or_load(new, _training_data(fold, run, validation, seed), own_folder)
+        trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
         runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
         models.append(_off_device(trained))
     return FoldModels(models, [fold.test_topics["qid"].tolist() for fold in prepared], pd.concat(runs).sort_index())
 
 
-def _training_data(fold: Fold, run: pd.DataFrame, validation: str | float | None, seed: int) -> TrainingData:
+def _training_data(
+    fold: Fold, train_on: pd.DataFrame, run: pd.DataFrame, validation: str | float | None, seed: int
+) -> TrainingData:
     """Candidates and judgements of the other folds, divided if some are for validation."""
     held_out: set[str] = set()
     if validation == NEXT_FOLD:
@@ -192,7 +198,7 @@ def _training_data(fold: Fold, run: pd.DataFrame, validation: str | float | None
     train = set(fold.train_topics["qid"]) - held_out
     if not train:
         raise ValueError(f"validation={validation!r} needs at least three folds: with two, none is left for training")
-    data = TrainingData(_of(run, train), _of(fold.train_qrels, train))
+    data = TrainingData(_of(train_on, train), _of(fold.train_qrels, train))
     if not held_out:
         return data
     return data._replace(validation_run=_of(run, held_out), validation_qrels=_of(fold.train_qrels, held_out))

@@ -199,6 +199,9 @@ def fit_or_load(
     if folder is None:
         fit(model)
         return model
+    _check_can_be_kept(model)
+    # Judged documents that the recipe takes in belong, with their texts, to what must be the same.
+    data = data._replace(run=model.training_candidates(data.run, data.qrels))
     identity = {**_identity(model, data), **(about or {})}
     finished = _read_json(folder / _FINISHED)
     if finished is not None:
@@ -219,12 +222,15 @@ def fit_or_load(
     return model
 
 
-def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
-    """What must be the same for a finished model to be this one."""
+def _check_can_be_kept(model: Any) -> None:
     if not hasattr(model, "save") or not hasattr(model, "training"):
         raise TypeError(f"folder= keeps models by their save, which {model!r} has not: leave folder= out")
     if model.trust_remote_code:
         raise ValueError("a model whose backbone runs remote code cannot be saved: leave folder= out")
+
+
+def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
+    """What must be the same for a finished model to be this one."""
     return {
         **settings_of(model),
         "starting weights": fingerprint(model.load_scorer().state_dict()) if model.is_trained else None,

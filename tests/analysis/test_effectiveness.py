@@ -37,7 +37,7 @@ POSITIONS = pd.DataFrame({"qid": [f"q{i}" for i in range(20)], "first_token": [5
 
 def test_groups_by_position():
     results = experiment({"full": MIXED, "start": FALLING}, baseline=["start"])
-    found = ld.effectiveness_by_position(results, POSITIONS)
+    found = ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512, 1024])
     assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
     assert "queries" in found._repr_html_()
     table = found.table.set_index(["group", "name"])
@@ -123,10 +123,22 @@ def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
 def test_groups_too_small_or_without_any_success():
     results = experiment({"m": [0.05, 0.05, 0.05]})  # beyond the tenth rank: not found
     positions = pd.DataFrame({"qid": ["q0", "q1", "q2"], "first_token": [0, 0, 600]})
-    found = ld.effectiveness_by_position(results, positions)
+    found = ld.effectiveness_by_position(results, positions, edges=[0, 512])
     assert found.ratios[["ratio", "low", "high", "p-value"]].isna().all(axis=None)
-    one = ld.effectiveness_by_position(experiment({"m": [1.0, 0.5, 0.25]}), positions).ratios
+    one = ld.effectiveness_by_position(experiment({"m": [1.0, 0.5, 0.25]}), positions, edges=[0, 512]).ratios
     assert np.isnan(one["p-value"][0])
+
+
+@pytest.mark.parametrize("length", [400, 1000, 10_000])
+def test_groups_follow_the_lengths_of_the_documents(length):
+    results = experiment({"m": MIXED})
+    places = pd.DataFrame({"qid": results.qids, "first_token": np.linspace(0, 0.95 * length, 20).round().astype(int)})
+    others = pd.DataFrame({"qid": ["other"] * 99, "first_token": 1, "length": 7})
+    found = ld.effectiveness_by_position(results, pd.concat([places.assign(length=length), others]))
+    quarter = length // 4
+    labels = [f"{k * quarter} to < {(k + 1) * quarter}" for k in range(3)]
+    assert list(found.groups) == [*labels, f">= {3 * quarter}"]
+    assert max(len(of_group.qids) for of_group in found.groups.values()) <= 6
 
 
 def test_estimated_positions_and_those_of_several_documents():
@@ -145,8 +157,10 @@ def test_bad_input():
     results = experiment({"m": MIXED})
     with pytest.raises(ValueError, match=r"positions lack the column.s. first_token"):
         ld.effectiveness_by_position(results, POSITIONS.rename(columns={"first_token": "position"}))
+    with pytest.raises(ValueError, match=r"positions lack the column length, .* or give edges="):
+        ld.effectiveness_by_position(results, POSITIONS)
     with pytest.raises(ValueError, match="no evaluated query"):
-        ld.effectiveness_by_position(results, POSITIONS.assign(qid="other"))
+        ld.effectiveness_by_position(results, POSITIONS.assign(qid="other", length=1000))
     with pytest.raises(ValueError, match="groups is empty"):
         PositionEffectiveness({})
     with pytest.raises(ValueError, match="group 'b' has the systems n"):

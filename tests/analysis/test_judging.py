@@ -11,6 +11,7 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.analysis.judging import COLUMNS, RelevanceJudge, agreement, parse_grade
+from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
 
 from ..support import tiny
@@ -103,9 +104,11 @@ def test_chunks_hold_whole_sentences_and_all_of_the_text(tokenizer):
 
 def test_documents_cut_by_max_chunks_say_so():
     model = Scripted(marked)
-    out = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)(frame(SENTENCE * 8))
-    assert len(model.asked) == 2
-    assert out["judged_share"][0] == pytest.approx(2 / 8, abs=0.01)
+    judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)
+    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks, of 1 of 2 texts, are beyond max_chunks=2"):
+        out = judge(frame(SENTENCE * 8, SENTENCE))
+    assert len(model.asked) == 3
+    assert out["judged_share"].tolist() == pytest.approx([2 / 8, 1], abs=0.01)
 
 
 def test_the_prompt_is_safe_and_holds_query_and_chunk():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis import RelevantPositions
+from pyterrier_longdoc.analysis import PositionWarning, RelevantPositions, best_chunk, first_above
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
@@ -24,12 +27,12 @@ def find(topics=TOPICS, qrels=QRELS, corpus=CORPUS, passages=PASSAGES, **argumen
     return ld.relevant_positions(topics, qrels, corpus, passages=passages, **arguments)
 
 
-def judged(documents: list[str], judge, **arguments) -> pd.DataFrame:
+def judged(documents: list[str], judge, **arguments) -> RelevantPositions:
     """Positions in documents that are all relevant for "wet cats", in chunks of 8 tokens."""
     topics = pd.DataFrame({"qid": ["1", "2"], "query": ["wet cats", "old dogs"]})
     corpus = pd.DataFrame({"docno": [f"d{i}" for i in range(len(documents))], "text": documents})
     qrels = corpus[["docno"]].assign(qid="1", label=1)
-    return find(topics, qrels, corpus, None, judge=judge, **{"chunk_tokens": 8, **arguments}).frame
+    return find(topics, qrels, corpus, None, judge=judge, **{"chunk_tokens": 8, **arguments})
 
 
 def says_wet(query: str, chunk: str) -> bool:
@@ -133,7 +136,7 @@ def test_a_function_finds_the_first_relevant_chunk_and_then_stops():
         asked.append((query, chunk))
         return says_wet(query, chunk)
 
-    frame = judged([DRY + WET + DRY + WET, DRY * 3, "", WET], judge)
+    frame = judged([DRY + WET + DRY + WET, DRY * 3, "", WET], judge, estimator=first_above(0)).frame
     assert asked[:2] == [("wet cats", DRY.strip()), ("wet cats", WET.strip())]
     assert len(asked) == 2 + 3 + 1
     assert frame["reason"].tolist() == ["", "no relevant chunk", "document empty", ""]
@@ -142,12 +145,63 @@ def test_a_function_finds_the_first_relevant_chunk_and_then_stops():
     assert (frame["start"][0], frame["end"][0]) == (len(DRY), len(DRY + WET) - 1)
 
 
-def test_no_more_chunks_than_asked_for():
-    frame = judged([DRY * 5 + WET, DRY * 3], says_wet, max_chunks=3)
-    assert frame["reason"].tolist() == ["no relevant chunk among those judged", "no relevant chunk"]
-    assert frame[["chunks", "judged"]].to_numpy().tolist() == [[6, 3], [3, 3]]
-    assert judged([DRY * 50 + WET], says_wet, max_chunks=None)["chunk"].tolist() == [50]
-    assert judged([DRY * 50 + WET], says_wet)["judged"].tolist() == [36]
+def wetness(query: str, chunk: str) -> float:
+    return chunk.count("wet") - 3.5
+
+
+def test_the_best_chunk_is_the_default_and_needs_no_scale():
+    wetter = "Cats are wet, wet, wet. "
+    documents = [DRY + WET + DRY + wetter + WET, wetter + DRY, DRY * 3, DRY, ""]
+    frame = judged(documents, wetness).frame
+    assert frame["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
+    assert frame["judged"].fillna(-1).tolist() == [5, 2, 3, 1, -1]
+    assert frame["reason"].tolist() == ["", "", "no chunk better than the others", "", "document empty"]
+    assert frame["grade"][:2].tolist() == [-0.5, -0.5]
+    by_reranker = judged(documents, wet_words()).frame
+    assert by_reranker["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
+
+
+def test_other_estimators_of_the_same_judgements():
+    calls = []
+    documents = [DRY + WET + DRY + "Cats are wet, wet, wet. ", DRY * 3, ""]
+    found = judged(documents, lambda query, chunk: calls.append(chunk) or wetness(query, chunk))
+    asked = len(calls)
+    expected = {first_above(-3): [1, -1, -1], first_above(-1): [3, -1, -1], best_chunk: [3, -1, -1]}
+    for estimator, chunks in expected.items():
+        again = found.by(estimator)
+        assert again.frame["chunk"].fillna(-1).tolist() == chunks
+        direct = judged(documents, wetness, estimator=estimator).frame
+        pd.testing.assert_frame_equal(again.frame.drop(columns="judged"), direct.drop(columns="judged"))
+    assert len(calls) == asked
+    pd.testing.assert_frame_equal(found.by(best_chunk).frame, found.frame)
+
+
+def test_an_estimator_that_takes_more_than_was_asked_for_is_refused():
+    found = judged([DRY + WET + WET, DRY], says_wet, estimator=first_above(0))
+    assert found.by(first_above(0.5)).frame["chunk"].fillna(-1).tolist() == [1, -1]
+    for estimator in (best_chunk, first_above(1)):
+        with pytest.raises(ValueError, match=r"takes the numbers of all chunks, .* call relevant_positions with"):
+            found.by(estimator)
+    with pytest.raises(ValueError, match="these are located passages"):
+        find().by(best_chunk)
+
+
+def test_what_max_chunks_leaves_unread_is_said():
+    documents = [DRY * 5 + WET, DRY * 3, WET + DRY * 5]
+    with pytest.warns(ld.TruncationWarning, match=r"17 of 88 tokens \(19.3%\), in 1 of 3 documents"):
+        found = judged(documents, says_wet, max_chunks=3, estimator=first_above(0))
+    frame = found.frame
+    assert frame["reason"].tolist() == ["no relevant chunk among those judged", "no relevant chunk", ""]
+    assert frame[["chunks", "judged"]].to_numpy().tolist() == [[6, 3], [3, 3], [6, 1]]
+    assert frame["unread"].tolist() == [17, 0, 0]  # after the first relevant chunk there is nothing to look for
+    assert found.summary()[["documents cut", "tokens unread"]].tolist() == pytest.approx([1 / 3, 17 / 88])
+    assert "19% of tokens unread" in found.plot().get_legend().get_texts()[1].get_text()
+    with pytest.warns(ld.TruncationWarning, match="in 2 of 3 documents"):
+        best = judged(documents, says_wet, max_chunks=3)
+    assert best.frame["unread"].tolist() == [17, 0, 18]
+    assert judged([DRY * 50 + WET], says_wet, max_chunks=None).frame["chunk"].tolist() == [50]
+    with pytest.warns(ld.TruncationWarning, match="beyond max_chunks"):
+        assert judged([DRY * 50 + WET], says_wet).frame["judged"].tolist() == [36]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -158,12 +212,17 @@ def test_a_language_model_as_judge(concurrency):
 
     backend = CallableBackend(reply, name="wet")
     judge = ld.RelevanceJudge(backend, concurrency=concurrency, on_failure="unjudged", retries=0)
-    frame = judged([DRY + WET + DRY, DRY, WET * 2, "So it is not. " * 2 + WET] * 2, judge)
+    documents = [DRY + WET + DRY, DRY, WET * 2, "So it is not. " * 2 + WET] * 2
+    frame = judged(documents, judge, estimator=first_above(0)).frame
     assert frame["chunk"].fillna(-1).tolist() == [1, -1, 0, 2] * 2
     assert frame["grade"].fillna(-1).tolist() == [2, -1, 2, 2] * 2
     assert frame["unjudged"].tolist() == [0, 0, 0, 2] * 2
     assert judge.ledger.table()["calls"].sum() <= 7 * 2
-    assert judged([DRY + WET], judge, threshold=2)["reason"].tolist() == ["no relevant chunk"]
+    assert judged([DRY + WET], judge, estimator=first_above(2)).frame["reason"].tolist() == ["no relevant chunk"]
+    # An unreadable grade is neither the best nor the worst.
+    best = judged(["So it is not. " + DRY + WET + DRY, DRY * 3, "So it is not. " * 2], judge).frame
+    assert best["chunk"].fillna(-1).tolist() == [2, -1, -1]
+    assert best["reason"].tolist() == ["", "no chunk better than the others", "no readable grade"]
 
 
 def wet_words() -> pt.Transformer:
@@ -175,12 +234,41 @@ def wet_words() -> pt.Transformer:
 
 def test_a_reranker_as_judge(monkeypatch):
     documents = [DRY + WET + DRY + WET, "", DRY * 3, WET, DRY + "Wet wet wet cats. "]
-    frame = judged(documents, wet_words(), threshold=0.5)
+    above = {"estimator": first_above(0.5)}
+    frame = judged(documents, wet_words(), **above).frame
     assert frame["chunk"].fillna(-1).tolist() == [1, -1, -1, 0, 1]
     assert frame["grade"].fillna(-1).tolist() == [1, -1, -1, 1, 2]
-    assert judged(documents, wet_words(), threshold=1)["chunk"].fillna(-1).tolist() == [-1, -1, -1, -1, 1]
+    strict = judged(documents, wet_words(), estimator=first_above(1)).frame
+    assert strict["chunk"].fillna(-1).tolist() == [-1, -1, -1, -1, 1]
     monkeypatch.setattr("pyterrier_longdoc.analysis.judging.BLOCK_DOCUMENTS", 1)
-    pd.testing.assert_frame_equal(judged(documents, wet_words(), threshold=0.5), frame)
+    pd.testing.assert_frame_equal(judged(documents, wet_words(), **above).frame, frame)
+
+
+def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], Any]:
+    """Documents with one relevant chunk each, and a judge that scores it 6 higher on average than the others."""
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(f"Chunk number {i} of document {d}. " for i in range(chunks)) for d in range(documents)]
+    relevant = {d: int(rng.integers(chunks)) for d in range(documents)}
+    noise = rng.normal(size=(documents, chunks))
+
+    def judge(query, chunk):
+        number, document = (int(word.strip(".")) for word in (chunk.split()[2], chunk.split()[5]))
+        return noise[document, number] + 6 * (relevant[document] == number)
+
+    return texts, judge
+
+
+def test_a_position_that_is_the_thresholds_is_warned_of():
+    texts, judge = noisy(40)
+    found = judged(texts, judge)
+    with pytest.warns(PositionWarning, match=r"by first_above\(0\.5\), but .* somewhat lower and .* best_chunk"):
+        biased = found.by(first_above(0.5))
+    # What the warning is for: false alarms come first.
+    assert biased.matched["first_token"].median() < 0.5 * found.matched["first_token"].median()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PositionWarning)
+        found.by(first_above(4))
+        judged([DRY + WET, WET, DRY * 9 + WET * 5], says_wet).by(first_above(0))  # two grades, a gap between them
 
 
 # Bad input.
@@ -209,11 +297,10 @@ TWICE = pd.concat([CORPUS, CORPUS.tail(1)])
         ({"passages": None, "judge": 7}, "judge=7 must be"),
         ({"passages": None, "judge": says_wet, "chunk_tokens": 0}, "chunk_tokens=0"),
         ({"passages": None, "judge": says_wet, "max_chunks": 0}, "max_chunks=0"),
-        ({"passages": None, "judge": says_wet, "threshold": float("nan")}, "threshold=nan"),
-        ({"passages": None, "judge": wet_words()}, "needs threshold="),
+        ({"passages": None, "judge": says_wet, "estimator": 0}, "estimator=0 must be best_chunk or first_above"),
         ({"passages": None, "judge": lambda query, chunk: None}, "returned None; it must return a number"),
         ({"passages": None, "judge": lambda query, chunk: "yes"}, "returned 'yes'; it must return a number"),
-        ({"passages": None, "judge": wet_words() % 1, "threshold": 0}, "no finite score for .* texts"),
+        ({"passages": None, "judge": wet_words() % 1}, "no finite score for .* texts"),
         ({"tokenizer": len}, "must be a fast Hugging Face tokenizer"),
     ],
 )

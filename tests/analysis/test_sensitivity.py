@@ -13,7 +13,7 @@ from pyterrier_longdoc.analysis import PositionSensitivity
 from pyterrier_longdoc.analysis.sensitivity import moved
 
 from ..support import tiny
-from ..support.passages import collection
+from ..support.passages import Writer, collection
 
 NEEDLE = "Seventeen purple elephants march."
 KNOWN = collection(12, NEEDLE)
@@ -48,6 +48,7 @@ def test_moving_to_the_ends():
     assert moved("One. Two. Three.", 4, 10, 1) == ("One. Three. Two.", 12)
     assert moved("no sentence end", 3, 11, 1) == ("no end sentence", 7)
     assert moved("all of it", 0, 9, 0.5) == ("all of it", 0)
+    assert moved("one two three four", 4, 7, 0.6, reach=0.2) == ("one three two four", 10)
 
 
 def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
@@ -68,7 +69,7 @@ def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["first", "all", meaning]
     at_first, at_all = (container[0].get_xdata() for container in ax.containers)
     assert (at_first < at_all).all()
-    assert np.abs(np.add(at_first, at_all) / 2 - table.loc["all"].index).max() < 0.01
+    assert np.abs(np.add(at_first, at_all) / 2 - table.loc["all", "real_place"]).max() < 0.01
     lines = [container[0].get_ydata() for container in ax.containers]
     assert lines[0][-1] < -1
     assert lines[1].tolist() == [0] * 5
@@ -81,7 +82,7 @@ def test_the_table_by_hand():
     scores = pd.DataFrame(
         {"name": "m", "qid": np.repeat(["a", "b", "c"], 4), "docno": np.tile(["x", "x", "y", "y"], 3)}
     )
-    scores = scores.assign(place=[0.0, 1.0] * 6, first_token=[0, 9] * 6, length=10)
+    scores = scores.assign(place=[0.0, 1.0] * 6, real_place=[0.0, 0.9] * 6, first_token=[0, 9] * 6, length=10)
     scores["score"] = [5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0]
     table = PositionSensitivity(scores).table
     first, last = np.array([4.0, 3.0, 2.0]), np.array([3.0, 3.0, 1.0])
@@ -92,7 +93,82 @@ def test_the_table_by_hand():
     assert row["lower"] == pytest.approx(2 / 3)
     assert row["p-value"] == pytest.approx(stats.ttest_rel(last, first).pvalue)
     assert row["low"] <= row["change"] <= row["high"]
-    assert row["first_token"] == 9
+    assert row[["first_token", "real_place", "queries"]].tolist() == [9, 0.9, 3]
+
+
+def unpunctuated(count: int, words: int, passage: str = "seventeen purple elephants march") -> tuple:
+    """Topics, corpus and gold of documents without any sentence end, the passage in their middle."""
+    writer = Writer(3)
+    rest = [writer.words(words) for _ in range(count)]
+    texts = [" ".join([*own[: words // 2], passage, *own[words // 2 :]]) for own in rest]
+    frame = pd.DataFrame({"qid": [f"q{i}" for i in range(count)], "docno": [f"d{i}" for i in range(count)]})
+    starts = [text.index(passage) for text in texts]
+    gold = frame.assign(start=starts, end=[start + len(passage) for start in starts])
+    return frame[["qid"]].assign(query="elephants"), frame[["docno"]].assign(text=texts), gold
+
+
+def test_text_without_sentence_ends_is_cut_between_words():
+    topics, corpus, gold = unpunctuated(6, 400)
+    found = ld.position_sensitivity({"first": reader(300), "all": reader(None)}, topics, corpus, gold)
+    of_one = found.scores[found.scores["name"] == "all"]
+    np.testing.assert_allclose(of_one["real_place"], of_one["place"], atol=0.05)
+    assert of_one["first_token"].groupby(of_one["docno"]).nunique().tolist() == [5] * 6
+    assert (of_one["length"] == 404).all()
+    table = found.table.set_index(["name", "place"])
+    assert table.loc["first", "lower"].tolist() == [0, 1, 1, 1, 1]
+
+
+def test_a_lone_sentence_end_does_not_draw_all_places_to_it():
+    topics, corpus, gold = unpunctuated(3, 400)
+    first_word = corpus["text"].str.split().str[0]
+    marked = [f"{word}. {text}" for word, text in zip(first_word, corpus["text"], strict=True)]
+    shift = first_word.str.len() + 2
+    gold = gold.assign(start=gold["start"] + shift, end=gold["end"] + shift)
+    found = ld.position_sensitivity(reader(None), topics, corpus.assign(text=marked), gold).scores
+    np.testing.assert_allclose(found["real_place"], found["place"], atol=0.05)
+
+
+def test_the_table_and_the_picture_tell_the_real_place():
+    # Sentences of a third each: two inner boundaries, near enough to .25 and .75 but not to the middle.
+    sentence = "One two three four five six seven eight nine ten. "
+    text = sentence * 3 + NEEDLE
+    gold = GOLD.head(1).assign(start=len(sentence) * 3, end=len(text))
+    corpus = CORPUS.head(1).assign(text=text)
+    found = ld.position_sensitivity(reader(None), TOPICS.head(1), corpus, gold)
+    expected = [0, 11 / 33, 16 / 33, 22 / 33, 1]
+    np.testing.assert_allclose(found.scores["real_place"], expected, atol=1 / 33)
+    assert found.scores["first_token"].tolist()[1::2] == [11, 22]
+    np.testing.assert_allclose(found.table["real_place"], found.scores["real_place"])
+    line = found.plot().containers[0][0]
+    np.testing.assert_allclose(line.get_xdata(), found.table["real_place"])
+
+
+def test_places_that_fall_together_count_once():
+    topics, corpus, gold = TOPICS.head(3), CORPUS.head(3), GOLD.head(3)
+    short = corpus.assign(text=[f"red {NEEDLE}", NEEDLE, corpus["text"][2]])
+    starts = [4, 0, gold["start"][2]]
+    gold = gold.assign(start=starts, end=[start + len(NEEDLE) for start in starts])
+    asked = []
+
+    def score(frame):
+        asked.extend(frame["text"])
+        return pt.model.add_ranks(frame.assign(score=frame["text"].str.len().astype(float)))
+
+    found = ld.position_sensitivity(pt.apply.generic(score), topics, short, gold)
+    places = found.scores.groupby("docno")["place"].agg(list)
+    assert places.tolist() == [[0, 1], [0], [0, 0.25, 0.5, 0.75, 1]]
+    assert len(asked) == len(set(asked)) == 8
+    assert found.table["queries"].tolist() == [3, 1, 1, 1, 2]
+    assert (found.table["change"] == 0).all()
+
+
+def test_documents_are_compared_with_their_own_first_place_only():
+    scores = pd.DataFrame({"name": "m", "qid": "a", "docno": ["x", "x", "y"], "place": [0.0, 1.0, 0.0]})
+    scores = pd.concat([scores, scores.assign(qid="b")]).assign(real_place=0.0, first_token=0, length=1)
+    table = PositionSensitivity(scores.assign(score=[5.0, 4.0, 1.0, 7.0, 5.0, 1.0])).table
+    spread = np.std([3.0, 4.0], ddof=1)
+    assert table["change"].tolist() == pytest.approx([0, (-1 - 2) / 2 / spread])
+    assert table["score"].tolist() == [3.5, 4.5]
 
 
 def test_a_plot_with_nothing_to_see_says_why():
@@ -141,6 +217,7 @@ def test_estimated_positions_serve_as_gold():
         ({"gold": GOLD.assign(end=10**6)}, "gold has no passage of document 'd0' from character"),
         ({"gold": GOLD.assign(end=pd.NA)}, "gold has no passage of document 'd0' from character"),
         ({"gold": GOLD.assign(start=-1)}, "gold has no passage of document 'd0' from character -1"),
+        ({"corpus": CORPUS.assign(text=NEEDLE), "gold": GOLD.assign(start=0, end=len(NEEDLE))}, "no other place"),
         ({"corpus": CORPUS.head(1)}, "document 'd1' of gold is not in the corpus"),
         ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice' returned .* once"),
         ({"systems": {"cut": reader(None) % 1}}, "'cut' returned no finite score for 48 of 60 texts"),

@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"

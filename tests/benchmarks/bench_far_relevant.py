@@ -84,7 +84,7 @@ def candidates(collection: pt.datasets.Dataset, topics: pd.DataFrame, bm25: pt.T
 def effectiveness(positions: list[str], count: int, depth: int, maxp: bool) -> pd.DataFrame:
     """MRR of BM25, random order and bi-encoders, by position of the relevant passage."""
     # Here, since it imports torch, whose memory would be counted in the first table.
-    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
+    from pyterrier_longdoc.common.packaged import ENCODER
 
     rows = []
     aggregations = {"FirstP": "first", **({"MaxP": "max"} if maxp else {})}

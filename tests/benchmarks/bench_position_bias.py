@@ -30,7 +30,7 @@ import pyterrier as pt
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
+from pyterrier_longdoc.common.packaged import ENCODER
 
 PLACES = ("early", "uniform", "far")
 FIRST_WINDOW = ("BiEncoder first", "FirstP")

@@ -117,7 +117,7 @@ def measure(name: str, args: argparse.Namespace) -> None:
     """Trains in this process; prints documents per second twice and peak memory in MB."""
     import torch
 
-    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder
+    from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 
     folder, clock = encoder_folder(ENCODER), Clock()
     frame = pairs(args.steps * args.documents // 2, folder)

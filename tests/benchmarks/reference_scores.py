@@ -89,7 +89,7 @@ TRANSFORMER = {"aggregation": "transformer"}
 for name, make in {
     "FirstP": minilm(ld.FirstP),
     "MaxP": minilm(ld.MaxP, max_doc_len=None),
-    "MaxP padded, 1431 tokens": minilm(ld.MaxP, pad_query=True, max_doc_len=1431),
+    "MaxP padded, 1431 tokens": minilm(ld.MaxP, layout="padded", max_doc_len=1431),
     "MaxP first_last_random": minilm(ld.MaxP, max_windows=4, selection="first_last_random"),
     "MaxP words": minilm(ld.MaxP, windows=ld.SlidingWords(150, 100)),
     "MaxP BM25Windows": minilm(ld.MaxP, preselect=ld.BM25Windows(3)),

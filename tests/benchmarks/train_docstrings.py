@@ -60,7 +60,7 @@ def recipe(state: Path, *, rank: int, rate: float, head_rate: float, **changes: 
 def pair_model(folder: Path) -> Any:
     """The FirstP with which all models begin."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
+    from pyterrier_longdoc.common.packaged import ENCODER
 
     args = recipe(
         folder / "state-pairs",
@@ -79,7 +79,7 @@ def pair_model(folder: Path) -> Any:
 def model_named(name: str, folder: Path) -> Any:
     """A model that is to be trained; training reads at most 4 windows of a document."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.modelling.backbones.packaged import ENCODER
+    from pyterrier_longdoc.common.packaged import ENCODER
 
     args = recipe(
         folder / f"state-{name}",

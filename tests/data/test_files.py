@@ -1,13 +1,17 @@
 import gzip
 import json
+from pathlib import Path
 
 import pandas as pd
 import pyterrier as pt
 import pytest
+from transformers import AutoTokenizer
 
+from pyterrier_longdoc.common.language import count_tokens, named_tokenizer, token_counter
 from pyterrier_longdoc.data import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
 from pyterrier_longdoc.data.collection import GOLD_COLUMNS
 
+from ..support import tiny
 from ..support.sources import build, passages, qrels
 
 # ---------------------------------------------------------------- folder
@@ -133,6 +137,89 @@ def test_files_round_trip(tmp_path):
     assert len(dataset.documents) == 10
     write_far_relevant(build(), tmp_path / "whole")
     assert read_far_relevant(str(tmp_path / "whole")).splits == {"all": [f"q{i}" for i in range(5)]}
+
+
+LONGER = {"min_offset": 60, "max_doc_len": 200}
+
+
+def word_pieces(tmp_path):
+    """A tokenizer that makes more tokens of these passages than there are words, in a folder."""
+    tiny.tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def numbers(collection) -> list[list[int]]:
+    return collection.gold[["first_token", "length"]].values.tolist()
+
+
+@pytest.mark.parametrize("give", [str, Path, AutoTokenizer.from_pretrained])
+def test_positions_and_lengths_are_in_one_unit(tmp_path, give):
+    """Positions in word pieces among lengths in words lay behind the ends of their documents."""
+    written = build(tokenizer=give(word_pieces(tmp_path)), **LONGER)
+    write_far_relevant(written, tmp_path / "c")
+    read = read_far_relevant(tmp_path / "c")
+    assert numbers(read) == numbers(written) != numbers(build(**LONGER))
+    length_of = dict(zip(read.documents, read.lengths(), strict=True))
+    assert read.gold["length"].tolist() == [length_of[docno] for docno in read.gold["docno"]]
+    assert (read.gold["first_token"] < read.gold["length"]).all()
+    assert read.document_statistics().equals(written.document_statistics())
+    write_far_relevant(read, tmp_path / "again")
+    assert (tmp_path / "again" / "unit.jsonl").read_bytes() == (tmp_path / "c" / "unit.jsonl").read_bytes()
+
+
+def test_another_tokenizer_counts_positions_anew(tmp_path):
+    pieces = word_pieces(tmp_path)
+    in_words, in_pieces = build(), build(tokenizer=pieces, **LONGER)
+    write_far_relevant(in_words, tmp_path / "words")
+    write_far_relevant(in_pieces, tmp_path / "pieces")
+    count = token_counter(pieces)
+    anew = read_far_relevant(tmp_path / "words", tokenizer=pieces)
+    for docno, start, *found in anew.gold[["docno", "start", "first_token", "length"]].values.tolist():
+        text = anew.documents[docno]["text"]
+        assert found == count([text[:start], text])
+    for tokenizer in (lambda text: len(text.split()), count_tokens):
+        other = read_far_relevant(tmp_path / "pieces", tokenizer=tokenizer)
+        length_of = dict(zip(other.documents, other.lengths(), strict=True))
+        assert other.gold["length"].tolist() == [length_of[docno] for docno in other.gold["docno"]]
+    (tmp_path / "words" / "unit.jsonl").unlink()  # where nothing is recorded, words are counted
+    assert numbers(read_far_relevant(tmp_path / "words")) == numbers(in_words)
+    (tmp_path / "pieces" / "unit.jsonl").unlink()
+    unknown = read_far_relevant(tmp_path / "pieces")
+    assert numbers(unknown) != numbers(in_pieces)
+    assert (unknown.gold["length"] == [count_tokens(unknown.documents[d]["text"]) for d in unknown.gold["docno"]]).all()
+
+
+def test_a_recorded_tokenizer_that_is_not_to_be_had(tmp_path):
+    pieces = word_pieces(tmp_path)
+    written = build(tokenizer=pieces, **LONGER)
+    write_far_relevant(written, tmp_path / "named")
+    write_far_relevant(build(tokenizer=lambda text: len(text.split())), tmp_path / "unnamed")
+    pieces.rename(tmp_path / "elsewhere")
+    named_tokenizer.cache_clear()
+    read = read_far_relevant(tmp_path / "named")
+    assert numbers(read) == numbers(written)  # these stand in the file
+    for folder, message in (
+        ("named", r"tokens of '.*tokenizer'; .* cannot be loaded"),
+        ("unnamed", "<lambda>.*no name"),
+    ):
+        with pytest.raises(ValueError, match=rf"{message}.*") as error:
+            read_far_relevant(tmp_path / folder).lengths()
+        assert "read it with tokenizer=" in str(error.value)
+    assert numbers(read_far_relevant(tmp_path / "named", tokenizer=tmp_path / "elsewhere")) == numbers(written)
+
+
+def test_parts_in_different_tokens(tmp_path):
+    write_far_relevant(build(), tmp_path / "c")
+    other = {"tokens": "named", "name": str(word_pieces(tmp_path))}
+    (tmp_path / "c" / "input_data" / "unit.jsonl").write_text(json.dumps(other))
+    with pytest.raises(
+        ValueError, match=r"tokens of '.*tokenizer' and in words and punctuation marks: give tokenizer="
+    ):
+        read_far_relevant(tmp_path / "c")
+    read = read_far_relevant(tmp_path / "c", tokenizer=other["name"])
+    assert read.gold["length"].tolist() == token_counter(other["name"])(
+        [read.documents[docno]["text"] for docno in read.gold["docno"]]
+    )
 
 
 def test_names_that_could_not_be_read_back_are_not_written(tmp_path):

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from pyterrier_longdoc.listwise import CallableBackend, LLMClient, Prices, RankGPT, Reply, SpendCapError
+from pyterrier_longdoc.common.language import token_counter
+from pyterrier_longdoc.listwise import (
+    CallableBackend,
+    ListwisePrompt,
+    LLMClient,
+    OpenAIBackend,
+    Prices,
+    RankGPT,
+    Reply,
+    SpendCapError,
+)
+from pyterrier_longdoc.listwise.messages import most_tokens
 
-from ..support.llm import Scripted, candidates, oracle
+from ..support import tiny
+from ..support.llm import Answer, Scripted, candidates, completion, oracle, serving
 
 SMALL = {"list_size": 4, "step": 2}
 
@@ -56,22 +72,87 @@ def test_estimate_asks_nothing_and_is_right():
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_the_cap_holds_and_finished_lists_are_not_paid_twice(tmp_path, concurrency):
-    run = candidates(queries=6, documents=6)
+    run = candidates(queries=20, documents=6)
     model = Scripted(lambda m: Reply(oracle(m), 100, 10))
 
     def client(cap: float) -> LLMClient:  # a call costs 1
         backend, path = CallableBackend(model, name="m"), tmp_path / "replies.sqlite"
         return LLMClient(backend, cache=path, prices=Prices(1e4, 0), max_cost=cap, tokenizer=lambda text: 10)
 
-    poor, rich = client(5.0), client(100.0)
-    with pytest.raises(SpendCapError, match=r"max_cost=5.0 would be passed"):
+    poor, rich = client(25.0), client(100.0)
+    with pytest.raises(SpendCapError, match=r"max_cost=25.0 would be passed"):
         RankGPT(poor, concurrency=concurrency, **SMALL)(run)
     paid = len(model.asked)
     assert poor.ledger.cost == paid == len(poor.cache)
-    assert 3 <= paid <= 5
+    assert 23 <= paid <= 25
     RankGPT(rich, **SMALL)(run)
-    assert len(model.asked) == 12  # none was asked for twice
-    assert rich.ledger.cost == 12 - paid
+    assert len(model.asked) == 40  # none was asked for twice
+    assert rich.ledger.cost == 40 - paid
+
+
+def hungry(messages) -> Reply:
+    """Takes a token for every two characters, where our own count says four, and more or less of them by the prompt."""
+    characters = sum(len(message["content"]) for message in messages)
+    return Reply(oracle(messages), characters * (48 + characters % 5) // 100, 30)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("cap", [0.0005, 0.002, 0.004])
+def test_the_cap_holds_where_servers_count_more_tokens_than_we_do(cap, concurrency):
+    run = candidates(queries=30, documents=6)
+    model = Scripted(lambda m: time.sleep(0.002) or hungry(m))
+    backend = CallableBackend(model)
+    backend.settings = {"max_tokens": 40}
+    client = LLMClient(backend, prices=Prices(0.15, 0.6), max_cost=cap)
+    with pytest.raises(SpendCapError) as error:
+        RankGPT(client, concurrency=concurrency, **SMALL)(run)
+    ledger = client.ledger
+    assert 0 < ledger.cost <= cap
+    assert re.search(rf"max_cost={cap} .*: {ledger.cost:.6g} spent, 0 reserved .* may cost [\d.e-]+ ", str(error.value))
+    # All but what a call or two may cost is spent.
+    paid = len(model.asked)
+    assert cap - ledger.cost < 2 * ledger.cost / paid or paid < 5
+    ledger.max_cost = 1.0
+    out = RankGPT(client, concurrency=concurrency, **SMALL)(run)
+    assert len(model.asked) == 60  # without a file too, nothing is asked for twice
+    assert out.equals(RankGPT(oracle, **SMALL)(run))
+
+
+@pytest.mark.parametrize("cap", [0.003, 0.05])
+def test_the_cap_holds_for_requests_at_the_same_time(cap):
+    pytest.importorskip("openai")
+
+    def answer(body):
+        reply, used = completion(oracle(body["messages"])), hungry(body["messages"])
+        reply["usage"] = {"prompt_tokens": used.input_tokens, "completion_tokens": 30, "total_tokens": 0}
+        return Answer(reply, wait=0.01)
+
+    with serving(answer) as server:
+        backend = OpenAIBackend("tiny", base_url=f"{server.url}/v1", parameters={"max_tokens": 30}, max_retries=0)
+        client = LLMClient(backend, prices=Prices(2.5, 10.0), max_cost=cap)
+        with pytest.raises(SpendCapError):
+            RankGPT(client, concurrency=6, **SMALL)(candidates(queries=60, documents=6))
+    costs = [client.ledger.prices.cost(call.input_tokens, call.output_tokens) for call in client.ledger.calls]
+    assert len(costs) == len(server.requests)  # none was under way unseen
+    assert sum(costs) <= cap
+
+
+def test_a_call_waits_for_those_under_way_rather_than_end_the_run():
+    """Of four calls at a time three do not fit beside the first, by the most that they may take; all do in fact."""
+    run = candidates(queries=4, documents=3)
+    model = CallableBackend(lambda m: time.sleep(0.01) or Reply(oracle(m), 50, 10))
+    model.settings = {"max_tokens": 1000}
+    client = LLMClient(model, prices=Prices(1.0, 1.0), max_cost=0.0025)
+    RankGPT(client, concurrency=4)(run)
+    assert client.ledger.cost == pytest.approx(4 * 60e-6)
+
+
+def test_an_answer_without_a_bound_is_reckoned_with():
+    model = Scripted(lambda m: Reply(oracle(m), 0, 20))
+    client = LLMClient(model, prices=Prices(0, 1e6), max_cost=1000.0)
+    with pytest.raises(SpendCapError, match="1024 of answer"):
+        RankGPT(client)(candidates(documents=2))
+    assert model.asked == []
 
 
 def test_the_cap_reckons_with_the_longest_answer_allowed():
@@ -81,6 +162,16 @@ def test_the_cap_reckons_with_the_longest_answer_allowed():
     with pytest.raises(SpendCapError):
         RankGPT(client)(candidates(queries=6, documents=2))
     assert client.ledger.cost == 20  # 20 + 100 would be above it
+
+
+def test_no_tokenizer_makes_more_tokens_than_are_reserved():
+    messages = ListwisePrompt()("naïve 猫 q?", ["\U0001f600" * 9, "a.b_c" * 50, "é" * 20, "\x00 \t\n"])
+    letters = {letter: i for i, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
+    of_bytes = Tokenizer(models.BPE(letters, []))
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for tokenizer in (of_bytes, tiny.tokenizer()):
+        tokens = sum(token_counter(tokenizer)([message["content"] for message in messages]))
+        assert 400 < tokens < most_tokens(messages)
 
 
 def test_a_cap_of_nothing_lets_nothing_through():

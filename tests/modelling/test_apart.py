@@ -279,7 +279,7 @@ def test_default_recipes(scorer, mores):
 
 @BOTH
 def test_fixed_layout(name):
-    fixed = make(name, pad_query=True).load_scorer()
+    fixed = make(name, layout="padded").load_scorer()
     queries, texts = ["old dog", "snow in the city"], [LONG, "a short dog"]
     alone = [fixed.score([q], [t]).scores[0] for q, t in zip(queries, texts, strict=True)]
     np.testing.assert_allclose(fixed.score(queries, texts).scores, alone, **CLOSE)

@@ -164,10 +164,10 @@ def test_an_input_of_just_the_longest_length_goes_through(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     # RoBERTa's positions are numbered from pad_token_id + 1.
     assert backbone.longest_input == (130 - 0 - 1 if "roberta" in family else 128)
-    for pad_query in (False, True):
-        layout = backbone.pair_layout().fixed(1, None) if pad_query else backbone.pair_layout()
-        size = backbone.longest_input - 10 - layout.specials
-        scorer = scorer_of(backbone, windows=GreedyChunks(size), max_query_len=10, pad_query=pad_query)
+    own = backbone.pair_layout()
+    for layout, specials in (("pair", own.specials), ("padded", own.fixed(1, None).specials)):
+        size = backbone.longest_input - 10 - specials
+        scorer = scorer_of(backbone, windows=GreedyChunks(size), max_query_len=10, layout=layout)
         assert np.isfinite(scorer.score(["the " * 50], ["cat " * 200]).scores).all()
         with pytest.raises(ValueError, match=f"the backbone takes {size} document tokens"):
             scorer.use(replace(scorer.settings, windows=GreedyChunks(size + 1)))

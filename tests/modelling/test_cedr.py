@@ -69,6 +69,20 @@ def cosines(query, document):
     return np.einsum("cqh,cdh->cqd", q, d) / norms
 
 
+@pytest.mark.parametrize("name", ["cedr-knrm", "cedr-pacrr", "cedr-drmm"])
+def test_layers_start_as_those_of_the_published_code(name):
+    """All of CEDR's and FlexNeuART's layers start as torch starts them: uniform up to 1 / sqrt(inputs)."""
+    heads = [build_head(name, 48, channels=3) for _ in range(20)]
+    layers = [m for m in heads[0].modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
+    assert any(layer is heads[0].final for layer in layers)
+    for key in heads[0].state_dict():
+        if key.endswith((".weight", ".bias")):
+            inputs = heads[0].get_submodule(key.rpartition(".")[0]).weight[0].numel()
+            drawn = torch.stack([head.state_dict()[key] for head in heads]).abs() * inputs**0.5
+            assert 0.8 < drawn.max() <= 1.0, key
+            assert 0.35 < drawn.mean() < 0.65, key
+
+
 # The matching tensor (models.md §12.9 and §12.10).
 
 
@@ -114,16 +128,16 @@ def test_model1_sees_the_last_layer_alone(backbone):
     torch.testing.assert_close(encode(scorer, [QUERY], [text_of(12)]).matches.values[:, 0], expected, **CLOSE)
 
 
-@pytest.mark.parametrize("pad_query", [False, True])
-def test_matches_are_zero_at_padding(backbone, pad_query):
-    matches = encode(scorer_of(backbone, "cedr-knrm", pad_query=pad_query), QUERIES, TEXTS).matches
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_matches_are_zero_at_padding(backbone, layout):
+    matches = encode(scorer_of(backbone, "cedr-knrm", layout=layout), QUERIES, TEXTS).matches
     assert matches.query_mask.sum(1).tolist() == [len(query.split()) for query in QUERIES]
     assert matches.document_mask.sum(1).tolist() == [len(text.split()) for text in TEXTS]
     real = matches.query_mask[:, None, :, None] & matches.document_mask[:, None, None, :]
     assert torch.equal(matches.values != 0, real.expand_as(matches.values))
     # A full query and a full window: nothing is padded, so that both layouts are the same input.
     query, text = [text_of(8, 9)], [text_of(CHUNK)]
-    plain, fixed = (encode(scorer_of(backbone, "cedr-knrm", pad_query=p), query, text) for p in (False, True))
+    plain, fixed = (encode(scorer_of(backbone, "cedr-knrm", layout=x), query, text) for x in ("pair", "padded"))
     torch.testing.assert_close(plain.matches.values, fixed.matches.values, **CLOSE)
 
 

@@ -15,9 +15,11 @@ import pyterrier as pt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.checkpoint import compress, restore
+from pyterrier_longdoc.rerankers.base import UntrainedWarning
 
 from ..support import tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
@@ -72,7 +74,7 @@ def test_round_trip(name, results, tmp_path):
         ("MaxP", {"windows": ld.Truncate()}),
         ("MaxP", {"text_field": ("title", "text")}),
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "seed": 3}),
-        ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "pad_query": True}),
+        ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "layout": "padded"}),
         ("MaxP", {"backbone": Path(tiny.encoder())}),
         ("LateIR", {"interaction": Path(tiny.aggregator()), "aggregator": Path(tiny.aggregator())}),
         ("KMaxP", {"k": np.int64(2), "weights": np.array([1.0, 0.5])}),
@@ -349,6 +351,43 @@ def test_a_last_layer_for_other_vectors_is_not_taken_over(results):
     assert own.shape == theirs.shape
     assert torch.equal(own, its_own)
     assert not np.isclose(scores(model, results), scores(make("MaxP"), results), rtol=1e-4).any()
+
+
+def test_start_from_a_bi_encoder(results, tmp_path):
+    """Of which the backbone alone is taken: its states are those that the bi-encoder pools."""
+    trained = tiny.checkpoint(tmp_path / "embeds", labels=None, seed=3)
+    other = ld.BiEncoder(trained, window_size=12, stride=6)
+    for backbone in (tiny.checkpoint(tmp_path / "plain", labels=None), tiny.encoder()):
+        model = make("MaxP", backbone).start_from(other)
+        its, own = (each.load_scorer().encoder.backbone.state_dict() for each in (other, model))
+        assert all(torch.equal(own[name], its[name]) for name in its)
+        with pytest.warns(UntrainedWarning):
+            model(results)
+    expected = scores(make("MaxP", trained), results)
+    np.testing.assert_allclose(scores(make("MaxP", tmp_path / "plain").start_from(other), results), expected, rtol=1e-5)
+    deeper = ld.BiEncoder(
+        tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3), window_size=12, stride=6
+    )
+    with pytest.raises(ValueError, match=r"different kinds: .* \(.*layer.2.* is not there and \("):
+        make("MaxP").start_from(deeper)
+
+
+def test_start_from_what_has_no_weights_to_give(results, tmp_path):
+    model = make("MaxP")
+    before = scores(model, results)
+    for other in ("longdoc:docstrings-maxp", None, make("MaxP") % 3):
+        with pytest.raises(
+            ValueError, match=r"start_from needs a reranker of this package in memory.*LongDocReranker.load"
+        ):
+            model.start_from(other)
+    tokenizer = make("MaxP").load_scorer().tokenizer
+    folder = tiny.checkpoint(tmp_path / "other words")
+    file = Path(folder, "tokenizer.json")
+    file.write_text(file.read_text().replace('"cat"', '"tac"'))
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
+    with pytest.raises(ValueError, match="tokenizers with different vocabularies"):
+        model.start_from(make("MaxP", folder))
+    np.testing.assert_array_equal(scores(model, results), before)
 
 
 # Adapters: models as small differences from their backbone.

@@ -13,7 +13,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
 from pyterrier_longdoc.modelling.backbones.load import Backbone
 from pyterrier_longdoc.modelling.batching import NOTHING
-from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
+from pyterrier_longdoc.modelling.embed import embedding_settings
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
@@ -239,12 +239,25 @@ def test_encoders_are_shared(own, tmp_path_factory):
     for model in (models[1], models[2], models[0]):
         model(inp)
     assert passes.windows == 2 + 1 + 3
-    assert shared_encoder(own) is shared_encoder(own)
+    assert models[0].load_scorer().encoder.shared is models[1].load_scorer().encoder.shared
     before = scores(models[1], inp)
     models[1].backbone = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
     assert not np.allclose(scores(models[1], inp), before)
     models[1].backbone = own
     np.testing.assert_allclose(scores(models[1], inp), before, atol=1e-6)
+
+
+def test_a_model_stays_where_it_is_when_another_moves(own):
+    here, there = ld.BiEncoder(own, device="cpu", **SMALL), ld.BiEncoder(own, device="cpu", **SMALL)
+    before = scores(here, TWO)
+    there(TWO)
+    # torch has two devices on every machine: "meta" is one without memory, from which weights do not come back.
+    there.device = "meta"
+    assert there.load_scorer().device.type == "meta"
+    assert here.load_scorer().device.type == "cpu"
+    np.testing.assert_array_equal(scores(here, TWO), before)
+    late = ld.BiEncoder(own, device="cpu", aggregation="avg", **SMALL)
+    assert late.load_scorer().encoder.shared is here.load_scorer().encoder.shared
 
 
 def test_the_cache_is_bounded():

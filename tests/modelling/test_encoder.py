@@ -292,7 +292,7 @@ def test_padding_with_known_numbers():
     model.batch_size = 1
     model(frame)
     assert (model.coverage.tokens_computed, model.coverage.padding) == (84, 0.0)
-    model.pad_query = True  # the fixed layout's padding counts, too
+    model.layout = "padded"  # the fixed layout's padding counts, too
     model(frame.head(1))
     assert (model.coverage.tokens_encoded, model.coverage.tokens_computed) == (2 + 4 + 3, 8 + 20 + 3)
 

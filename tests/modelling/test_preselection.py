@@ -14,7 +14,14 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.preselection import Preselection, WindowSelector, preselection_from_config, words
+from pyterrier_longdoc.modelling.preselection import (
+    BM25Windows,
+    KeyBlocks,
+    Preselection,
+    WindowSelector,
+    preselection_from_config,
+    words,
+)
 from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.texts import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
@@ -390,3 +397,10 @@ def test_check_invariance_looks_at_the_selecting_model_too(cross_encoder, result
     assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
     assert not (tmp_path / "inner.sqlite").exists()
     assert inner.score_cache == tmp_path / "inner.sqlite"
+
+
+def test_selectors_are_keys():
+    selectors = [BM25Windows(2), BM25Windows.from_texts(["a b", "b c"], 2), BM25Windows.from_texts(["a b", "b d"], 2)]
+    selectors += [KeyBlocks(selector) for selector in selectors]
+    assert len(dict.fromkeys(selectors, 0)) == 6
+    assert hash(BM25Windows.from_texts(["a b", "b c"], 2)) == hash(selectors[1])

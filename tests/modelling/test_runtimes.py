@@ -51,8 +51,8 @@ def assert_torchs(model, results) -> np.ndarray:
 REAL = {
     **{family: ("MaxP", family, {}) for family in FAMILIES},
     # Padding within inputs, and RoBERTa's positions counted over it.
-    "fixed layout": ("MaxP", "bert", {"pad_query": True}),
-    "fixed layout of RoBERTa": ("MaxP", "roberta", {"pad_query": True}),
+    "fixed layout": ("MaxP", "bert", {"layout": "padded"}),
+    "fixed layout of RoBERTa": ("MaxP", "roberta", {"layout": "padded"}),
     "states of the query": ("PARADE-query", "bert", {}),
     "states of all tokens": ("NeuralModel1", "bert", {}),
 }

@@ -45,14 +45,14 @@ def roberta(tmp_path_factory):
 
 
 def make(backbone, head="maxp", windows=SLIDING, **arguments):
-    """A scorer in evaluation mode; attention, which starts at zero, is given some weight."""
+    """A scorer in evaluation mode; attention, which starts at zero, and special vectors are given some weight."""
     torch.manual_seed(0)
     module = build_head(head, backbone.hidden_size, channels=backbone.channels)
     scorer = scorer_of(backbone, windows, module, **{"max_query_len": 8, **arguments})
     scorer.warm_start(backbone)
     with torch.no_grad():
         for name, parameter in scorer.head.named_parameters():
-            if "attention" in name and name.count(".") < 2:
+            if name.endswith("_vector") or ("attention" in name and name.count(".") < 2):
                 parameter.normal_()
     return scorer.eval()
 
@@ -69,9 +69,9 @@ def each_alone(scorer) -> np.ndarray:
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("pad_query", [False, True], ids=["plain", "fixed"])
-def test_a_score_does_not_depend_on_the_batch(backbone, head, pad_query):
-    scorer = make(backbone, head, pad_query=pad_query)
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_a_score_does_not_depend_on_the_batch(backbone, head, layout):
+    scorer = make(backbone, head, layout=layout)
     alone = each_alone(scorer)
     assert len(set(np.round(alone, 4))) == len(alone)
     for batch_size, tokens in [(1, 10**6), (3, 10**6), (64, 1), (64, 40), (5, 70)]:
@@ -95,9 +95,12 @@ def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
 
 
 # RoBERTa's plain layout is not among them: there the model finds its positions by the id of padding.
-@pytest.mark.parametrize(("model", "pad_query"), [("backbone", False), ("backbone", True), ("roberta", True)])
-def test_the_id_of_padding_does_not_matter(request, model, pad_query):
-    scorer = make(request.getfixturevalue(model), pad_query=pad_query)
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("backbone", "pair"), ("backbone", "padded"), ("roberta", "padded"), ("roberta", "longformer")],
+)
+def test_the_id_of_padding_does_not_matter(request, model, layout):
+    scorer = make(request.getfixturevalue(model), layout=layout)
     expected = scores(scorer)
     for pad_id in (1, 50):
         scorer.layout = replace(scorer.layout, pad_id=pad_id)
@@ -105,7 +108,7 @@ def test_the_id_of_padding_does_not_matter(request, model, pad_query):
 
 
 def test_the_two_layouts_differ_where_there_is_padding_only(backbone):
-    plain, fixed = make(backbone), make(backbone, pad_query=True)
+    plain, fixed = make(backbone), make(backbone, layout="padded")
     full = ([text_of(8, 9)], [text_of(20)])
     np.testing.assert_allclose(scores(plain, *full), scores(fixed, *full), **CLOSE)
     for query, text in ((full[0], [text_of(19)]), (["old"], full[1])):
@@ -144,7 +147,7 @@ def test_windows_adapt_to_the_backbone(backbone):
         ({"windows": SlidingWindows(118, 60)}, "the backbone takes 117 document tokens; lower the window size to 117"),
         ({"windows": SlidingWords(max_tokens=118)}, "max_tokens=118 does not fit"),
         ({"max_query_len": 125}, "max_query_len=125 leaves no room for a document: the backbone takes 128 tokens, 3"),
-        ({"max_query_len": 125, "pad_query": True}, "leaves no room for a document"),
+        ({"max_query_len": 125, "layout": "padded"}, "leaves no room for a document"),
     ],
 )
 def test_wrong_arguments(backbone, arguments, message):
@@ -156,9 +159,9 @@ def test_wrong_arguments(backbone, arguments, message):
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("pad_query", [False, True])
-def test_scoring_is_forward_in_evaluation_mode(backbone, head, pad_query):
-    scorer = make(backbone, head, pad_query=pad_query)
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_scoring_is_forward_in_evaluation_mode(backbone, head, layout):
+    scorer = make(backbone, head, layout=layout)
     expected = scorer(QUERIES, TEXTS)
     assert expected.requires_grad
     np.testing.assert_allclose(scores(scorer), expected.detach().numpy(), **CLOSE)

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import texts as texts_module
-from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, TokenCache, blocks, same_tokens, tokenize
+from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, Pace, TokenCache, blocks, same_tokens, tokenize
 
 from ..support import tiny
 from ..support.systems import QUIET, REPRESENTATIVE, make, scores, slow_but
@@ -187,3 +187,22 @@ def test_same_tokens():
     assert same_tokens(python, python)
     assert not same_tokens(python, another)  # their code may differ
     assert not same_tokens(one, python)
+
+
+def test_blocks_take_about_the_time_that_they_may(monkeypatch):
+    """By a clock of the test's own: a character takes a millisecond, later a hundred times less."""
+    now, texts = [0.0], [f"{i:03}" * 20 for i in range(400)]
+    monkeypatch.setattr(texts_module.time, "monotonic", lambda: now[0])
+    pace, sizes, took = Pace(5000, 2.0), [], []
+    for block in texts_module.blocks([0] * len(texts), texts, characters=pace, pairs=1000):
+        per_character = 1e-3 if sum(sizes) < 200 else 1e-5
+        took.append(len(block.rows) * 60 * per_character)
+        sizes.append(len(block.rows))
+        now[0] += took[-1]
+        pace.note(block)
+    assert sum(sizes) == 400
+    assert sizes[0] == 1
+    assert max(took) <= 2.0
+    assert min(took[1:5]) > 1.8
+    assert max(sizes) == 5000 // 60  # never more than without a clock
+    assert Pace(5000, None).characters == 5000

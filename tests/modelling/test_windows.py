@@ -14,6 +14,7 @@ from pyterrier_longdoc.common.language import sentence_starts
 from pyterrier_longdoc.modelling.texts import TokenizedText, tokenize
 from pyterrier_longdoc.modelling.windows import (
     CHUNK_TOKENS,
+    FixedGrid,
     GreedyChunks,
     SentenceWindows,
     SlidingWindows,
@@ -102,6 +103,21 @@ def test_sliding_windows_follow_the_formula_and_cover_everything(length, size, d
     chunks = GreedyChunks(size)(range(length))
     assert chunks == SlidingWindows(size, size)(range(length))
     assert [token for a, b in chunks for token in range(a, b)] == list(range(length))
+
+
+@given(length=st.integers(0, 3000), size=st.integers(1, 200), budget=st.integers(1, 2000), data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_fixed_grid_is_that_of_the_longest_document(length, size, budget, data):
+    stride = data.draw(st.integers(1, size))
+    windows, longest = FixedGrid(size, stride, budget), SlidingWindows(size, stride)(range(budget))
+    spans, read = windows(range(length)), min(length, budget)
+    assert len(spans) == math.ceil(max(0, budget - size) / stride) + 1
+    for span, (start, end) in zip(spans, longest, strict=True):
+        assert list(range(*span)) == [token for token in range(start, end) if token < read]
+    assert covered(spans) == set(range(read))
+    assert windows(range(length + 1)) == spans or length < budget
+    if length >= budget:
+        assert spans == longest
 
 
 def test_chunks_beginnings_and_whole_texts():
@@ -274,7 +290,7 @@ def test_windows_that_do_not_fit(windows):
 
 
 def test_descriptions_are_read_back():
-    open_ = (Truncate(), WholeText(), SentenceWindows(max_sentences=1))
+    open_ = (Truncate(), WholeText(), SentenceWindows(max_sentences=1), FixedGrid(6, 4, 30))
     for windows in (*EVERY_CLASS, *open_, *(replace(w, max_windows=4, seed=7) for w in EVERY_CLASS)):
         assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
     with pytest.raises(ValueError, match=r"unknown windows 'Chapters'; known are Truncate, .*SentenceWindows"):
@@ -314,6 +330,8 @@ def test_rules_of_users_own_are_read_back():
         (lambda: SlidingWindows(10, 0), "stride=0 must be at least 1"),
         (lambda: SlidingWindows(None, 1), "size=None must be a whole number"),
         (lambda: GreedyChunks(-1), "size=-1 must be at least 1"),
+        (lambda: FixedGrid(length=0), "length=0 must be at least 1"),
+        (lambda: FixedGrid(length=None), "length=None must be a whole number"),
         (lambda: WholeText(0), "size=0 must be at least 1"),
         (lambda: SlidingWords(max_tokens=0), "max_tokens=0 must be at least 1"),
         (lambda: SentenceWindows(max_sentences=0), "max_sentences=0 must be at least 1"),

@@ -13,8 +13,9 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.files import write_jsonl, write_lines
-from pyterrier_longdoc.papers.protocols import drawable, models_folder, preset_factory
-from pyterrier_longdoc.training import TrainingArgs, k_fold_fit, make_groups, recipes
+from pyterrier_longdoc.papers.protocols import models_folder, preset_factory
+from pyterrier_longdoc.training import TrainingArgs, add_judged, k_fold_fit, make_groups, recipes
+from pyterrier_longdoc.training.examples import drawable
 
 from ..support import tiny
 from ..support.systems import make
@@ -170,6 +171,8 @@ def test_settings_are_those_of_the_paper():
         "far-relevant": (100, "RR@100", 0.01, "boytsov2025", "msmarco-document", 32, 1431),
     }
     assert ld.protocols["far-relevant"].max_train_queries == 50_000
+    # The authors train on all judged documents, retrieved or not.
+    assert {protocol.training(0).judged for protocol in ld.protocols.values()} == {"all"}
     assert list(ld.protocols.table()["name"]) == list(shown)
     # Nothing is ever trained on v2.
     assert {p.train.corpus for p in ld.protocols.values() if p.train} == {"msmarco-document", "far-relevant"}
@@ -219,6 +222,7 @@ def test_training_needs_only_what_may_be_drawn():
         TrainingArgs(max_negative_rank=4),
         TrainingArgs(unjudged="skip", min_label=2),
         TrainingArgs(negative_pool=5, max_negative_rank=7, seed=2),
+        TrainingArgs(negative_pool=2, max_negative_rank=1, judged="all"),
     ):
         some = drawable(run, qrels, args)
         assert len(some) < len(run)
@@ -263,6 +267,46 @@ def test_folder_of_models_that_were_trained_otherwise(msmarco, models, cross_enc
         protocol.run(other, Retriever(*V1), msmarco[0], seeds=SEEDS, datasets=MSMARCO)
     with pytest.raises(ValueError, match=r"seed-0.*not the same are its protocol"):
         replace(protocol, depth=3).run(models, Retriever(*V1), msmarco[0], seeds=SEEDS, datasets=MSMARCO)
+
+
+class Missing(Retriever):
+    """Retrieves some of the documents for each query, and none for one of them."""
+
+    def __init__(self, *datasets, depth, silent=None):
+        super().__init__(*datasets)
+        self.depth, self.silent = depth, silent
+
+    def transform(self, inp):
+        run = super().transform(inp[inp["qid"] != self.silent])
+        return run[run["rank"] < self.depth].reset_index(drop=True)
+
+
+def pairs(frame):
+    return set(zip(frame["qid"], frame["docno"], strict=True))
+
+
+@pytest.fixture
+def fitted_on(monkeypatch):
+    """Gets what models are fitted on."""
+    given, fit = [], ld.MaxP.fit
+    monkeypatch.setattr(ld.MaxP, "fit", lambda self, *data: given.append(data[0]) or fit(self, *data))
+    return given
+
+
+def test_judged_documents_that_were_not_retrieved_are_trained_on(cross_encoder, fitted_on, tmp_path):
+    retriever, judged = Missing(*V1, depth=12), TRAIN.get_qrels()
+    for way in ("all", "retrieved"):
+        models = {"MaxP": lambda seed, way=way: maxp(cross_encoder, training=replace(FAST, judged=way))}
+        ld.protocols["msmarco-document"].run(models, retriever, tmp_path / way, seeds=[0], datasets=MSMARCO)
+    of_all, retrieved = fitted_on
+    missed = pairs(judged) - pairs(retriever(TRAIN.get_topics()))
+    assert missed & pairs(judged[judged["label"] > 0])
+    assert pairs(judged) <= pairs(of_all)
+    assert not missed & pairs(retrieved)
+    assert set(of_all["qid"]) == set(TRAIN.qids) > set(retrieved["qid"])
+    texts = of_all.set_index(["qid", "docno"])["text"]
+    for qid, docno in missed:
+        assert texts[qid, docno] == " ".join(TRAIN.docs[docno][name] for name in MSMARCO_FIELDS)
 
 
 # TREC DL.
@@ -317,6 +361,33 @@ def test_robust04(msmarco, models, tmp_path):
     assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
     again = protocol.run(models, Retriever(ROBUST), tmp_path, **given)
     pd.testing.assert_frame_equal(again.table, results.table)
+
+
+@pytest.mark.slow
+def test_robust04_trains_on_judged_documents_and_reranks_retrieved_ones(msmarco, cross_encoder, fitted_on, tmp_path):
+    protocol, recipe = ld.protocols["robust04-title"], replace(FAST, judged="all", negative_pool=2)
+    models = {"MaxP": lambda seed: maxp(cross_encoder, training=recipe)}
+    # Of the topic 302 nothing is retrieved: its text comes from the topics.
+    retriever = Missing(ROBUST, depth=5, silent="302")
+    given = {"start_from": msmarco[0], "datasets": ROBUST04, "seeds": [1]}
+    results = protocol.run(models, retriever, tmp_path, **given)
+    kept = ROBUST.get_topics("title").query("qid != '305'")
+    run = retriever(kept)
+    assert set(scores(results.run("MaxP", 1))) == pairs(run)
+    run = run.drop(columns="query").merge(kept, on="qid")[["qid", "query", "docno", "score"]]
+    loader = pt.apply.text(lambda row: " ".join(ROBUST.docs[row.docno].values()))
+    qrels = ROBUST.get_qrels()[ROBUST.get_qrels()["qid"] != "305"]
+    start = trained(msmarco, 1)
+    start.training = replace(recipe, seed=1)
+    by_hand = k_fold_fit(
+        start,
+        loader(run),
+        qrels,
+        protocol.fold_qids(ROBUST04),
+        training_run=add_judged(loader(run), qrels, topics=kept, text_loader=loader),
+    )
+    assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
+    assert {("302", "D1.0"), ("302", "D1.1")} <= pairs(pd.concat(fitted_on))
 
 
 def test_where_models_start(msmarco, models, tmp_path):
@@ -378,7 +449,7 @@ def test_far_relevant(msmarco, models, tmp_path):
         protocol.run(models, retriever, tmp_path / "run", **given)
     results = protocol.run(models, retriever, tmp_path / "run", **given, datasets={"far-relevant": collection})
     trained_on = [qid for qid in retriever.asked if qid in TRAIN.qids]
-    assert len(trained_on) == 4
+    assert trained_on == TRAIN.qids[:4]  # the first of the file
     assert sorted(results.qids) == sorted(DEV.qids)
     start = trained(msmarco, 0)
     start.training = replace(FAST, seed=0)

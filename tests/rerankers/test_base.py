@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import socket
 import sys
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.windows import windows_to_config
 from pyterrier_longdoc.rerankers import biencoder, cross
 from pyterrier_longdoc.rerankers.base import WindowReranker
 
@@ -327,7 +329,7 @@ def test_one_truncation_warning(fresh, results):
 
 @only("MaxP", "BiEncoder-max")
 def test_long_queries_are_reported(fresh, results):
-    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut at max_query_len \(see"):
+    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut \(raise max_query_len\) \(see"):
         fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
 
 
@@ -572,7 +574,7 @@ def test_apply_attributes_keeps_weights(name):
         ("MaxP", {"max_windows": 1}),
         ("MaxP", {"max_doc_len": 11}),
         ("MaxP", {"max_query_len": 1}),
-        ("MaxP", {"pad_query": True}),
+        ("MaxP", {"layout": "padded"}),
         ("MaxP", {"dtype": "bfloat16"}),
         ("MaxP", {"preselect": ld.FirstK(1)}),
         ("MaxP", {"windows": ld.SentenceWindows(max_tokens=7), "window_size": 150, "stride": 100}),
@@ -661,14 +663,15 @@ def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_
         (
             "PARADE-attn",
             [
-                ("backbone", tiny.encoder(None), "backbone, trust_remote_code or seed"),
+                ("backbone", tiny.encoder(None), "backbone, trust_remote_code, seed or pooling"),
                 ("aggregation", "max", "the aggregation"),
                 ("attention", "elementwise", "the aggregation"),
-                ("seed", 1, "backbone, trust_remote_code or seed"),
+                ("seed", 1, "backbone, trust_remote_code, seed or pooling"),
+                ("pooling", "cls", "backbone, trust_remote_code, seed or pooling"),
             ],
         ),
         ("PARADE-transformer", [("attention_heads", 2, "the aggregation")]),  # although the weights would fit
-        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code or seed")]),
+        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code, seed or pooling")]),
         ("LongP", [("pooling", "mean", "backbone, trust_remote_code, seed, pooling, template, answers, .* or attent")]),
     ],
 )
@@ -717,3 +720,35 @@ def test_fit_with_text_loader():
     model, run = make("MaxP", text_loader=LOADER), FIRST_STAGE(TOPICS)
     same = make("MaxP").fit(CANDIDATES, QRELS)
     np.testing.assert_array_equal(scores(model.fit(run, QRELS), run), scores(same, CANDIDATES))
+
+
+def test_numbers_of_numpy_are_numbers(results, tmp_path):
+    """As they come from an array of settings to compare; a model with them could not be saved."""
+    sizes = np.array([12, 6, 2, 40, 7])
+    model = ld.KMaxP(
+        tiny.encoder(),
+        window_size=sizes[0],
+        stride=sizes[1],
+        k=sizes[2],
+        max_doc_len=sizes[3],
+        seed=sizes[4],
+        preselect=ld.BM25Windows(sizes[1]),
+        training=ld.TrainingArgs(seed=sizes[4], epochs=sizes[2], learning_rates={"": 1e-3}),
+        score_cache=tmp_path / "scores.sqlite",
+    )
+    model.max_query_len = sizes[3]
+    out = model.fit(results, QRELS)(results)
+    model.save(tmp_path / "saved")
+    pd.testing.assert_frame_equal(ld.KMaxP.load(tmp_path / "saved")(results), out)
+    windows = ld.SlidingWindows(sizes[0], sizes[1], max_windows=sizes[2])
+    assert json.dumps(windows_to_config(windows)) == json.dumps(
+        windows_to_config(ld.SlidingWindows(12, 6, max_windows=2))
+    )
+
+
+@pytest.mark.parametrize("argument", [{"score_cache": 3}, {"score_cache": ""}, {"backbone": 3}])
+def test_names_of_files_are_names(argument):
+    with pytest.raises(ValueError, match=f"{next(iter(argument))}=.* must be"):
+        ld.MaxP(**argument)
+    with pytest.raises(ValueError, match="interaction=None must be a folder, or a model"):
+        ld.LateIR(interaction=None)

@@ -96,13 +96,17 @@ TRANSFORMER = {"aggregation": "transformer"}
         (ld.BiEncoder, {"pooling": "max"}, "pooling='max' is unknown; choose one of mean, cls"),
         (ld.BiEncoder, {"similarity": "l2"}, "similarity='l2' is unknown; choose one of cosine, dot"),
         (ld.LongP, {"pooling": "max"}, "pooling='max'"),
+        (ld.MaxP, {"pooling": "max"}, "pooling='max' is unknown; choose one of cls, mean, last"),
+        (ld.LateIR, {"pooling": "cls"}, "pooling would have no effect: LateIR looks at the states of all tokens"),
+        (ld.MORESPlus, {"pooling": "cls"}, "pooling would have no effect: MORESPlus looks at the states of all tokens"),
+        (ld.NeuralModel1, {"pooling": "cls"}, "pooling would have no effect: NeuralModel1 looks at the states of all"),
         (ld.LongP, {"global_attention": "all"}, "global_attention='all'"),
         (ld.LongP, {"attention_type": "sparse"}, "attention_type='sparse'"),
         (ld.LongP, {"answers": "yes"}, "answers='yes' must be two words"),
         (ld.LongP, {"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
         (ld.LongP, {"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
         (ld.LongP, {"template": 3}, "template=3 must be a text"),
-        (ld.LongP, {"template": "{query} {document}", "pad_query": True}, "pad_query"),
+        (ld.LongP, {"template": "{query} {document}", "layout": "padded"}, "layout='padded' is for"),
         *(
             (ld.LongP, {"template": template}, r"must hold \{query\} and then \{document\}, once each")
             for template in ("{query}", "{document} {query}", "{query} {query} {document}", "none")
@@ -283,7 +287,7 @@ def test_longformer_global_attention(longformer, choice, expected):
 
 
 def test_longformer_global_attention_of_other_layouts(longformer):
-    model = ld.LongP(longformer, pad_query=True, max_query_len=6, max_doc_len=40, device="cpu")
+    model = ld.LongP(longformer, layout="padded", max_query_len=6, max_doc_len=40, device="cpu")
     positions, ids = global_positions(model, "the old dog", "a red fish")
     assert positions == [0, 1, 2, 3, 7]
     assert ids[4:8] == [0, 0, 0, 3]
@@ -402,7 +406,13 @@ def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path)
         ("bert", {"global_attention": "cls"}, "it is Longformer's, not bert's"),
         ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
         ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
-        ("qwen3", {"pad_query": True}, "this backbone reads the template 'plain': leave pad_query=False"),
+        ("qwen3", {"layout": "padded"}, "this backbone reads the template 'plain': leave layout='pair'"),
+        ("qwen3", {"layout": "shared"}, "this backbone reads the template 'plain': leave layout='pair'"),
+        (
+            "jina",
+            {"layout": "longformer"},
+            "positions='real tokens' is for backbones that number positions by token ids",
+        ),
     ],
 )
 def test_options_that_a_backbone_does_not_have(family, arguments, message, tmp_path):
@@ -429,6 +439,41 @@ def test_another_pooling_than_the_head_was_trained_for_starts_untrained(results)
     with pytest.warns(ld.UntrainedWarning):
         model(results)
     assert model.load_scorer().encoder.pooling == "mean"
+
+
+ONE_WINDOW = pd.DataFrame(
+    {
+        "qid": "1",
+        "query": "old dog",
+        "docno": list("abc"),
+        "text": ["the cat", "a red fish in the river", "old dog, dog"],
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["FirstP", "LongP", "MaxP", "SumP", "AvgP", "PARADE-avg", "PARADE-elementwise"])
+def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
+    """As the papers' ELECTRA models: no classification head, not even its dense layer, but a new last layer."""
+    folder = tiny.checkpoint(tmp_path / "electra", "electra")
+    model = make(name, folder, pooling="cls")
+    with pytest.warns(ld.UntrainedWarning):
+        found = scores(model, ONE_WINDOW)
+    electra = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    final = model.load_scorer().head.final
+    with torch.no_grad():
+        pairs = zip(ONE_WINDOW["query"], ONE_WINDOW["text"], strict=True)
+        states = [electra(**tokenizer(*pair, return_tensors="pt")).last_hidden_state[:, 0] for pair in pairs]
+        expected = [final(state).item() for state in states]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(scores(make(name, folder), ONE_WINDOW) - found).max() > 0.1
+    assert model.describe() != make(name, folder).describe()
+    model.save(tmp_path / "saved")
+    restored = ld.LongDocReranker.load(tmp_path / "saved", device="cpu")
+    assert restored.pooling == "cls"
+    np.testing.assert_array_equal(scores(restored, ONE_WINDOW), found)
+    with pytest.raises(ValueError, match="give both the same backbone and pooling"):
+        model.start_from(make(name, folder))
 
 
 # Numbers of parameters of the papers' configurations, counted without weights (on the meta device). The papers count

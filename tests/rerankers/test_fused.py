@@ -121,7 +121,7 @@ UNLIKE = {
     "text": ("SumP", {"text_field": "title"}),
     "loader": ("SumP", {"text_loader": pt.apply.text(lambda row: "a")}),
     "query": ("SumP", {"max_query_len": 2}),
-    "layout": ("SumP", {"pad_query": True}),
+    "layout": ("SumP", {"layout": "padded"}),
     "bi-encoder": ("BiEncoder-max", {}),
 }
 
@@ -137,7 +137,7 @@ def test_what_does_not_fit_stays_as_it_is(what):
 
 
 def test_the_fixed_layout_fuses_with_windows_of_one_size(results):
-    models = [make(name, pad_query=True) for name in ("MaxP", "SumP")]
+    models = [make(name, layout="padded") for name in ("MaxP", "SumP")]
     unfused = union(models)
     assert isinstance(unfused.compile(), FusedRerankers)
     assert_same(unfused.compile()(results), unfused(results))

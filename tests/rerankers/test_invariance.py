@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.heads.base import Head, registered_heads
 
 from ..support import tiny_long
-from ..support.systems import QUIET, make, slow_but
+from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
 
 pytestmark = QUIET
 
@@ -94,9 +95,9 @@ class Sneaky(pt.Transformer):
     ("what", "caught"),
     [
         ("calls", {"repeated", "order", "alone", "padding"}),
-        ("place", {"order", "alone", "padding"}),
+        ("place", {"order", "alone"}),
         ("size", {"alone", "padding"}),
-        ("longest mate", {"alone"}),
+        ("longest mate", {"alone", "padding"}),
         ("nothing", set()),
         ("a little of a million", set()),  # tolerance is relative to large scores
     ],
@@ -108,6 +109,47 @@ def test_dependence_is_found(what, caught, results):
     assert set(judged.index[~judged["passed"].astype(bool)]) == caught
     assert table.loc["batch size 1", "note"] == "Sneaky has no batch_size"
     assert table.loc["dtype bfloat16", "note"] == "Sneaky has no dtype"
+
+
+@pytest.fixture
+def mean_over_all(monkeypatch):
+    """A MaxP whose head averages over all windows of the batch, those that are not there included."""
+    monkeypatch.setattr("pyterrier_longdoc.modelling.heads.base._REGISTRY", registered_heads())
+
+    class MeanOverAllHead(Head, name="mean-over-all"):
+        def forward(self, encoded):
+            return self.score(encoded.cls.mean(1))
+
+    class MeanOverAll(ld.MaxP):
+        head_name = MeanOverAllHead.name
+
+    return MeanOverAll
+
+
+def test_a_head_that_averages_over_padding_is_found(mean_over_all, cross_encoder, results):
+    model = mean_over_all(cross_encoder, window_size=20, stride=10, max_query_len=8, device="cpu")
+    table = check(model, results)
+    assert not table.loc["padding", "passed"]
+    assert not table.loc["alone", "passed"]
+    assert table.loc[["repeated", "order"], "passed"].all()
+
+
+def test_rows_are_padded_even_where_a_pass_has_room_for_one(cross_encoder, results, monkeypatch):
+    model = make("LongP", device="cpu", max_batch_tokens=8)
+    backbone = model.load_scorer().encoder.backbone
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    table = check(model, results)
+    assert table.loc["alone", "passed"]  # no pass has two rows
+    assert not table.loc["padding", "passed"]
+    assert model.max_batch_tokens == 8
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))
+def test_all_heads_pass(name, results):
+    table = check(make(name, device="cpu"), results, dtypes=())
+    assert table["passed"].dropna().all()
+    assert table.loc[["alone", "padding"], "passed"].all()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +164,7 @@ def test_a_backbone_that_looks_at_its_padding_is_found(name, results, monkeypatc
     monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
     table = check(model, results)
     assert not table.loc["alone", "passed"]
+    assert not table.loc["padding", "passed"]
     assert not table.loc["batch size 1", "passed"]
     assert not any(tmp_path.iterdir())
     assert getattr(model, "score_cache", None) == cache.get("score_cache")

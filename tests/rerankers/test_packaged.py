@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.packaged import ENCODER, encoder_folder, model_folder, packaged_models
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, model_folder, packaged_models
 
 from ..support.systems import slow_but
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import time
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +18,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import scorer as scorer_module
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache, pair_key
 
-from ..support import tiny
+from ..support import processes, tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -83,7 +87,8 @@ def test_only_new_pairs_are_scored(path, results, encoded):
         ("MaxP", {"stride": 9}),
         ("MaxP", {"max_windows": 2}),
         ("MaxP", {"max_query_len": 1}),
-        ("MaxP", {"pad_query": True}),
+        ("MaxP", {"layout": "padded"}),
+        ("MaxP", {"layout": ld.InputLayout(lowercase=True)}),
         ("MaxP", {"dtype": "bfloat16"}),
         ("KMaxP", {"k": 1}),
     ],
@@ -145,6 +150,63 @@ def test_an_interrupted_run_goes_on(path, results, encoded, monkeypatch):
     found = scores(model, results)
     assert sum(encoded) == 3
     np.testing.assert_allclose(found, scores(make("MaxP"), results), rtol=1e-5)
+
+
+def test_validations_of_fit_are_not_stored(path, results):
+    """They are of weights that no later run has."""
+    model = make("MaxP", score_cache=path, training=replace(FAST_LEARNING, epochs=3))
+    model.fit(results, QRELS, results, QRELS)
+    assert len(model.history["validation"].dropna()) == 3
+    assert len(ScoreCache(path)) == 0
+    model(results)
+    assert len(ScoreCache(path)) == 5
+
+
+def many(documents: int) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "qid": "1",
+            "query": "cat",
+            "docno": [f"d{i}" for i in range(documents)],
+            "text": [f"{tiny.LONG} {i} " * 20 for i in range(documents)],
+        }
+    )
+
+
+def read_slowly(path, log, documents: int) -> int:
+    """Scores in a process of its own, at most three documents a second; each one read leaves a line in a file."""
+
+    def score():
+        encode = scorer_module.LongDocScorer.encode
+
+        def slow(self, read, work=None):
+            for number in range(len(read.windows)):
+                with log.open("a") as lines:
+                    lines.write(f"{number}\n")
+                time.sleep(0.3)
+            return encode(self, read, work)
+
+        scorer_module.LongDocScorer.encode = slow
+        make("MaxP", score_cache=path)(many(documents))
+
+    return processes.start(score)
+
+
+@pytest.mark.slow
+def test_a_killed_run_keeps_all_but_the_last_seconds(path, tmp_path, encoded):
+    log = tmp_path / "read"
+    log.touch()
+    child = read_slowly(path, log, 40)
+    while len(log.read_text().splitlines()) < 25:
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.02)
+    processes.kill(child)
+    assert processes.wait(child) == -signal.SIGKILL
+    stored = len(ScoreCache(path))
+    assert 25 - 2 * scorer_module.BLOCK_SECONDS / 0.3 <= stored <= 25
+    found = scores(make("MaxP", score_cache=path), many(40))
+    assert sum(encoded) == 40 - stored
+    np.testing.assert_allclose(found, scores(make("MaxP"), many(40)), rtol=1e-5)
 
 
 def test_scores_that_are_not_finite_are_not_stored(path, results):

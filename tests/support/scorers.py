@@ -7,14 +7,18 @@ import numpy as np
 from pyterrier_longdoc.common.coverage import Explanation
 from pyterrier_longdoc.modelling.backbones.load import Backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.layout import resolve_layout
 from pyterrier_longdoc.modelling.scorer import LongDocScorer
 from pyterrier_longdoc.modelling.settings import Settings
 from pyterrier_longdoc.modelling.windows import Windows
 
 
-def scorer_of(backbone: Backbone, windows: Windows, head, *, encoder=WindowEncoder, **settings) -> LongDocScorer:
-    """A scorer in evaluation mode."""
-    return LongDocScorer(encoder(backbone), backbone.tokenizer, head, Settings(windows, **settings)).eval()
+def scorer_of(
+    backbone: Backbone, windows: Windows, head, *, encoder=WindowEncoder, layout="pair", **settings
+) -> LongDocScorer:
+    """A scorer in evaluation mode; the layout may be given by name."""
+    settings = Settings(windows, layout=resolve_layout(layout), **settings)
+    return LongDocScorer(encoder(backbone), backbone.tokenizer, head, settings).eval()
 
 
 def explained(scorer: LongDocScorer, queries, texts) -> tuple[np.ndarray, list[Explanation]]:

@@ -16,6 +16,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BartConfig,
     PreTrainedTokenizerFast,
 )
@@ -115,6 +116,14 @@ def checkpoint(folder: Path, family: str = "bert", *, labels: int | None = 1, se
     model.eval().save_pretrained(folder)
     tok.save_pretrained(folder)
     return str(folder)
+
+
+def cased(folder: str) -> str:
+    """The same checkpoint, whose tokenizer keeps capitals, which are then unknown words."""
+    tok = AutoTokenizer.from_pretrained(folder)
+    tok.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    tok.save_pretrained(folder)
+    return folder
 
 
 @functools.cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from pyterrier_longdoc.training import (
     Group,
     Segments,
     TrainingArgs,
+    evaluate,
     first_segments,
     fit_on_best_segments,
     gold_segments,
@@ -62,6 +65,12 @@ class Lengths(torch.nn.Module):
         self.factor = torch.nn.Parameter(torch.tensor(float(factor)))
         self.asked = []
 
+    @contextmanager
+    def inference(self):
+        self.eval()
+        yield
+        self.train()
+
     def forward(self, queries, texts):
         self.asked.append(list(texts))
         return self.factor * torch.tensor([float(len(text.split())) for text in texts])
@@ -97,6 +106,46 @@ def test_first_iteration_with_several_negatives_and_pointwise():
         args = TrainingArgs(negatives=2, loss=loss)
         found = _joint_loss(joint(1.0, 0.0), [example], args, candidates=SimpleNamespace(texts=texts, spans=spans))
         assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+class Dropping(Lengths):
+    """Drops words at random while training, as dropout would change its scores; prefers short texts else."""
+
+    def forward(self, queries, texts):
+        scores = super().forward(queries, texts)
+        return scores * torch.randn(len(texts)) if self.training else -scores
+
+
+def test_first_iteration_selects_without_dropout():
+    texts = ["a b c d e f", "g h i j", "k"]
+    spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]
+    both = torch.nn.ModuleDict({"selector": Dropping(1.0), "ranker": Lengths(0.1)}).train()
+    example, data = Group("q", "query", ("0", "1"), (1.0, 0.0)), SimpleNamespace(texts=texts, spans=spans)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        _joint_loss(both, [example], TrainingArgs(), candidates=data).backward()
+    assert both["ranker"].asked == 10 * [["a b ", "g "]]  # the shortest, the first of equals
+    assert both.training
+    assert both["selector"].training
+
+
+def test_a_backbone_with_dropout_selects_what_it_ranks_first(cross_encoder):
+    make, _ = maker(cross_encoder, TrainingArgs())
+    selector, ranker = make().load_scorer(), Lengths(0.1)
+    backbone = selector.encoder.backbone
+    assert backbone.config.hidden_dropout_prob > 0
+    texts, spans = RUN["text"].tolist(), [ONE_SENTENCE(text, str(i)) for i, text in enumerate(RUN["text"])]
+    examples = [Group(f"q{i}", "find", (str(i), str(i + 1)), (1.0, 0.0)) for i in range(0, len(texts), 2)]
+    best = []
+    for text, own in zip(texts, spans, strict=True):
+        segments = [text[a:b] for a, b in own]
+        best.append(segments[int(selector.score(["find"] * len(segments), segments).scores.argmax())])
+    both = torch.nn.ModuleDict({"selector": selector, "ranker": ranker}).train()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        loss = _joint_loss(both, examples, TrainingArgs(), candidates=SimpleNamespace(texts=texts, spans=spans))
+        assert loss.requires_grad
+    assert ranker.asked == 3 * [best]
 
 
 def test_precision():
@@ -142,6 +191,28 @@ def maker(backbone: str, recipe: TrainingArgs | None, **changes):
         return made[-1]
 
     return make, made
+
+
+def test_each_iteration_is_validated_as_often_as_its_recipe_says(cross_encoder, monkeypatch):
+    make, made = maker(cross_encoder, TrainingArgs(epochs=2, learning_rates={"": 5e-3}, metric="RR"))
+    validated, transform = [], ld.MaxP.transform
+    monkeypatch.setattr(ld.MaxP, "transform", lambda self, inp: validated.append(self) or transform(self, inp))
+    result = fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2, patience=2)
+    rankers = [made[0], made[2]]
+    assert [validated.count(ranker) for ranker in rankers] == [2, 2]
+    kept = [evaluate(transform(ranker, RUN), JUDGED, "RR") for ranker in rankers]
+    assert result.iterations["validation"].tolist() == kept
+    assert kept == [ranker.history["validation"].max() for ranker in rankers]
+
+
+def test_judged_documents_are_cut_too(cross_encoder):
+    recipe = TrainingArgs(judged="all", learning_rates={"": 0.0}, metric="RR")
+    make, _ = maker(cross_encoder, recipe, text_loader=pt.apply.text(lambda row: "the river. the cat sat."))
+    new = pd.concat([JUDGED, qrels(("q0", "missed", 1))])
+    result = fit_on_best_segments(make, RUN, new, RUN, JUDGED, segments=ONE_SENTENCE, iterations=1)
+    assert result.selections[0]["docno"].tolist() == [*RUN["docno"], "missed"]
+    with pytest.raises(ValueError, match="give text_loader="):
+        fit_on_best_segments(maker(cross_encoder, recipe)[0], RUN, new, RUN, JUDGED)
 
 
 def test_iterations_stop(cross_encoder):

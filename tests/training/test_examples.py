@@ -11,7 +11,8 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, make_groups, pseudo_qrels
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, add_judged, make_groups, pseudo_qrels
 from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_example
 
 from ..support.toy import qrels
@@ -108,8 +109,136 @@ def test_teacher_column():
     assert make_groups(RUN, TEXTS, judged)[0].targets is None
     with pytest.raises(ValueError, match="teacher's scores in the column 'other' are not all finite"):
         make_groups(run, TEXTS, judged, TrainingArgs(teacher_field="other"))
-    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores"):
-        make_groups(RUN, TEXTS, judged, TrainingArgs(loss="margin_mse"))
+
+
+# Judged documents that were not retrieved.
+
+JUDGED = qrels(
+    ("2", "far", 2), ("1", "d3", 1), ("1", "no", 0), ("3", "d1", 1), ("3", "bad", -1), ("4", "up", 1), ("4", "down", 0)
+)  # fmt: skip
+LOADER = pt.apply.text(lambda row: f"text of {row.docno} for {row.qid}")
+ALL = TrainingArgs(judged="all")
+
+
+def test_judged_documents_that_were_not_retrieved():
+    """All positives, and as negatives the judged ones beside those retrieved: FlexNeuART's export of training data."""
+    run = RUN.assign(text=TEXTS)
+    before = run.copy()
+    added = add_judged(run, JUDGED, text_loader=LOADER)
+    pd.testing.assert_frame_equal(run, before)
+    pd.testing.assert_frame_equal(added.head(len(RUN)), run)
+    new = added.iloc[len(RUN) :]
+    assert new[["qid", "query", "docno"]].to_numpy().tolist() == [
+        ["2", "b", "far"],
+        ["1", "a", "no"],
+        ["3", "c", "bad"],
+    ]
+    assert new["text"].tolist() == ["text of far for 2", "text of no for 1", "text of bad for 3"]
+    assert (new["score"] == -np.inf).all()
+    groups = make_groups(added, added["text"].tolist(), JUDGED, ALL)
+    names = ("d2 d4 d3 d1 no", "d1 d5 far", "d1 bad")  # behind what was retrieved; without them only the first is there
+    assert [group.qid for group in make_groups(RUN, TEXTS, JUDGED)] == ["1"]
+    assert [group.texts for group in groups] == [
+        tuple(f"text of {name} for {qid}" for name in own.split()) for qid, own in enumerate(names, start=1)
+    ]
+    assert [group.labels for group in groups] == [(0.0, 0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 2.0), (1.0, 0.0)]
+    # Query 4 has no row, so that its text is known from the topics alone.
+    topics = pd.DataFrame({"qid": ["4"], "query": ["d"]})
+    more = add_judged(run, JUDGED, text_loader=LOADER, topics=topics)
+    assert more.iloc[-2:][["qid", "query", "docno"]].to_numpy().tolist() == [["4", "d", "up"], ["4", "d", "down"]]
+    assert make_groups(more, more["text"].tolist(), JUDGED, ALL)[-1].labels == (1.0, 0.0)
+
+
+def test_candidates_are_those_of_the_published_export():
+    """Set by set as FlexNeuART's export makes them: positives, and judged negatives with the best k."""
+    rng, docnos, k = random.Random(0), [f"d{i}" for i in range(30)], 6
+    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(12)], "query": "any"})
+    rows, judged = [], []
+    for qid in topics["qid"]:
+        rows += [(qid, "any", d, -i) for i, d in enumerate(rng.sample(docnos, rng.choice([0, 4, 10])))]
+        judged += [(qid, d, rng.choice([-1, 0, 0, 1, 2])) for d in rng.sample(docnos, rng.choice([1, 5]))]
+    run, labels = pd.DataFrame(rows, columns=["qid", "query", "docno", "score"]), qrels(*judged)
+    expected = {}
+    for qid in topics["qid"]:
+        positives = {d for q, d, grade in judged if q == qid and grade >= 1}
+        pool = {d for q, d, grade in judged if q == qid and grade < 1}
+        pool |= set([d for q, _, d, _ in rows if q == qid][:k]) - positives
+        if positives and pool:
+            expected[qid] = positives, pool
+    assert 3 < len(expected) < 12
+    full = add_judged(run, labels, topics=topics)
+    groups = make_groups(full, full["docno"].tolist(), labels, TrainingArgs(judged="all", max_negative_rank=k))
+    found = {g.qid: tuple({g.texts[i] for i in part} for part in (g.positives, g.negatives)) for g in groups}
+    assert found == expected
+
+
+@pytest.mark.parametrize("order", ["score", "rank", "rows"])
+def test_judged_negatives_are_drawn_whatever_their_rank(order):
+    judged = qrels(("1", "d2", 1), ("1", "d1", 0), ("1", "no", 0), ("1", "far", 1))
+    run = {
+        "score": RUN,
+        "rank": RUN.drop(columns="score").assign(rank=[3, 0, 2, 1, 0, 1, 0]),
+        "rows": RUN.drop(columns="score").iloc[[1, 3, 2, 0, 4, 5, 6]],
+    }[order]
+    run = add_judged(run, judged)
+    # d1 was retrieved last; d4, not judged, is the only negative up to rank 2.
+    (group,) = make_groups(run, run["docno"].tolist(), judged, TrainingArgs(judged="all", max_negative_rank=2))
+    assert (group.texts, group.negatives) == (("d2", "d4", "d1", "no", "far"), [1, 2, 3])
+    (group,) = make_groups(run, run["docno"].tolist(), judged, TrainingArgs(judged="all", unjudged="skip"))
+    assert group.texts == ("d2", "d1", "no", "far")
+
+
+def test_ids_of_any_type():
+    run = pd.DataFrame({"qid": [1, 1, 2], "query": ["a", "a", "b"], "docno": [10, 11, 10], "rank": [0, 1, 0]})
+    added = add_judged(run, qrels(("1", "12", 1), ("2", "10", 1), ("2", "13", 0)))
+    assert added[["qid", "docno"]].to_numpy().tolist() == [[1, 10], [1, 11], [2, 10], [1, 12], [2, 13]]
+    assert added.dtypes.equals(run.dtypes)
+    assert added["rank"].tolist() == [0, 1, 0, 2, 2]
+    assert add_judged(run, qrels(("1", "10", 1))) is run
+
+
+def test_judged_documents_without_text():
+    with pytest.raises(ValueError, match=r"here 3, e\.g\. 'far' for the query '2', .* give text_loader= .*retrieved"):
+        add_judged(RUN.assign(text=TEXTS), JUDGED)
+    with pytest.raises(ValueError, match=r"does not supply the column\(s\) title"):
+        add_judged(RUN.assign(title="", text=TEXTS), JUDGED, text_field=("title", "text"), text_loader=LOADER)
+    assert "text" not in add_judged(RUN, JUDGED)  # is loaded later
+
+
+def test_a_teacher_scores_judged_documents_too():
+    run = RUN.assign(text=TEXTS, teacher_score=1.0)
+    added = add_judged(run, JUDGED, text_loader=LOADER)
+    with pytest.raises(ValueError, match=r"not all finite.*TeacherScores\(teacher\)\(add_judged\(run, qrels"):
+        make_groups(added, added["text"].tolist(), JUDGED, ALL)
+    scored = TeacherScores(pt.apply.doc_score(lambda row: len(row["docno"])))(added)
+    assert make_groups(scored, scored["text"].tolist(), JUDGED, ALL)[1].targets == (2.0, 2.0, 3.0)
+
+
+def test_fit_takes_judged_documents_in(cross_encoder):
+    asked = []
+
+    def load(inp):
+        asked.extend(zip(inp["qid"], inp["docno"], strict=True))
+        return inp.assign(text=[f"cat {docno}" for docno in inp["docno"]])
+
+    recipe = TrainingArgs(judged="all", queries_per_step=1, learning_rates={"": 1e-3}, warmup=0.0)
+    run, loader = RUN.assign(text=TEXTS), pt.apply.generic(load)
+    settings = {"max_query_len": 8, "window_size": 20}
+
+    def trained(data, **changes):
+        model = ld.FirstP(cross_encoder, **settings, **{"training": recipe, "text_loader": loader, **changes})
+        return model.fit(data, JUDGED)(run)["score"].tolist()
+
+    by_loader = trained(run)
+    assert asked == [("2", "far"), ("1", "no"), ("3", "bad")]
+    assert by_loader == trained(add_judged(run, JUDGED, text_loader=loader), text_loader=None)
+    assert by_loader != trained(run, training=replace(recipe, judged="retrieved"))
+    # Where the whole text is loaded, so is that of the added.
+    asked.clear()
+    trained(RUN)
+    assert set(asked) >= {*zip(RUN["qid"], RUN["docno"], strict=True), ("2", "far")}
+    with pytest.raises(ValueError, match="give text_loader="):
+        trained(run, text_loader=None)
 
 
 def test_pseudo_labels():

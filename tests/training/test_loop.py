@@ -19,12 +19,14 @@ import pyterrier as pt
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.heads import registered_heads
 from pyterrier_longdoc.rerankers.base import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
-from pyterrier_longdoc.training.loop import make_optimizer, rate_factor
+from pyterrier_longdoc.training.examples import draw_epoch, make_example
+from pyterrier_longdoc.training.loop import Run, first_beta, make_optimizer, ranking_loss, rate_factor
 
 from ..support import tiny, tiny_long
 from ..support.systems import CROSS_ENCODERS, QUIET, make
@@ -87,13 +89,13 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
     ("changes", "steps_per_epoch", "expected"),
     [
         ({"warmup": 0.0}, 5, [1.0] * 10),
-        ({"warmup": 0.2}, 5, [0.5] + [1.0] * 9),
-        ({"warmup": 1.0}, 5, [i / 10 for i in range(1, 11)]),
-        ({"schedule": "linear", "warmup": 0.2}, 10, [1 / 2, 1, *(i / 9 for i in range(8, 0, -1))]),
+        ({"warmup": 0.2}, 5, [0.0, 0.5] + [1.0] * 8),
+        ({"warmup": 1.0}, 5, [i / 10 for i in range(10)]),
+        ({"schedule": "linear", "warmup": 0.2}, 10, [0, 1 / 2, *(i / 8 for i in range(8, 0, -1))]),
         ({"epoch_decay": 0.5, "warmup": 0.0}, 2, [1, 1, 0.5, 0.5, 0.25, 0.25]),
-        ({"epoch_decay": 0.5, "warmup": 0.5, "restart_each_epoch": True}, 4, [0.5, 1, 1, 1, 0.25, 0.5, 0.5, 0.5]),
+        ({"epoch_decay": 0.5, "warmup": 0.5, "restart_each_epoch": True}, 4, [0, 0.5, 1, 1, 0, 0.25, 0.5, 0.5]),
         # A training that ends within an epoch has a shorter schedule in that one.
-        ({"warmup": 1.0, "restart_each_epoch": True}, 4, [0.25, 0.5, 0.75, 1, 0.5, 1]),
+        ({"warmup": 1.0, "restart_each_epoch": True}, 4, [0, 0.25, 0.5, 0.75, 0, 0.5]),
     ],
 )
 def test_schedules(changes, steps_per_epoch, expected):
@@ -102,18 +104,52 @@ def test_schedules(changes, steps_per_epoch, expected):
     np.testing.assert_allclose(found, expected)
 
 
+@pytest.mark.parametrize("total", [4, 10, 97])
+def test_warm_up_is_that_of_the_published_code(total):
+    """FlexNeuART takes transformers' constant schedule, its warm-up a share of the steps that is rounded down."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    warmup = int(0.2 * total)
+    for schedule, theirs in (
+        ("constant", get_constant_schedule_with_warmup(optimizer, warmup)),
+        ("linear", get_linear_schedule_with_warmup(optimizer, warmup, total)),
+    ):
+        args, (factor,) = TrainingArgs(schedule=schedule, warmup=0.2), theirs.lr_lambdas
+        for step in range(total):
+            assert rate_factor(args, step, total, total) == pytest.approx(factor(step))
+
+
 @pytest.mark.parametrize("total", [10, 97])
 def test_one_cycle_is_torchs(total):
-    args = TrainingArgs(schedule="one_cycle", warmup=0.2)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=0.9)
-    torchs = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1.0, total_steps=total, pct_start=0.2, anneal_strategy="linear"
+    args = TrainingArgs(
+        schedule="one_cycle", warmup=0.2, learning_rates={"": 1e-2, "head": 1e-1}, queries_per_step=1, weight_decay=0.1
     )
-    for step in range(total):
-        assert rate_factor(args, step, total, total) == pytest.approx(torchs.get_last_lr()[0])
-        optimizer.step()
+    ours, theirs = Toy(), Toy()
+    torchs_optimizer = make_optimizer(theirs, args)
+    torchs = torch.optim.lr_scheduler.OneCycleLR(
+        torchs_optimizer, max_lr=[1e-2, 1e-1], total_steps=total, pct_start=0.2, anneal_strategy="linear"
+    )
+    groups = toy_groups(total)
+    picks = [make_example(pick, args, 0) for pick in draw_epoch(groups, args, 0)]
+    run = Run(ours, args, ranking_loss, total, [])
+    for step, example in enumerate(picks):
+        run.step([example], 1)
+        ranking_loss(theirs, [example], args).backward()
+        torchs_optimizer.step()
+        torchs_optimizer.zero_grad()
+        for mine, torchs_own in zip(run.optimizer.param_groups, torchs_optimizer.param_groups, strict=True):
+            assert mine["lr"] == pytest.approx(torchs_own["lr"])
+            assert mine["betas"] == pytest.approx(torchs_own["betas"])
         if step + 1 < total:
             torchs.step()
+    for mine, torchs_own in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, torchs_own)
+
+
+def test_only_one_cycle_changes_the_betas():
+    for schedule in ("constant", "linear"):
+        assert {first_beta(TrainingArgs(schedule=schedule), step, 5, 10) for step in range(10)} == {0.9}
+    anew = TrainingArgs(schedule="one_cycle", warmup=0.5, restart_each_epoch=True)
+    assert [first_beta(anew, step, 4, 8) for step in range(8)] == pytest.approx(2 * [0.95, 0.85, 0.90, 0.95])
 
 
 # Steps.
@@ -150,7 +186,7 @@ def test_gradients_of_a_step(changes, expected):
     with optimizer_steps() as steps:
         train(Toy(), toy_groups(5), args)
     np.testing.assert_allclose([gradient.item() for _, gradient, _ in steps], expected, rtol=1e-4)
-    np.testing.assert_allclose([rate for rate, _, _ in steps], [0.5e-9, 1e-9])
+    np.testing.assert_allclose([rate for rate, _, _ in steps], [0.0, 0.5e-9])
 
 
 @pytest.mark.parametrize("anew", [False, True])
@@ -200,6 +236,11 @@ def test_training_that_diverges(cross_encoder):
     assert model.history.empty
     with pytest.raises(FloatingPointError, match="otherwise a weight of the model is not finite"):
         model(RUN)
+
+
+def test_losses_that_need_a_teacher(cross_encoder):
+    with pytest.raises(ValueError, match=r"loss='margin_mse' needs the teacher's scores, .* no column 'other'; put"):
+        fitted(cross_encoder, loss="margin_mse", teacher_field="other")
 
 
 def test_student_in_a_pipeline(cross_encoder):
@@ -268,7 +309,7 @@ def test_early_stopping_and_most_steps():
     args = TrainingArgs(epochs=9, queries_per_step=5, patience=2)
     history = train(Toy(), toy_groups(5), args, validate=lambda: next(figures))
     assert [entry["validation"] for entry in history] == [0.1, 0.3, 0.3, 0.2]
-    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores as the targets"):
+    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores, the targets of every group"):
         train(Toy(), toy_groups(5), TrainingArgs(loss="margin_mse"))
     with pytest.raises(ValueError, match="patience=2 needs validation data"):
         train(Toy(), toy_groups(5), args)

@@ -53,7 +53,7 @@ TWINS = {
     "pointwise_bce": bce,
     "lambda_loss": lambda_loss,
     "margin_mse": lambda s, y, t: np.mean(((s[0] - s[1:]) - (t[0] - t[1:])) ** 2),
-    "distillation": lambda s, y, t: 0.75 * bce(s, y, t) + 0.25 * ((t - s) ** 2).sum(),
+    "distillation": lambda s, y, t: 0.75 * bce(s, y, t) + 0.25 / 2 * ((t - s) ** 2).sum(),
 }
 """The loss of one query."""
 
@@ -113,11 +113,24 @@ def test_two_classes_are_one_logit():
     assert two.item() == pytest.approx(L.pointwise_bce(logits[..., 1] - logits[..., 0], labels).item())
 
 
+@pytest.mark.parametrize("alpha", [0.75, 0.25, 0.0])
+def test_distillation_is_eq_8_of_two_logits(alpha):
+    """With logits "not relevant" and "relevant" at -z/2 and z/2, each written out as the paper does."""
+    s, y, t = data((3, 4))
+    total = 0.0
+    for score, label, target in zip(s.flat, y.flat, t.flat, strict=True):
+        student, teacher = np.array([-score / 2, score / 2]), np.array([-target / 2, target / 2])
+        cross_entropy = -log_softmax(student)[int(label > 0)]
+        total += alpha * cross_entropy + (1 - alpha) * np.linalg.norm(teacher - student) ** 2
+    found = L.distillation(*map(torch.tensor, (s, y, t)), alpha=alpha)
+    assert found.item() == pytest.approx(total)
+
+
 def test_margin_and_alpha_of_the_recipe():
     args, scores = TrainingArgs(margin=5.0, alpha=0.0), torch.tensor([[2.0, 0.0]])
     assert LOSSES["pairwise_margin"].compute(scores, None, None, args).item() == 3.0
     assert LOSSES["multi_margin"].compute(scores, None, None, args).item() == 1.5
-    assert LOSSES["distillation"].compute(scores, torch.ones(1, 2), scores + 1.0, args).item() == 2.0
+    assert LOSSES["distillation"].compute(scores, torch.ones(1, 2), scores + 2.0, args).item() == 4.0
 
 
 def test_queries_without_relevant_documents_cost_nothing_listwise():

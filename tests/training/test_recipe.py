@@ -99,9 +99,13 @@ def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, des
 
 def test_presets():
     assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
-    # The defaults are Boytsov et al. 2025; over one epoch the preset differs in its pool of negatives alone.
+    # The defaults are Boytsov et al. 2025; over one epoch the preset differs in what candidates are drawn alone.
     boytsov = TrainingArgs.preset("boytsov2025")
-    assert replace(boytsov, negative_pool=None, epoch_decay=1.0, restart_each_epoch=False) == TrainingArgs()
+    drawn = {"negative_pool": None, "judged": "retrieved"}
+    assert replace(boytsov, **drawn, epoch_decay=1.0, restart_each_epoch=False) == TrainingArgs()
+    # FlexNeuART's candidates are all that is judged; other papers train on what was retrieved.
+    judged = {name: {recipe.judged for recipe in rounds} for name, rounds in PRESETS.items()}
+    assert {name for name, ways in judged.items() if ways == {"all"}} == {"boytsov2025", "robust04", "leaderboard"}
     defaults = (1, 1.0, 16, 1e-7, 0.2)
     assert (boytsov.epochs, boytsov.margin, boytsov.queries_per_step, boytsov.weight_decay, boytsov.warmup) == defaults
     parade = TrainingArgs.preset("parade", epochs=1)
@@ -115,3 +119,9 @@ def test_presets():
         TrainingArgs.preset("leaderboard")
     with pytest.raises(ValueError, match="there is no recipe 'bm25'; known are boytsov2025"):
         recipes("bm25")
+
+
+def test_recipes_are_keys():
+    recipes = [TrainingArgs(), TrainingArgs(learning_rates={"": 1e-3}), TrainingArgs(lora=Lora(targets=["query"]))]
+    assert len(dict.fromkeys(recipes, 0)) == 3
+    assert recipes[2] == TrainingArgs(lora=Lora(targets=("query",)))

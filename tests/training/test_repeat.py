@@ -132,6 +132,38 @@ def test_each_model_is_the_one_trained_on_the_other_folds(maxp, whole):
     assert folds.history["fold"].tolist() == [0, 1, 2]
 
 
+def test_candidates_to_train_on_may_be_others():
+    more = pd.concat([RUN.head(1).assign(docno=["new"]), RUN, RUN.tail(1).assign(qid="silent")], ignore_index=True)
+    folds = k_fold_fit(
+        Memory, RUN, QRELS, [*FOLDS[:2], [*FOLDS[2], "silent"]], training_run=more, validation="next fold"
+    )
+    for number, model in enumerate(folds.models):
+        run, _, validation, _ = model.data
+        assert "new" not in set(validation["docno"])
+        assert ("new" in set(run["docno"])) == (QIDS[0] in set(run["qid"])) == (number == 1)
+        assert ("silent" in set(run["qid"])) == (number == 0)
+    assert folds.run[["qid", "docno"]].equals(RUN[["qid", "docno"]])
+    with pytest.raises(ValueError, match=r"1 are in no fold, e\.g\. 'silent'"):
+        k_fold_fit(Memory, RUN, QRELS, FOLDS, training_run=more)
+
+
+def test_judged_documents_belong_to_a_finished_model(cross_encoder, tmp_path):
+    judged = pd.concat([QRELS, qrels((QIDS[0], "missed", 1))])
+
+    def folds(text, **changes):
+        recipe, loader = replace(RECIPE, **{"judged": "all", **changes}), pt.apply.text(lambda row: text)
+        model = make("MaxP", cross_encoder, training=recipe, text_loader=loader)
+        with optimizer_steps() as steps:
+            k_fold_fit(model, RUN, judged, FOLDS, folder=tmp_path)
+        return len(steps)
+
+    assert folds("cat") == 3 * STEPS
+    assert folds("cat") == 0
+    for text, changes, what in (("dog", {}, "training data"), ("cat", {"judged": "retrieved"}, "recipe \\(judged\\)")):
+        with pytest.raises(ValueError, match=f"not the same are its .*{what}"):
+            folds(text, **changes)
+
+
 def test_transformer_keeps_rows_and_order(whole):
     folds, _ = whole
     mixed = RUN.sample(frac=1.0, random_state=0).assign(extra=1)

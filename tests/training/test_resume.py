@@ -46,7 +46,10 @@ def killing(test):
 
 
 @killing
-@pytest.mark.parametrize("changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"schedule": "one_cycle"}],
+)
 def test_killed_run_ends_with_the_same_weights(changes, cross_encoder, tmp_path):
     args = replace(RECIPE, **changes)
     assert in_process(cross_encoder, args, tmp_path / "whole") == 0
@@ -216,7 +219,7 @@ def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_p
     whole = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
     args = replace(args, checkpoint=tmp_path)
     model = make("MaxP", cross_encoder, training=args)
-    with optimizer_steps(stop_at=2):
+    with optimizer_steps(stop_at=3):  # the first step has a rate of 0
         model.fit(RUN, JUDGED)
     # Its adapters are part of its weights now.
     with pytest.raises(ValueError, match="starting weights; make the model as it was made then to go on"):

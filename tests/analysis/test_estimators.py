@@ -1,0 +1,71 @@
+"""Estimators of positions: which chunk they choose, and how far a threshold decides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pyterrier_longdoc.analysis import Estimator, best_chunk, first_above
+from pyterrier_longdoc.analysis.estimators import JudgedDocument, threshold_effect
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "best", "above"),
+    [
+        ([0, 2, 1, 3, 3], 3, 1),
+        ([-5.0, -2.0, -9.0], 1, None),
+        ([NAN, 1, NAN, 2], 3, 1),
+        ([0, 0, 0], None, None),
+        ([2, 2, 2], None, 0),
+        ([NAN, 2, 2], None, 1),
+        ([0], 0, None),
+        ([NAN, 0], 1, None),
+        ([NAN, NAN], None, None),
+        ([], None, None),
+    ],
+)
+def test_which_chunk(numbers, best, above):
+    numbers = np.array(numbers, dtype=float)
+    assert best_chunk(numbers) == best
+    assert first_above(0)(numbers) == above
+
+
+def test_estimators_are_values():
+    assert (repr(best_chunk), repr(first_above(2)), repr(first_above(0.25))) == (
+        "best_chunk",
+        "first_above(2)",
+        "first_above(0.25)",
+    )
+    assert first_above(2) == first_above(2.0)
+    assert first_above(2) != first_above(1)
+    assert isinstance(best_chunk, Estimator)
+    assert (first_above(2).decides(2), first_above(2).decides(2.1), best_chunk.decides(99)) == (False, True, False)
+    assert not first_above(0).decides(NAN)
+    with pytest.raises(ValueError, match="threshold=inf must be a finite number"):
+        first_above(float("inf"))
+
+
+def document(*numbers: float) -> JudgedDocument:
+    """A document with ten tokens and characters in a chunk."""
+    spans = [(10 * i, 10 * i + 10) for i in range(len(numbers))]
+    values = np.array(numbers, dtype=float)
+    return JudgedDocument(10 * len(numbers), [(span, span) for span in spans], len(numbers), values)
+
+
+def test_the_effect_of_a_threshold_by_hand():
+    documents = [document(1.0, 1.9, 2.1, 9.0), document(0.0, 2.05, 9.0, 0.0), document(0.0, 0.0, 0.0, 0.0)]
+    numbers = np.concatenate([each.numbers for each in documents])
+    assert 1.5 < 0.5 * numbers.std() < 2.0
+    # From 2.05 down to the chunk with 1, and from 1.9 up to those with 9. The third document never has any.
+    assert threshold_effect(documents, 2.0).tolist() == [5, 15, 25]
+
+
+def test_between_two_grades_a_threshold_has_room():
+    graded = [document(0, 1, 0, 3), document(0, 0, 2, 0), document(0, 0, 0, 1)]
+    assert threshold_effect(graded, 0).tolist() == [20, 20, 20]
+    assert threshold_effect([document(0, 3, 0, 3), document(3, 0, 0, 3)], 0).tolist() == [5, 5, 5]
+    assert threshold_effect(graded, 3) is None  # nobody is above
+    stopped = JudgedDocument(40, graded[0].chunks, 4, np.array([0.0, 1.0]))
+    assert threshold_effect([*graded, stopped], 0) is None
