@@ -81,10 +81,10 @@ def legend(ax) -> list[str]:
 def test_the_legend_says_what_full_markers_mean():
     runs = {"one": MIXED, "other": FALLING}
     results = experiment(runs, partner={"other": "one"}, correction="holm", alpha=0.01)
-    [*_, meaning] = legend(ld.effectiveness_by_position(results, POSITIONS).plot())
+    [*_, meaning] = legend(ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512]).plot())
     assert meaning == "full marker: differs from its partner (p < 0.01, holm correction)"
     for lonely in (experiment({"one": MIXED}), experiment({"one": MIXED}, baseline="one"), experiment(runs)):
-        [*_, meaning] = legend(ld.effectiveness_by_position(lonely, POSITIONS).plot())
+        [*_, meaning] = legend(ld.effectiveness_by_position(lonely, POSITIONS, edges=[0, 512]).plot())
         assert meaning == "empty markers: nothing to test against"
 
 

@@ -175,7 +175,7 @@ def test_a_plot_with_nothing_to_see_says_why():
     ax = ld.position_sensitivity(reader(300), TOPICS.head(1), CORPUS, GOLD).plot()
     why = "ApplyGenericTransformer: not drawn, no spread of scores at the first place (queries: 1)"
     assert ax.get_legend().get_texts()[0].get_text() == why
-    ax.figure.canvas.draw()
+    ax.figure.draw_without_rendering()
 
 
 def test_scores_are_those_of_the_moved_documents(cross_encoder):
