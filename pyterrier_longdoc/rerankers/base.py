@@ -152,10 +152,10 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        checkpoints = arguments_of(self, "checkpoint")
-        for name in changed_names(self, checkpoints):
-            if not isinstance(checkpoints[name], str | Path) or not str(checkpoints[name]):
-                raise ValueError(f"{name}={checkpoints[name]!r} must be a folder, or a model on the Hugging Face hub")
+        for name, value in arguments_of(self, "checkpoint").items():
+            starts_at_random = value is None and name == "aggregator"
+            if not starts_at_random and (not isinstance(value, str | Path) or not str(value)):
+                raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)

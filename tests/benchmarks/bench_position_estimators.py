@@ -7,9 +7,7 @@ Collections, with their relevant passage at places that are drawn evenly:
 
 - docstrings-uniform: `pt.get_dataset("longdoc:docstrings-uniform")`, about 900 tokens;
 - docstrings-long: the docstrings with a topic (test topics) in documents of about 9,300 tokens of other docstrings;
-- needle: one invented sentence in 8,192 tokens of news articles (TIME);
-- vaswani-long: abstracts of Vaswani in documents of about 9,300 tokens of other abstracts, with human judgements;
-  the judge was trained on docstrings, and makes out little of these.
+- needle: one invented sentence in 8,192 tokens of news articles (TIME).
 
 A packaged cross-encoder scores all chunks of 256 tokens of each document once. Thresholds are calibrated on the first
 `--known` queries, or on the documents of other queries (one for each query), and all estimators are compared on the
@@ -60,16 +58,10 @@ def needle(data: Path, queries: int) -> Any:
     return ld.needle(articles, lengths=(8192,), queries=queries, documents=queries)
 
 
-def vaswani_long(data: Path, queries: int) -> Any:
-    folder = pt.get_dataset(f"longdoc:folder:{data / 'vaswani'}")
-    return ld.far_relevant(folder, **LONG)
-
-
 COLLECTIONS: dict[str, Callable[[Path, int], Any]] = {
     "docstrings-uniform": lambda data, queries: pt.get_dataset("longdoc:docstrings-uniform"),
     "docstrings-long": docstrings_long,
     "needle": needle,
-    "vaswani-long": vaswani_long,
 }
 
 

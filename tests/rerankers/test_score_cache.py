@@ -203,7 +203,7 @@ def test_a_killed_run_keeps_all_but_the_last_seconds(path, tmp_path, encoded):
     processes.kill(child)
     assert processes.wait(child) == -signal.SIGKILL
     stored = len(ScoreCache(path))
-    assert 25 - 2 * scorer_module.BLOCK_SECONDS / 0.3 <= stored <= 25
+    assert 25 - 4.0 / 0.3 <= stored <= 25  # of the last block and the one under way, two seconds each
     found = scores(make("MaxP", score_cache=path), many(40))
     assert sum(encoded) == 40 - stored
     np.testing.assert_allclose(found, scores(make("MaxP"), many(40)), rtol=1e-5)
