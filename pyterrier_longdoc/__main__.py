@@ -130,13 +130,12 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
 
 def plot(runs: Path, names: list[str], topics: pd.DataFrame, qrels: pd.DataFrame, path: Path) -> None:
     """Draws the mean of each measure with its 95 % confidence interval (normal approximation over queries)."""
-    matplotlib = import_extra("matplotlib", "demo", "matplotlib is missing")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    # Not of pyplot, whose backend is the caller's: this picture is for a file.
+    figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
     systems: dict[str, Any] = {name: pt.io.read_results(str(runs / f"{name}.res.gz")) for name in names}
     values = pt.Experiment(systems, topics, qrels, MEASURES, perquery=True, filter_by_qrels=True)
-    figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(5 * len(MEASURES), 0.6 * len(names) + 1.2), sharey=True)
+    figure = figures.Figure(figsize=(5 * len(MEASURES), 0.6 * len(names) + 1.2))
+    axes = figure.subplots(1, len(MEASURES), sharey=True)
     for axis, measure in zip(axes, map(str, MEASURES), strict=True):
         of_measure = values[values["measure"] == measure].groupby("name")["value"]
         means = of_measure.mean().reindex(names)
@@ -149,7 +148,6 @@ def plot(runs: Path, names: list[str], topics: pd.DataFrame, qrels: pd.DataFrame
     axes[0].invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

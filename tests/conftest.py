@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("PT_TEST_TRANSFORMER_REPORTS", "0")
@@ -18,6 +19,14 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 def pytest_configure(config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
+
+
+@pytest.fixture(autouse=True)
+def no_open_figures():
+    """Closes what pyplot holds at the end of a test, as a notebook does at the end of a cell."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture(scope="session")

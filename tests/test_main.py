@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
@@ -40,8 +41,18 @@ def collection(tmp_path):
     return folder
 
 
+@pytest.fixture
+def pyplot():
+    """With a backend of its own."""
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    before = pyplot.get_backend()
+    pyplot.switch_backend("svg")
+    yield pyplot
+    pyplot.switch_backend(before)
+
+
 @pytest.mark.slow
-def test_main_job_writes_runs_table_and_picture(collection, tmp_path, capsys):
+def test_main_job_writes_runs_table_and_picture(collection, tmp_path, capsys, pyplot):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
     assert demo.main(arguments) == 0
@@ -54,6 +65,7 @@ def test_main_job_writes_runs_table_and_picture(collection, tmp_path, capsys):
     assert table.loc["MaxP", "AP"] == 1.0
     assert table.loc["FirstP", "AP"] < 1.0
     assert (out / "comparison.png").stat().st_size > 10_000
+    assert pyplot.get_backend() == "svg"  # the caller's: in a notebook later plots are shown as before
     printed = capsys.readouterr().out
     assert "FirstP: 4 documents, 4 of them cut" in printed
     assert "MaxP: 4 documents, 0 of them cut" in printed

@@ -14,7 +14,7 @@ from scipy import stats
 
 from ..common.arguments import check_choice
 from ..common.frames import as_strings, check_columns
-from ..experiment.plots import draw_means, finish, new_axes
+from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
 from ..experiment.results import ExperimentResults, mean_by_query, query_groups
 from ..experiment.significance import p_values, resampled_means
 from .positions import RelevantPositions
@@ -97,7 +97,8 @@ class PositionEffectiveness:
         """Draws the mean of each system in each group, with intervals.
 
         A full marker is a system that differs significantly from the experiment's first baseline (or its partner) in
-        this group; the legend gives the ratio of worst to best group and its p-value.
+        this group, as the legend says; there is none without a baseline or partner. The legend also gives the ratio of
+        worst to best group and its p-value.
 
         Args:
             measure: one of the experiment's; None for the first.
@@ -113,21 +114,20 @@ class PositionEffectiveness:
         measure = measure or self._first.measures[0]
         check_choice("measure", measure, tuple(self._first.measures))
         table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
-        different, ax = self._different(measure), ax or new_axes()
-        for number, name in enumerate(self.names):
+        different, ax = self._different(measure), ax or new_axes(len(self.names))
+        places = np.arange(len(self.groups))
+        for name, aside in zip(self.names, beside(places, len(self.names)), strict=True):
             rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]
-            # Side by side, so that intervals do not hide each other.
-            at = np.arange(len(rows)) + 0.12 * (number / max(1, len(self.names) - 1) - 0.5)
             p = ratio["p-value"]
             shown = "undefined" if np.isnan(p) else "< 0.001" if p < 0.001 else f"= {p:.3f}"
             full = [(group, name) in different for group in rows["group"]]
             label = f"{name}: worst/best {ratio['ratio']:.2f} (p {shown})"
-            draw_means(ax, at, rows["mean"], rows, full=full, label=label)
+            draw_means(ax, places + aside, rows["mean"], rows, full=full, label=label)
         labels = [f"{group}\n{len(results.qids)} queries" for group, results in self.groups.items()]
-        ax.set_xticks(np.arange(len(labels)), labels)
+        ax.set_xticks(places, labels)
         ax.set_xlabel("where the relevant text begins")
         ax.set_ylabel(measure)
-        return finish(ax)
+        return finish(ax, marker_meaning(self._meaning))
 
     @property
     def names(self) -> list[str]:
@@ -141,6 +141,16 @@ class PositionEffectiveness:
     @cached_property
     def _paired(self) -> bool:
         return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
+
+    @property
+    def _meaning(self) -> str | None:
+        """What a full marker means; None where nothing was compared."""
+        statistics = self._first.statistics
+        if self.comparisons.empty:
+            return None
+        reference = statistics.baseline[0] if statistics.baseline else "its partner"
+        correction = f", {statistics.correction} correction" if statistics.correction else ""
+        return f"differs from {reference} (p < {statistics.alpha:g}{correction})"
 
     def _different(self, measure: str) -> set[tuple[str, str]]:
         """Groups and systems that differ from the first baseline, or from their partner where there is no baseline."""

@@ -14,7 +14,7 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
-from ..experiment.plots import draw_means, finish, new_axes
+from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from ..modelling.texts import Span
 from .judging import scores_by_row
@@ -85,14 +85,22 @@ class PositionSensitivity:
         Raises:
             ImportError: without matplotlib.
         """
-        ax = ax or new_axes()
-        for name, rows in self.table.groupby("name", sort=False):
-            places, full = rows["real_place"].to_numpy(), rows["reject"].tolist()
-            draw_means(ax, places, rows["change"], rows, full=full, label=str(name))
+        systems = self.table.groupby("name", sort=False)
+        ax = ax or new_axes(len(systems))
+        for (name, rows), aside in zip(systems, beside(self.table["place"], len(systems)), strict=True):
+            places, full = rows["real_place"].to_numpy() + aside, rows["reject"].tolist()
+            draw_means(ax, places, rows["change"], rows, full=full, label=self._label(name, rows))
         ax.axhline(0, color="0.6", linewidth=0.8)
         ax.set_xlabel("real place of the relevant passage (0: start, 1: end)")
         ax.set_ylabel("change of the score (standard deviations)")
-        return finish(ax)
+        return finish(ax, marker_meaning(f"changed from the first place (p < {self.alpha:g}, holm correction)"))
+
+    def _label(self, name: Any, rows: pd.DataFrame) -> str:
+        """A system's line in the legend: its name, and why there is nothing to see if there is not."""
+        if rows["change"].notna().any():
+            return str(name)
+        queries = self.scores.loc[self.scores["name"] == name, "qid"].nunique()
+        return f"{name}: not drawn, no spread of scores at the first place (queries: {queries})"
 
     def _of_system(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
         values = rows.pivot_table("score", ["qid", "docno"], "place")  # NaN where a document has no such version

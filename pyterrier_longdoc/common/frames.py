@@ -113,12 +113,17 @@ def strings(column: pd.Series, name: str) -> list[str]:
     return found
 
 
-def with_scores(inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any]) -> pd.DataFrame:
-    """A new frame: the input's rows, columns and index with new scores, further columns and ranks."""
+def with_scores(
+    inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
+) -> pd.DataFrame:
+    """A new frame: the input's rows, columns and index with new scores, further columns and ranks.
+
+    Further columns keep the type of an array; a list makes a column of objects.
+    """
     out = inp.drop(columns=["score", "rank", *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
-        out[name] = pd.Series(values, index=out.index, dtype=object)
+        out[name] = pd.Series(values, index=out.index, dtype=None if isinstance(values, np.ndarray) else object)
     return pt.model.add_ranks(out)
 
 

@@ -21,7 +21,7 @@ import pyterrier as pt
 from ..common.arguments import check_choice, check_positive
 from ..common.frames import strings
 from ..common.language import sentences
-from ..common.presentation import Presented
+from ..common.presentation import Presented, changed_arguments
 
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""
@@ -105,6 +105,9 @@ class RotateDocuments(Presented, pt.Transformer):
 
     def __post_init__(self) -> None:
         position_augmentation(self.augmentation, words=self.words)
+
+    def __repr__(self) -> str:
+        return f"RotateDocuments({', '.join(changed_arguments(self, ('verbose',)))})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Changes the texts.

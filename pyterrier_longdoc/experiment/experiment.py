@@ -20,9 +20,9 @@ from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
-from .results import CHECK_COLUMNS, ExperimentResults
+from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
-from .significance import RESAMPLES, Statistics, Test, without_rounding
+from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, without_rounding
 from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
 
 WARM_UP_TOPICS = 2
@@ -45,13 +45,14 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     names: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     folds: Sequence[Sequence[str]] | None = None,
-    baselines: Sequence[str | int] = (),
+    baseline: Baseline = None,
     partner: Mapping[str, str] | None = None,
     test: Test = "t",
     correction: str | None = None,
     alpha: float = 0.05,
     margin: float = 0.05,
     resamples: int = RESAMPLES,
+    round: Decimals = None,
     filter_by_qrels: bool = False,
     filter_by_topics: bool = True,
     batch_size: int | None = None,
@@ -82,7 +83,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         folds: a list of qids for each fold. A factory `(seed, fold)` gives the pipeline for that fold's topics, e.g.
             by `fold.fit(pipeline)` with a model that it makes; the folds' runs are put together before they are
             evaluated.
-        baselines: names, or positions in a list; every other system is compared to each.
+        baseline: a system's name, or its position, or a list of several; every other system is compared to each.
         partner: for a system the name of the one that its gain is relative to, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
             `scipy.stats.ttest_rel`; see `significance.p_values`.
@@ -92,6 +93,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             and 0.05 elsewhere.
         margin: a system within this share of what it is compared to is equivalent: 0.05 is "within 5 %".
         resamples: of randomisation and bootstrap.
+        round: decimals of means and standard deviations in `.table` and in the papers' layout, for all measures or by
+            measure. None leaves `.table` as it is, and the layout has 3. What is compared is never rounded.
         filter_by_qrels: leave out topics without judgements before running anything.
         filter_by_topics: leave out judgements of other topics, which would count as 0.
         batch_size: so many topics at a time, for little memory.
@@ -121,13 +124,14 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     if filter_by_qrels:
         topics = topics[topics["qid"].isin(set(qrels["qid"]))]
     named = named_systems(systems, names)
-    compared_to = _baseline_names(baselines, list(named))
+    compared_to = baseline_names(baseline, list(named))
     statistics = Statistics(compared_to, dict(partner or {}), test, correction, alpha, margin, resamples=resamples)
     statistics.check(list(named))
     labels = None if seeds is None else [int(seed) for seed in seeds]
     prepared = make_folds(folds, topics, qrels) if folds is not None else []
     planned = {name: plan(name, system, labels, prepared) for name, system in named.items()}
     evaluator = QueryEvaluator(topics, qrels, metrics, filter_by_topics=filter_by_topics)
+    check_decimals(round, evaluator.names)
     settings = settings_of(topics, prepared, labels)
     folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, named)
     runner = _Runner(topics, evaluator, folder, batch_size, efficiency, settings["topics"])
@@ -146,6 +150,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         evaluator.qids,
         evaluator.names,
         statistics,
+        round=round,
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
         checks=_findings(evaluated, evaluator.qids, statistics),
         settings={**settings, "unchecked": _unchecked(evaluated)},
@@ -163,17 +168,6 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
 def _checked(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:
     check_columns(frame, columns, what)
     return frame.assign(qid=as_strings(frame["qid"]))
-
-
-def _baseline_names(baselines: Sequence[str | int], names: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(baselines, str | int):
-        raise ValueError(f"baselines={baselines!r} must be a list, e.g. [{baselines!r}]")
-    chosen = []
-    for baseline in baselines:
-        if isinstance(baseline, int) and not 0 <= baseline < len(names):
-            raise ValueError(f"baseline {baseline} does not exist: there are {len(names)} systems, counted from 0")
-        chosen.append(names[baseline] if isinstance(baseline, int) else str(baseline))
-    return tuple(chosen)
 
 
 class _Evaluated(NamedTuple):
@@ -373,7 +367,7 @@ def _findings(
             rows.append(("different candidates", name, queries, message))
         if np.array_equal(without_rounding(values[name], values[reference]), values[reference]):
             rows.append(("equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"))
-    if (statistics.baselines or statistics.partner) and len(qids) < FEW_QUERIES:
+    if (statistics.baseline or statistics.partner) and len(qids) < FEW_QUERIES:
         message = f"{len(qids)} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"
         rows.append(("too few queries", "", len(qids), message))
         # Only signs are random in these tests: no p-value can be below 2 / 2^Q.

@@ -30,28 +30,72 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     if results.efficiency is None:
         raise ValueError("time was not measured: give Experiment efficiency=True")
     rows = results.comparisons[results.comparisons["kind"] == "partner"]
-    gains = rows.groupby("name")["gain"].mean().mul(100).reset_index()
-    points = results.efficiency[["name", "slow-down"]].merge(gains, on="name")
+    gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
+    points = gains.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
+    known = points.dropna()
     ax = ax or new_axes()
-    ax.scatter(points["slow-down"], points["gain"])
-    for name, slow_down, gain in points.to_numpy().tolist():
-        ax.annotate(name, (slow_down, gain), xytext=(4, 4), textcoords="offset points")
+    ax.scatter(known["slow-down"], known["gain"])
     ax.axhline(0, color="0.6", linewidth=0.8)
-    ax.set_xlabel("time per document relative to the partner")
+    _label_points(ax, known)
+    without = ", ".join(points.loc[points.isna().any(axis=1), "name"])
+    note = f"\nnot drawn, as time or gain are not known: {without}" if without else ""
+    ax.set_xlabel(f"time per document relative to the partner{note}", wrap=True)
     ax.set_ylabel("mean gain over the partner (%)")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
-def new_axes() -> Any:
-    """Axes of a new figure, which no window shows and pyplot does not hold on to."""
-    figure = import_extra("matplotlib.figure", "analysis", "matplotlib.figure is missing")
-    return figure.Figure(figsize=(6, 4), layout="constrained").subplots()
+LABEL_HEIGHT, LABEL_WIDTH = 11, 60
+"""In points: what a system's name takes up."""
 
 
-def finish(ax: Any) -> Any:
+def _label_points(ax: Any, points: pd.DataFrame) -> None:
+    """Writes the names of systems beside their points, and above the names of lower points that are as near."""
+    to_points = 72 / ax.figure.dpi
+    placed: list[tuple[float, float]] = []
+    for name, slow_down, gain in points.sort_values("gain")[["name", "slow-down", "gain"]].to_numpy().tolist():
+        x, y = ax.transData.transform((slow_down, gain)) * to_points
+        near = [above for other, above in placed if abs(other - x) < LABEL_WIDTH]
+        at = max([y + 4, *(above + LABEL_HEIGHT for above in near)])
+        placed.append((x, at))
+        ax.annotate(name, (slow_down, gain), xytext=(4, at - y), textcoords="offset points")
+
+
+def new_axes(systems: int = 0) -> Any:
+    """Axes of a new figure of pyplot, as plots of pandas make them: a notebook shows it at the end of the cell.
+
+    Without a display pyplot draws into memory. In a script it holds the figure until `pyplot.close(ax.figure)`.
+
+    Args:
+        systems: lines of the legend above the axes, for which the figure is higher.
+    """
+    pyplot = import_extra("matplotlib.pyplot", "analysis", "matplotlib is missing")
+    return pyplot.subplots(figsize=(6, 4 + 0.2 * systems), layout="constrained")[1]
+
+
+def beside(places: Any, systems: int) -> np.ndarray:
+    """How far to the side each system is drawn, `(systems,)`, so that those with equal values do not hide each other.
+
+    Args:
+        places: all places on the horizontal axis.
+        systems: how many there are.
+    """
+    distinct = np.unique(places)
+    distance = np.ptp(distinct) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
+    return distance * min(0.08, 0.6 / systems) * (np.arange(systems) - (systems - 1) / 2)
+
+
+def marker_meaning(meaning: str | None) -> Any:
+    """What the legend says of full markers; None if nothing was tested, so that all are empty."""
+    lines = import_extra("matplotlib.lines", "analysis", "matplotlib is missing")
+    face, label = ("0.4", f"full marker: {meaning}") if meaning else ("white", "empty markers: nothing to test against")
+    return lines.Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face, label=label)
+
+
+def finish(ax: Any, *further: Any) -> Any:
     """The axes with a legend above them, within which bars and intervals may be anywhere."""
-    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    handles = [*ax.get_legend_handles_labels()[0], *further]
+    ax.legend(handles=handles, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 

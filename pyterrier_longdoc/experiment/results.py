@@ -19,12 +19,18 @@ import pandas as pd
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
-from .significance import TESTS, Statistics, Test, compare
+from .significance import TESTS, Statistics, Test, baseline_names, compare
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
 
 DEFAULT_EDGES = (0, 512, 1024, 2048)
 """In tokens: what a BERT reads at once, and twice and four times that."""
+
+Decimals = int | Mapping[str, int] | None
+"""Of all measures, or by measure."""
+
+DIGITS = 3
+"""Decimals in the papers' layout."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +43,7 @@ class ExperimentResults:
         qids: the Q queries.
         measures: the M measures' names.
         statistics: how systems are compared.
+        round: decimals of means and standard deviations in `table` and in the papers' layout, by measure or for all.
         efficiency: one row for each system; None where it was not measured.
         checks: one row for each finding of the checks.
         settings: how the runs were made: versions, folds and so on.
@@ -49,6 +56,7 @@ class ExperimentResults:
     measures: list[str]
     statistics: Statistics = field(default_factory=Statistics)
     _: KW_ONLY
+    round: Decimals = None
     efficiency: pd.DataFrame | None = None
     checks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CHECK_COLUMNS))
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -56,6 +64,7 @@ class ExperimentResults:
 
     def __post_init__(self) -> None:
         self.statistics.check(self.names)
+        check_decimals(self.round, self.measures)
 
     def __repr__(self) -> str:
         return f"ExperimentResults({len(self.names)} systems, {len(self.qids)} queries, {', '.join(self.measures)})"
@@ -117,9 +126,9 @@ class ExperimentResults:
         `reject` and `p-value corrected`. With several baselines each such column ends in `(baseline)`. Systems with
         several seeds add `std`, partners add `gain` (0.05 is +5 %) and `gain p-value` and so on.
         """
-        table = self.means.reset_index()
+        table = self._rounded(self.means).reset_index()
         if any(len(values) > 1 for values in self.values.values()):
-            table = pd.concat([table, self.stds.add_suffix(" std").reset_index(drop=True)], axis=1)
+            table = pd.concat([table, self._rounded(self.stds).add_suffix(" std").reset_index(drop=True)], axis=1)
         statistics, columns = self.statistics, ["+", "-", "p-value"]
         if statistics.correction is not None:
             columns += ["reject", "p-value corrected"]
@@ -128,7 +137,7 @@ class ExperimentResults:
             if baseline is not None:
                 rows = rows[rows["reference"] == baseline]
             shown = columns if kind == "baseline" else ["gain", *columns[2:]]
-            suffix = f" ({baseline})" if len(statistics.baselines) > 1 and baseline is not None else ""
+            suffix = f" ({baseline})" if len(statistics.baseline) > 1 and baseline is not None else ""
             for measure in self.measures:
                 of_measure = rows[rows["measure"] == measure].set_index("name").reindex(self.names)
                 for column in shown:
@@ -138,14 +147,20 @@ class ExperimentResults:
                     table[title] = (values.eq(True) if column == "reject" else values.astype("float64")).to_numpy()
         return table
 
+    def _rounded(self, values: pd.DataFrame) -> pd.DataFrame:
+        """Values with a column for each measure, rounded as `round` says."""
+        if self.round is None:
+            return values
+        return values.round(self.round if isinstance(self.round, int) else dict(self.round))
+
     def retest(self, **changes: Any) -> ExperimentResults:
         """The same values compared in another way.
 
         Args:
-            **changes: of `Statistics`, e.g. `test="wilcoxon", baselines=["BM25"]`.
+            **changes: of `Statistics`, e.g. `test="wilcoxon", baseline="BM25"`; `baseline` as `Experiment` takes it.
         """
-        if "baselines" in changes:
-            changes["baselines"] = tuple(changes["baselines"])
+        if "baseline" in changes:
+            changes["baseline"] = baseline_names(changes["baseline"], self.names)
         return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> ExperimentResults:
@@ -161,15 +176,15 @@ class ExperimentResults:
         values = {name: of_system[:, rows] for name, of_system in self.values.items()}
         return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
-    def to_markdown(self, *, digits: int = 3) -> str:
+    def to_markdown(self, *, digits: int | None = None) -> str:
         """The papers' layout in Markdown: best in bold, superscripts, gains in parentheses; see `paper_table`."""
         return paper_table(self, digits=digits).to_markdown()
 
-    def to_latex(self, *, digits: int = 3) -> str:
+    def to_latex(self, *, digits: int | None = None) -> str:
         r"""The papers' layout in LaTeX, with `\usepackage{booktabs}`."""
         return paper_table(self, digits=digits).to_latex()
 
-    def styled(self, *, digits: int = 3) -> Any:
+    def styled(self, *, digits: int | None = None) -> Any:
         """The papers' layout as a pandas Styler, for notebooks."""
         return paper_table(self, digits=digits).styled()
 
@@ -201,6 +216,7 @@ class ExperimentResults:
             "queries": self.qids,
             "measures": self.measures,
             "statistics": self.statistics.as_dict(),
+            "round": self.round,
             **self.settings,
         }
         write_lines(folder / "results.json", [json.dumps(described, indent=1)])
@@ -233,7 +249,7 @@ class ExperimentResults:
         ends = len(qids) * len(measures) * np.cumsum([len(labels) for labels in seeds.values()])
         parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
         statistics = described.pop("statistics")
-        statistics |= {"baselines": tuple(statistics["baselines"]), "test": test or statistics["test"]}
+        statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
         if not callable(statistics["test"]) and statistics["test"] not in TESTS:
             raise ValueError(f"the test was the function {statistics['test']!r}, which is not stored: give it as test=")
         efficiency = folder / "efficiency.csv"
@@ -243,6 +259,7 @@ class ExperimentResults:
             qids,
             measures,
             Statistics(**statistics),
+            round=described.pop("round"),
             efficiency=pd.read_csv(efficiency, keep_default_na=False, na_values=[""]) if efficiency.is_file() else None,
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
             settings=described,
@@ -257,7 +274,8 @@ TEST_NAMES = {
 MISSING = "-"
 LATEX_SPECIAL: dict[str, str | int | None] = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
 }  # fmt: skip
 MARKDOWN_SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for character in "\\`*_{}[]<>|"}
 
@@ -275,19 +293,27 @@ LATEX = Notation(lambda text: text.translate(str.maketrans(LATEX_SPECIAL)), r"\t
 HTML = Notation(html.escape, "<b>{}</b>", "<sup>{}</sup>")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PaperTable:
     """A table of systems by measures, for one or several test sets.
 
     Attributes:
         results: by the name of the test set, which is empty if there is only one.
-        digits: after the point.
+        digits: after the point; None for those of the results' `round`, or 3.
         average: add a column with the mean of each system's gains.
     """
 
     results: Mapping[str, ExperimentResults]
-    digits: int = 3
+    digits: int | None = None
     average: bool = False
+
+    def __repr__(self) -> str:
+        systems = dict.fromkeys(name for results in self.results.values() for name in results.names)
+        columns = [f"{test_set} {measure}".strip() for test_set, of in self.results.items() for measure in of.measures]
+        return f"PaperTable({', '.join(systems)}; {', '.join(columns)})"
+
+    def _repr_html_(self) -> str:
+        return self.styled().to_html()
 
     def frame(self, notation: Notation = HTML) -> pd.DataFrame:
         """The table's texts, a row for each system."""
@@ -296,12 +322,13 @@ class PaperTable:
         for test_set, results in self.results.items():
             marks, of_set = _marks_and_gains(results)
             for measure in results.measures:
-                means, texts = results.means[measure], []
-                best = means.round(self.digits).max()
+                means, digits, texts = results.means[measure], self._digits(results, measure), []
+                best = means.round(digits).max()
                 for name in gains:
                     gain = of_set.get((name, measure))
                     gains[name] += [] if gain is None else [gain]
-                    texts.append(self._text(means.get(name), best, marks.get((name, measure), ""), gain, notation))
+                    mark = marks.get((name, measure), "")
+                    texts.append(_cell(means.get(name), digits, best, mark, gain, notation))
                 frame[notation.escape(f"{test_set} {measure}".strip())] = texts
         if self.average:
             averages = [float(np.mean(of_system)) if of_system else np.nan for of_system in gains.values()]
@@ -325,15 +352,11 @@ class PaperTable:
         """A pandas Styler with the same content."""
         return self.frame().style.set_caption(self._note(HTML))
 
-    def _text(self, mean: float | None, best: float, marks: str, gain: float | None, notation: Notation) -> str:
-        if mean is None or np.isnan(mean):
-            return MISSING
-        text = f"{mean:.{self.digits}f}"
-        if round(mean, self.digits) == best:
-            text = notation.bold.format(text)
-        if marks:
-            text += notation.superscript.format(marks)
-        return text if gain is None or np.isnan(gain) else f"{text} ({_percent(gain, notation)})"
+    def _digits(self, results: ExperimentResults, measure: str) -> int:
+        if self.digits is not None:
+            return self.digits
+        of_results = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
+        return DIGITS if of_results is None else of_results
 
     def _note(self, notation: Notation) -> str:
         first = next(iter(self.results.values()))
@@ -354,8 +377,32 @@ class PaperTable:
         return f"{note} In parentheses: gain over {escaped[0]}. Significant difference: {marks} {how}"
 
 
+def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float | None, notation: Notation) -> str:
+    if mean is None or np.isnan(mean):
+        return MISSING
+    text = f"{mean:.{digits}f}"
+    if round(mean, digits) == best:
+        text = notation.bold.format(text)
+    if marks:
+        text += notation.superscript.format(marks)
+    return text if gain is None or np.isnan(gain) else f"{text} ({_percent(gain, notation)})"
+
+
+def check_decimals(decimals: Decimals, measures: Sequence[str]) -> None:
+    """Raises ValueError for decimals that are no whole number from 0, or of a measure that is not among `measures`."""
+    of_measure = decimals if isinstance(decimals, Mapping) else {} if decimals is None else {measures[0]: decimals}
+    unknown = [name for name in of_measure if name not in measures]
+    if unknown:
+        raise ValueError(f"round names {', '.join(map(repr, unknown))}, but the measures are {', '.join(measures)}")
+    if not all(isinstance(number, int) and number >= 0 for number in of_measure.values()):
+        raise ValueError(f"round={decimals!r} must be a number of decimals from 0, or one for each measure by its name")
+
+
 def paper_table(
-    results: ExperimentResults | Mapping[str, ExperimentResults], *, digits: int = 3, average: bool | None = None
+    results: ExperimentResults | Mapping[str, ExperimentResults],
+    *,
+    digits: int | None = None,
+    average: bool | None = None,
 ) -> PaperTable:
     """Lays out results as Boytsov et al. 2025 do in their Tables 1 and 4.
 
@@ -363,7 +410,7 @@ def paper_table(
 
     Args:
         results: of one experiment, or of several by the name of the test set, side by side.
-        digits: after the point.
+        digits: after the point; None for those of the results' `round`, or 3.
         average: add the systems' mean gain over all columns; None adds it if there are partners and several columns.
 
     Returns:
@@ -376,7 +423,7 @@ def paper_table(
     if not sets:
         raise ValueError("there are no results to lay out")
     first = next(iter(sets.values())).statistics
-    legends = [(s.baselines, bool(s.partner), s.test, s.correction) for s in (r.statistics for r in sets.values())]
+    legends = [(s.baseline, bool(s.partner), s.test, s.correction) for s in (r.statistics for r in sets.values())]
     for name, legend in zip(sets, legends, strict=True):
         if legend != legends[0]:
             raise ValueError(f"{name!r} differs from the other results in baselines, partners, test or correction")

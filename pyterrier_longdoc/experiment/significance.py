@@ -34,6 +34,8 @@ COLUMNS = [
 ]  # fmt: skip
 
 Test = str | Callable[[np.ndarray, np.ndarray], Any]
+Baseline = str | int | Sequence[str | int] | None
+"""A system's name or position, or several of them."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,12 @@ class Statistics:
     """How systems are compared: arguments of `Experiment`, which explains them, and two more.
 
     Attributes:
+        baseline: the names of all baselines.
         confidence: level of the bootstrap intervals.
         seed: of the random numbers of randomisation and bootstrap.
     """
 
-    baselines: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
     partner: Mapping[str, str] = field(default_factory=dict)
     test: Test = "t"
     correction: str | None = None
@@ -57,16 +60,16 @@ class Statistics:
 
     def check(self, names: Sequence[str]) -> None:
         """Raises ValueError for a baseline or partner that is no system, and for values that can never work."""
-        for name in (*self.baselines, *self.partner, *self.partner.values()):
+        for name in (*self.baseline, *self.partner, *self.partner.values()):
             if name not in names:
                 raise ValueError(f"{name!r} is a baseline or partner, but no system; systems are {', '.join(names)}")
         own = sorted(name for name, partner in self.partner.items() if name == partner)
         if own:
             raise ValueError(f"{', '.join(own)} cannot be its own partner; leave it out of partner=")
-        if len(set(self.baselines)) < len(self.baselines):
-            raise ValueError(f"baselines={list(self.baselines)} names one twice")
-        if self.correction is not None and not (self.baselines or self.partner):
-            raise ValueError(f"correction={self.correction!r} needs baselines= or partner= to compare with")
+        if len(set(self.baseline)) < len(self.baseline):
+            raise ValueError(f"baseline={list(self.baseline)} names one twice")
+        if self.correction is not None and not (self.baseline or self.partner):
+            raise ValueError(f"correction={self.correction!r} needs baseline= or partner= to compare with")
         for name in ("alpha", "margin", "confidence"):
             if not 0.0 < getattr(self, name) < 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1")
@@ -80,7 +83,7 @@ class Statistics:
         kinds: list[tuple[str, str | None, dict[str, str]]] = []
         if self.partner:
             kinds.append(("partner", None, {name: self.partner[name] for name in names if name in self.partner}))
-        for baseline in self.baselines:
+        for baseline in self.baseline:
             kinds.append(("baseline", baseline, {name: baseline for name in names if name != baseline}))
         return kinds
 
@@ -92,6 +95,21 @@ class Statistics:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: a test that is a function is stored by its name."""
         return {**asdict(self), "test": self.test_name}
+
+
+def baseline_names(baseline: Baseline, names: Sequence[str]) -> tuple[str, ...]:
+    """The baselines that `Experiment` is given, by name.
+
+    Raises:
+        ValueError: for a position that no system has.
+    """
+    given = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
+    chosen = []
+    for one in given:
+        if isinstance(one, int) and not 0 <= one < len(names):
+            raise ValueError(f"baseline {one} does not exist: there are {len(names)} systems, counted from 0")
+        chosen.append(names[one] if isinstance(one, int) else str(one))
+    return tuple(chosen)
 
 
 def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:

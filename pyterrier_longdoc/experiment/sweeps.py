@@ -12,7 +12,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from .experiment import Experiment
-from .plots import new_axes
+from .plots import beside, finish, new_axes
 from .results import ExperimentResults
 
 Model = pt.Transformer | Callable[..., pt.Transformer]
@@ -46,17 +46,19 @@ class Sweep:
         """
         measure = measure or self.results.measures[0]
         check_choice("measure", measure, tuple(self.results.measures))
-        ax, table, (first, *second) = ax or new_axes(), self.table, self.parameters.columns
-        for value, rows in table.groupby(second[0]) if second else [("", table)]:
+        table, (first, *second) = self.table, self.parameters.columns
+        lines: list[tuple[Any, pd.DataFrame]] = list(table.groupby(second[0])) if second else [("", table)]
+        ax = ax or new_axes(len(lines) if second else 0)
+        for (value, rows), aside in zip(lines, beside(table[first], len(lines)), strict=True):
             rows = rows.sort_values(first)
             spread = rows.get(f"{measure} std", pd.Series(0.0, rows.index))
             label = f"{second[0]} {value}" if second else None
-            ax.errorbar(rows[first], rows[measure], yerr=spread, marker="o", capsize=3, label=label)
+            ax.errorbar(rows[first] + aside, rows[measure], yerr=spread, marker="o", capsize=3, label=label)
         ax.set_xticks(sorted(table[first].unique()))
         ax.set_xlabel(first)
         ax.set_ylabel(measure)
         if second:
-            ax.legend()
+            finish(ax)
         ax.spines[["top", "right"]].set_visible(False)
         return ax
 

@@ -146,7 +146,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         report = REPORT_COLUMNS if self.report else ()
         if not len(inp):
-            return with_scores(inp, [], **{name: [] for name in report})
+            return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
         reader = DocumentReader(self.tokenizer, self.max_doc_len)
@@ -161,7 +161,9 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         self.coverage = reader.coverage(len({one.query for one in candidates}))
         self._warn(self.counts, self.coverage)
         counts_of = self.counts.set_index("qid")
-        return with_scores(inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].tolist() for name in report})
+        return with_scores(
+            inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].to_numpy() for name in report}
+        )
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
         """What `transform` of the same frame would take: makes all prompts and asks nothing.

@@ -68,7 +68,7 @@ _LAYOUT_NOTES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preset:
     """A model as a paper configured it. Call it for a new transformer.
 
@@ -92,6 +92,10 @@ class Preset:
     source: str = "Boytsov et al. 2025, Table 1"
     epochs: int | None = 1
     note: str = ""
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"Preset({self.row}: {self.transformer}({arguments}))"
 
     def __call__(self, *, as_published: bool = False, **changes: Any) -> Any:
         """A new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
@@ -154,6 +158,9 @@ class Presets(Named[Preset]):
     """
 
     kind = "preset"
+
+    def _repr_html_(self) -> str:
+        return self.table().to_html(index=False, na_rep="")
 
     def table(self) -> pd.DataFrame:
         """One row per preset: its row in the paper, class, backbone, partner, and every published figure."""

@@ -327,7 +327,7 @@ class Protocol:
             data.qrels,
             self.metrics,
             seeds=seeds,
-            baselines=[FIRST_STAGE],
+            baseline=FIRST_STAGE,
             partner=partner,
             correction=correction,
             alpha=self.alpha,

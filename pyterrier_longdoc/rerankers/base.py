@@ -332,14 +332,14 @@ def _without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def _columns(explanations: list[Explanation]) -> dict[str, list[Any]]:
-    best = [explanation.spans[explanation.best] for explanation in explanations]
+def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
     return {
         "window_scores": [explanation.scores for explanation in explanations],
         "window_weights": [explanation.weights for explanation in explanations],
         "window_spans": [explanation.spans for explanation in explanations],
-        "best_start": [start for start, _ in best],
-        "best_end": [end for _, end in best],
+        "best_start": best[:, 0],
+        "best_end": best[:, 1],
         "query_terms": [explanation.query_terms for explanation in explanations],
     }
 

@@ -588,9 +588,10 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")
         right = ax.twinx()
-        lines += right.plot(validated["step"], validated["validation"], marker=".", color="C1", label="validation")
+        look = {"marker": "o", "fillstyle": "none", "color": "C1"}  # leaves a point of the loss behind it to be seen
+        lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
         right.set_ylabel("validation")
         right.spines["top"].set_visible(False)
-    ax.legend(handles=lines)
+    ax.legend(handles=lines, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     ax.spines["top"].set_visible(False)
     return ax

@@ -36,7 +36,7 @@ POSITIONS = pd.DataFrame({"qid": [f"q{i}" for i in range(20)], "first_token": [5
 
 
 def test_groups_by_position():
-    results = experiment({"full": MIXED, "start": FALLING}, baselines=["start"])
+    results = experiment({"full": MIXED, "start": FALLING}, baseline=["start"])
     found = ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512, 1024])
     assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
     assert "queries" in found._repr_html_()
@@ -61,12 +61,31 @@ def test_groups_by_position():
         "0 to < 512\n10 queries",
         "512 to < 1024\n10 queries",
     ]
-    legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend == ["full: worst/best 1.00 (p undefined)", "start: worst/best 0.15 (p < 0.001)"]
+    assert legend(ax) == [
+        "full: worst/best 1.00 (p undefined)",
+        "start: worst/best 0.15 (p < 0.001)",
+        "full marker: differs from start (p < 0.05)",
+    ]
+    of_full, of_start = (container[0].get_xdata() for container in ax.containers)
+    assert (of_full < of_start).all()
     np.testing.assert_allclose(ax.containers[1][0].get_ydata(), [0.75, 0.1125])
     full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
     assert full == [1, 0]  # "full" differs from the baseline in one group
     assert ax.get_ylabel() == "RR"
+
+
+def legend(ax) -> list[str]:
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+def test_the_legend_says_what_full_markers_mean():
+    runs = {"one": MIXED, "other": FALLING}
+    results = experiment(runs, partner={"other": "one"}, correction="holm", alpha=0.01)
+    [*_, meaning] = legend(ld.effectiveness_by_position(results, POSITIONS, edges=[0, 512]).plot())
+    assert meaning == "full marker: differs from its partner (p < 0.01, holm correction)"
+    for lonely in (experiment({"one": MIXED}), experiment({"one": MIXED}, baseline="one"), experiment(runs)):
+        [*_, meaning] = legend(ld.effectiveness_by_position(lonely, POSITIONS, edges=[0, 512]).plot())
+        assert meaning == "empty markers: nothing to test against"
 
 
 def test_intervals_are_those_of_the_bootstrap():

@@ -65,7 +65,11 @@ def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
     assert repr(found) == "PositionSensitivity(first, all; 120 scores)"
     assert "p-value" in found._repr_html_()
     ax = found.plot()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["first", "all"]
+    meaning = "full marker: changed from the first place (p < 0.05, holm correction)"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["first", "all", meaning]
+    at_first, at_all = (container[0].get_xdata() for container in ax.containers)
+    assert (at_first < at_all).all()
+    assert np.abs(np.add(at_first, at_all) / 2 - table.loc["all", "real_place"]).max() < 0.01
     lines = [container[0].get_ydata() for container in ax.containers]
     assert lines[0][-1] < -1
     assert lines[1].tolist() == [0] * 5
@@ -165,6 +169,13 @@ def test_documents_are_compared_with_their_own_first_place_only():
     spread = np.std([3.0, 4.0], ddof=1)
     assert table["change"].tolist() == pytest.approx([0, (-1 - 2) / 2 / spread])
     assert table["score"].tolist() == [3.5, 4.5]
+
+
+def test_a_plot_with_nothing_to_see_says_why():
+    ax = ld.position_sensitivity(reader(300), TOPICS.head(1), CORPUS, GOLD).plot()
+    why = "ApplyGenericTransformer: not drawn, no spread of scores at the first place (queries: 1)"
+    assert ax.get_legend().get_texts()[0].get_text() == why
+    ax.figure.draw_without_rendering()
 
 
 def test_scores_are_those_of_the_moved_documents(cross_encoder):

@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> None:
         partner = {f"system {i}": f"system {i - i % 3}" for i in range(args.systems) if i % 3}
         start, start_cpu = time.perf_counter(), time.process_time()
         results = Experiment(
-            systems, topics, qrels, METRICS, baselines=["system 0", "system 1"], partner=partner, correction="holm"
+            systems, topics, qrels, METRICS, baseline=["system 0", "system 1"], partner=partner, correction="holm"
         )
         evaluated = time.perf_counter()
         assert len(results.table) == args.systems

@@ -158,7 +158,7 @@ def main() -> None:
         ["nDCG@10", "AP", "RR"],
         seeds=args.seeds,
         folds=[topics["qid"].iloc[i :: args.folds].tolist() for i in range(args.folds)],
-        baselines=["BM25"],
+        baseline=["BM25"],
         partner={name: "FirstP" for name in HEADS if name != "FirstP"},
         correction="holm",
         save_dir=args.output,

@@ -108,3 +108,8 @@ def test_bad_input_is_named():
         RotateDocuments("shuffle")
     with pytest.raises(ValueError, match="words=0 must be at least 1"):
         position_augmentation("windows", words=0)
+
+
+def test_repr_names_what_is_changed():
+    assert repr(RotateDocuments(verbose=True)) == "RotateDocuments()"
+    assert repr(RotateDocuments("windows", words=50)) == "RotateDocuments(augmentation='windows', words=50)"

@@ -37,7 +37,7 @@ def assert_same(systems, topics, qrels, metrics, *, baseline, **options):
                 rejected, corrected, _, _ = multipletests(p, alpha=0.05, method=method)
                 expected.loc[others, column.replace("p-value", "reject")] = rejected
                 expected.loc[others, f"{column} corrected"] = corrected
-    results = Experiment(systems, topics, qrels, metrics, baselines=[baseline], **options)
+    results = Experiment(systems, topics, qrels, metrics, baseline=baseline, **options)
     assert sorted(expected) == sorted(results.table)
     pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
     return results
@@ -123,7 +123,7 @@ def test_names_of_measures_are_understood_like_the_measures():
 
 def test_values_are_averaged_over_seeds_before_the_test():
     a, b = ([synthetic.run(TOPICS, quality, seed) for seed in seeds] for quality, seeds in ((1, (0, 1)), (0.5, (2, 3))))
-    results = Experiment({"a": a, "b": b}, TOPICS, QRELS, ["nDCG@5", "AP"], baselines=["b"])
+    results = Experiment({"a": a, "b": b}, TOPICS, QRELS, ["nDCG@5", "AP"], baseline=["b"])
     of_seeds = [pt.Experiment(runs, TOPICS, QRELS, ["map"], names=["0", "1"], perquery=True) for runs in (a, b)]
     [p] = results.table["AP p-value"].dropna()
     per_query = (frame.groupby("qid")["value"].mean() for frame in of_seeds)
@@ -159,7 +159,7 @@ def found(*args, **kwargs):
 
 def test_everything_doubtful_is_named():
     good, other = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
-    warned, checks = found({"a": good, "b": other}, TOPICS, QRELS, METRICS, baselines=["a"])
+    warned, checks = found({"a": good, "b": other}, TOPICS, QRELS, METRICS, baseline=["a"])
     assert warned == {}
     assert checks.empty
     first_two = good["qid"].isin(["q0", "q1"])
@@ -175,7 +175,7 @@ def test_everything_doubtful_is_named():
         "shorter": good[~(first_two & (good["docno"] == "d11"))],
         "twice": pd.concat([good, good[first_two].head(1)]),
     }
-    warned, checks = found(systems, TOPICS, QRELS, METRICS, baselines=["good"])
+    warned, checks = found(systems, TOPICS, QRELS, METRICS, baseline=["good"])
     queries = {(row.check, row.name): row.queries for row in checks.itertuples(index=False, name="Row")}
     assert queries == {
         ("tied scores", "tied"): 2,
@@ -196,7 +196,7 @@ def test_everything_doubtful_is_named():
 
 def test_few_queries_are_named():
     systems, few = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}, TOPICS.head(5)
-    warned, _ = found(systems, few, QRELS, METRICS, baselines=["a"], test="wilcoxon")
+    warned, _ = found(systems, few, QRELS, METRICS, baseline=["a"], test="wilcoxon")
     assert "5 queries; comparisons need at least 25" in warned["too few queries"]
     assert "no p-value of test='wilcoxon' can be below 0.0625" in warned["too few queries"]
     assert found(systems, few, QRELS, METRICS)[0] == {}
@@ -221,13 +221,17 @@ BAD = {
     "scores that are no numbers": {"systems": {"a": RUN.assign(score="high")}},
     "there are no systems": {"systems": {}},
     "must be a dict or a list": {"systems": RUN},
-    "'c' is a baseline or partner, but no system": {"baselines": ["c"]},
-    "baseline 2 does not exist": {"baselines": [2]},
-    "baselines='a' must be a list": {"baselines": "a"},
-    "names one twice": {"baselines": ["a", 0]},
+    "'c' is a baseline or partner, but no system": {"baseline": ["c"]},
+    "baseline 2 does not exist": {"baseline": [2]},
+    "'d' is a baseline or partner, but no system": {"baseline": "d"},
+    "baseline -1 does not exist": {"baseline": -1},
+    "names one twice": {"baseline": ["a", 0]},
+    "round names 'nDCG', but the measures are AP": {"round": {"nDCG": 3}},
+    "round=-1 must be a number of decimals": {"round": -1},
+    "round={'AP': 0.5} must be a number of decimals": {"round": {"AP": 0.5}},
     "cannot be its own partner": {"partner": {"a": "a"}},
-    "needs baselines= or partner=": {"correction": "holm"},
-    "correction='x' is unknown": {"correction": "x", "baselines": [0]},
+    "needs baseline= or partner=": {"correction": "holm"},
+    "correction='x' is unknown": {"correction": "x", "baseline": [0]},
     "test='x' is unknown": {"test": "x"},
     "alpha=5 must be between 0 and 1": {"alpha": 5},
     "at least two folds": {"folds": [TOPICS["qid"].tolist()]},

@@ -4,7 +4,9 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
+from ir_measures import AP, nDCG
 from scipy import stats
 
 import pyterrier_longdoc.experiment as xp
@@ -28,7 +30,7 @@ def made_up(**options):
     return ExperimentResults(values, seeds, [f"q{i}" for i in range(8)], ["nDCG@10", "AP"], Statistics(**options))
 
 
-OPTIONS = {"baselines": ("P & 50%",), "partner": {"MaxP_1": "FirstP", "P & 50%": "FirstP"}}
+OPTIONS = {"baseline": ("P & 50%",), "partner": {"MaxP_1": "FirstP", "P & 50%": "FirstP"}}
 
 
 def test_markdown():
@@ -74,7 +76,7 @@ def test_notebooks_get_the_same_cells():
 
 def test_without_partners_the_gain_is_over_the_first_baseline():
     assert repr(made_up()) == "ExperimentResults(3 systems, 8 queries, nDCG@10, AP)"
-    lines = made_up(baselines=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
+    lines = made_up(baseline=("FirstP", "P & 50%")).to_markdown(digits=2).splitlines()
     assert lines[0] == "| System | nDCG@10 | AP |"
     assert lines[3] == "| MaxP\\_1 | **0.65**<sup>ab</sup> (+30.0%) | **0.65**<sup>ab</sup> (+30.0%) |"
     assert "<sup>a</sup> from FirstP, <sup>b</sup> from P & 50%" in lines[-1]
@@ -95,7 +97,7 @@ def test_several_test_sets_side_by_side():
     assert frame.loc["MaxP_1"].tolist()[2:] == ["-", "-", "+30.0%"]
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="'b' differs from the other results in baselines"):
-        xp.paper_table({"a": one, "b": one.retest(baselines=["FirstP"])})
+        xp.paper_table({"a": one, "b": one.retest(baseline=["FirstP"])})
     with pytest.raises(ValueError, match="there are no results"):
         xp.paper_table({})
     assert xp.paper_table(one, average=False).frame().columns.tolist() == ["nDCG@10", "AP"]
@@ -103,18 +105,68 @@ def test_several_test_sets_side_by_side():
 
 def test_the_order_of_columns_is_that_of_pyterrier():
     systems = dict(zip("abc", RUNS, strict=True))
-    results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a", "b"], partner={"c": "b"}, correction="fdr_bh")
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["a", "b"], partner={"c": "b"}, correction="fdr_bh")
     assert results.table.columns.tolist() == [
         "name", "AP",
         "AP gain", "AP gain p-value", "AP gain reject", "AP gain p-value corrected",
         "AP + (a)", "AP - (a)", "AP p-value (a)", "AP reject (a)", "AP p-value corrected (a)",
         "AP + (b)", "AP - (b)", "AP p-value (b)", "AP reject (b)", "AP p-value corrected (b)",
     ]  # fmt: skip
-    one = results.retest(baselines=["b"], partner={}).table.set_index("name")
+    one = results.retest(baseline=["b"], partner={}).table.set_index("name")
     two = results.table.set_index("name")
     assert two["AP p-value (b)"].tolist() == pytest.approx(one["AP p-value"].tolist(), nan_ok=True)
     # The partner's family has one comparison only: nothing to correct.
     assert two.loc["c", "AP gain p-value corrected"] == two.loc["c", "AP gain p-value"] == one.loc["c", "AP p-value"]
+
+
+def test_one_baseline_or_several_by_name_or_position():
+    systems = {"a": RUNS[0], "b": RUNS[1]}
+    tables = [Experiment(systems, TOPICS, QRELS, ["AP"], baseline=given).table for given in ("b", 1, ["b"], (1,))]
+    tables.append(Experiment(systems, TOPICS, QRELS, ["AP"]).retest(baseline="b").table)
+    expected = pt.Experiment(systems, TOPICS, QRELS, [AP], baseline="b")
+    for table in tables:
+        pd.testing.assert_frame_equal(table, expected[table.columns])
+    several = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["b", 0]).statistics
+    assert several.baseline == ("b", "a")
+    assert Experiment(systems, TOPICS, QRELS, ["AP"], baseline=None).statistics.baseline == ()
+
+
+@pytest.mark.parametrize("decimals", [0, 2, {"AP": 1}, {"AP": 1, "nDCG@5": 4}])
+def test_rounding_is_that_of_pyterrier(decimals, tmp_path):
+    systems = {"a": RUNS[0], "b": RUNS[1]}
+    results = Experiment(systems, TOPICS, QRELS, METRICS, baseline="a", round=decimals, save_dir=tmp_path)
+    expected = pt.Experiment(systems, TOPICS, QRELS, [nDCG @ 5, AP], baseline="a", round=decimals)
+    pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
+    exact = Experiment(systems, TOPICS, QRELS, METRICS, baseline="a")
+    pd.testing.assert_frame_equal(results.comparisons, exact.comparisons)
+    pd.testing.assert_frame_equal(ExperimentResults.load(tmp_path).table, results.table)
+    shown = decimals if isinstance(decimals, int) else decimals.get("nDCG@5", 3)
+    means = exact.means["nDCG@5"].map(f"{{:.{shown}f}}".format)
+    assert all(mean in results._repr_html_() for mean in means)
+    assert f"{exact.means.at['a', 'nDCG@5']:.5f}" in results.to_markdown(digits=5)
+
+
+def test_rounding_of_standard_deviations():
+    seeds = Experiment({"a": RUNS[:2]}, TOPICS, QRELS, ["AP"], round=2).table.iloc[0]
+    assert (seeds["AP"], seeds["AP std"]) == (round(seeds["AP"], 2), round(seeds["AP std"], 2))
+
+
+def test_names_in_latex_keep_their_signs():
+    results = ExperimentResults(
+        {"a|b <c>": np.full((1, 3, 1), 0.5)}, {"a|b <c>": [None]}, ["1", "2", "3"], ["P(rel>1)@5"]
+    )
+    latex = results.to_latex()
+    assert r"a\textbar{}b \textless{}c\textgreater{}" in latex
+    assert r"P(rel\textgreater{}1)@5" in latex
+    assert not set("<>|") & set(latex)
+
+
+def test_a_table_says_what_it_is():
+    one = made_up(**OPTIONS)
+    assert repr(xp.paper_table(one)) == "PaperTable(FirstP, MaxP_1, P & 50%; nDCG@10, AP)"
+    several = xp.paper_table({"TIME": one, "Robust04": one})
+    assert repr(several).endswith("; TIME nDCG@10, TIME AP, Robust04 nDCG@10, Robust04 AP)")
+    assert "<b>0.650</b><sup>ab</sup> (+30.0%)" in several._repr_html_()
 
 
 def test_comparisons_by_hand():
@@ -144,9 +196,9 @@ def test_counts_are_sums_and_so_are_their_intervals():
 
 def test_a_subset_is_an_experiment_of_its_own():
     systems = {"a": RUNS[0], "b": RUNS[1]}
-    results = Experiment(systems, TOPICS, QRELS, ["AP"], baselines=["a"])
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], baseline=["a"])
     some = TOPICS.iloc[5:25]
-    expected = Experiment(systems, some, QRELS, ["AP"], baselines=["a"])
+    expected = Experiment(systems, some, QRELS, ["AP"], baseline=["a"])
     pd.testing.assert_frame_equal(results.subset(some["qid"]).table, expected.table)
     with pytest.raises(ValueError, match="none of these qids"):
         results.subset(["x"])
@@ -155,7 +207,7 @@ def test_a_subset_is_an_experiment_of_its_own():
 def test_results_come_back_from_their_folder(tmp_path):
     systems = {"NA": [RUNS[0], RUNS[1]], "b, c": RUNS[2]}
     results = Experiment(
-        systems, TOPICS, QRELS, METRICS, baselines=["NA"], partner={"b, c": "NA"}, correction="holm", save_dir=tmp_path
+        systems, TOPICS, QRELS, METRICS, baseline=["NA"], partner={"b, c": "NA"}, correction="holm", save_dir=tmp_path
     )
     loaded = ExperimentResults.load(tmp_path)
     pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
@@ -171,7 +223,7 @@ def test_results_come_back_from_their_folder(tmp_path):
 
 
 def test_a_function_as_test_must_be_given_again(tmp_path):
-    results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baselines=[0], test=stats.ttest_ind)
+    results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baseline=[0], test=stats.ttest_ind)
     results.save(tmp_path)
     with pytest.raises(ValueError, match="the test was the function 'ttest_ind'"):
         ExperimentResults.load(tmp_path)
@@ -183,7 +235,7 @@ def test_a_function_as_test_must_be_given_again(tmp_path):
 
 def test_breakdown_by_length_of_relevant_documents():
     systems = {"a": RUNS[0], "b": RUNS[1]}
-    results = Experiment(systems, TOPICS, QRELS, METRICS, baselines=["a"])
+    results = Experiment(systems, TOPICS, QRELS, METRICS, baseline=["a"])
     lengths = {f"d{i}": 100 * i for i in range(12)}
     third = QRELS.groupby("qid", sort=False)["docno"].nth(2).str[1:].astype(int)
     mean = ((0 + 1 + third) / 3 * 100).tolist()  # of d0, d1 and the third relevant one

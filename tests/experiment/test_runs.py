@@ -48,7 +48,7 @@ def test_an_interrupted_experiment_goes_on(tmp_path):
     fail_at.clear()
     results = experiment()
     assert made == [("slow", 0), ("slow", 1), ("a/b: c", 0), ("a/b: c", 1)]
-    pd.testing.assert_frame_equal(experiment(baselines=["fast"]).means, results.means, check_exact=True)
+    pd.testing.assert_frame_equal(experiment(baseline=["fast"]).means, results.means, check_exact=True)
     assert experiment("RR", test="wilcoxon").measures == ["RR"]
     assert len(made) == 4
     pd.testing.assert_frame_equal(results.run("slow", 1), RUNS[1], check_dtype=False, check_exact=True)

@@ -66,12 +66,15 @@ def test_truncation_with_a_model_trained_for_each_setting():
 def test_windows_and_strides():
     pytest.importorskip("matplotlib")
     sweep = sweep_windows(
-        FIRST, Model(), TOPICS, QRELS, METRICS, window_sizes=(75, 150), strides=(50, 100), baselines=[1]
+        FIRST, Model(), TOPICS, QRELS, METRICS, window_sizes=(75, 150), strides=(50, 100), baseline=[1]
     )
     assert sweep.parameters.to_numpy().tolist() == [[75, 50], [150, 50], [150, 100]]
     assert sweep.table.loc[2, "AP"] == alone(Model(window_size=150, stride=100))
-    labels = [text.get_text() for text in sweep.plot().get_legend().get_texts()]
-    assert labels == ["stride 50", "stride 100"]
+    ax = sweep.plot()
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride 50", "stride 100"]
+    assert list(ax.get_xticks()) == [75, 150]
+    (_, of_50), (of_100,) = (container[0].get_xdata() for container in ax.containers)
+    assert of_50 < 150 < of_100  # what has equal values is seen, too
 
 
 @pytest.mark.parametrize("folds", [None, [TOPICS["qid"].iloc[i::2].tolist() for i in range(2)]])

@@ -41,6 +41,7 @@ def test_empty_frames(results):
     empty = reporting(nobody)(results.iloc[:0])
     assert list(empty.columns) == list(full.columns)
     assert empty.dtypes[NEW_COLUMNS].equals(full.dtypes[NEW_COLUMNS])
+    assert {str(full.dtypes[name]) for name in NEW_COLUMNS if name.startswith("llm_")} == {"int64"}
     bare = reporting(nobody)(pd.DataFrame(columns=["qid", "query", "docno", "text", "_x"]))
     assert bare.columns.tolist() == ["qid", "query", "docno", "text", "_x", *NEW_COLUMNS]
     with pytest.raises(pt.validate.InputValidationError):

@@ -354,6 +354,10 @@ def test_table_and_mapping():
     assert np.isnan(table.set_index("name").loc["firstp-rankgpt", "dev RR"])
     assert "nothing" not in ld.presets
     assert repr(ld.presets).startswith("Presets(firstp, firstp-longformer, ")
+    assert "PARADE Attn (ELECTRA)" in ld.presets._repr_html_()
+    shown = repr(ld.presets["maxp"])
+    assert shown.startswith("Preset(MaxP: MaxP(backbone='google-bert/bert-base-uncased', ")
+    assert "window_size=150, stride=100" in shown
     with pytest.raises(KeyError, match="no preset is named 'nothing'; known are firstp"):
         ld.presets["nothing"]
 

@@ -292,6 +292,8 @@ def test_explanations(loaded, name, results):
     added = {"window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms"}
     assert set(out.columns) - set(results.columns) == added
     assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
+    for frame in (out, explaining(results.iloc[:0])):
+        assert frame[["best_start", "best_end"]].dtypes.tolist() == ["int64", "int64"]
     for explained in out.itertuples():
         assert len(explained.window_scores) == len(explained.window_spans) >= 1
         best = int(np.argmax(explained.window_scores))

@@ -330,7 +330,10 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert list(history["epoch"]) == [1, 2, 3, 4]
     assert list(history["step"]) == [3, 6, 9, 12]
     first = history.head(2)
-    left, right = plot_history(history).figure.axes
+    ax = plot_history(history)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["loss", "validation"]
+    left, right = ax.figure.axes
+    assert right.lines[0].get_fillstyle() == "none"  # after one epoch both points are in the middle
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
     assert list(right.lines[0].get_xdata()) == [3, 6]
     assert list(right.lines[0].get_ydata()) == first["validation"].tolist()
