@@ -85,7 +85,7 @@ def test_a_measure_equal_for_all_queries_is_never_significant(correction, test):
         name: np.concatenate([of_system, one], axis=2)
         for name, of_system in {"a": ap, "b": better, "c": better, "d": ap}.items()
     }
-    statistics = Statistics(baselines=("a", "b"), correction=correction, test=test, resamples=2000)
+    statistics = Statistics(baseline=("a", "b"), correction=correction, test=test, resamples=2000)
     results = ExperimentResults(
         values, {name: [None] for name in values}, list(map(str, range(30))), ["AP", "RR"], statistics
     )
@@ -107,7 +107,7 @@ def test_seeds_that_differ_in_their_last_bits_do_not_differ():
     values = {"one": np.full((1, 30, 1), 0.1), "thrice": np.full((3, 30, 1), 0.1)}
     assert (values["thrice"].mean(0) > 0.1).all()
     seeds = {"one": [None], "thrice": [0, 1, 2]}
-    results = ExperimentResults(values, seeds, list(map(str, range(30))), ["AP"], Statistics(baselines=("one",)))
+    results = ExperimentResults(values, seeds, list(map(str, range(30))), ["AP"], Statistics(baseline=("one",)))
     [row] = results.comparisons.to_dict("records")
     assert (row["p-value"], row["reject"], row["+"], row["-"], row["difference"]) == (1.0, False, 0, 0, 0.0)
     assert without_rounding(np.array([0.1 + 1e-9]), np.array([0.1])) == 0.1 + 1e-9
