@@ -379,11 +379,14 @@ class HuggingFaceBackend:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
+            from ..modelling.backbones.hub import reachable
+
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
-            tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
+            place = reachable(self.model)
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
             if tokenizer.chat_template is None:
                 raise ValueError(f"{self!r} has no chat template: use a chat (instruct) model")
-            model = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype or "auto", **options)
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=self.dtype or "auto", **options)
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
             self._loaded = model.eval().to(device), tokenizer
         return self._loaded

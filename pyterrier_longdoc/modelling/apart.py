@@ -29,6 +29,7 @@ from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
+from .backbones.hub import reachable
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
 from .devices import current_dtype
@@ -334,6 +335,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     Raises:
         ValueError: if it is no BART, or weights are missing.
     """
+    name = reachable(name)
     checkpoint_config(name)
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":

@@ -22,6 +22,7 @@ from transformers.utils import cached_file
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.classifiers import Representation
+from .backbones.hub import reachable
 from .backbones.load import Backbone, load_backbone
 from .backbones.packaged import encoder_folder
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
@@ -225,6 +226,7 @@ def shared_encoder(name: str, *, trust_remote_code: bool = False) -> SharedEncod
     key = (name, trust_remote_code)
     encoder = _LOADED.get(key)
     if encoder is None:
+        name = reachable(name)
         encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code), embedding_settings(name))
         _LOADED[key] = encoder
     return encoder

@@ -655,7 +655,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return saved
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
-        """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
+        """Saves the model and uploads it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
             repo_id: `user/name`; made if need be.
