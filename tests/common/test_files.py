@@ -16,7 +16,11 @@ PACKAGE = Path(pyterrier_longdoc.__file__).parent
 
 @pytest.mark.parametrize(
     ("module", "package"),
-    [("no_such_module", "no-such-module"), ("no_such_module.part", "no-such-module"), ("sklearn.nothing", "scikit-learn")],
+    [
+        ("no_such_module", "no-such-module"),
+        ("no_such_module.part", "no-such-module"),
+        ("sklearn.nothing", "scikit-learn"),
+    ],
 )
 def test_a_missing_library_is_installed_by_the_name_of_its_package(module, package):
     with pytest.raises(ImportError, match=rf"^grades need it: pip install {package} \(it is in the extra \[llm\]\)$"):

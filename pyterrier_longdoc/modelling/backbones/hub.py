@@ -34,7 +34,7 @@ def reachable(name: str) -> str:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
     except (HfHubHTTPError, HFValidationError):
         return name  # whoever loads it will be told the same, in full
-    except Exception as error:  # of requests, httpx or httpx2, by the version of the hub's client
+    except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
         try:
             return str(huggingface_hub.snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
