@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from ..common.arguments import check_positive
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
+from ..common.progress import line_of_run
 from .efficiency import Cost, efficiency_table, measured
 from .results import CHECK_COLUMNS, ExperimentResults
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, described, doubts, read_run, settings_of
@@ -97,7 +98,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         save_dir: folder for runs and results. A second call with the same folder goes on where the first one was
             interrupted: finished runs are read.
         save_mode: with runs in that folder already: `"reuse"` them, `"overwrite"` them or raise an `"error"`.
-        verbose: show a progress bar.
+        verbose: show a line for each run, with the progress of the model that it ends with.
 
     Returns:
         The results: `.table`, `.comparisons`, `.to_markdown()` and so on.
@@ -125,10 +126,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     runner = _Runner(topics, evaluator, folder, batch_size, efficiency)
     evaluated: dict[str, list[_Evaluated]] = {name: [] for name in named}
     number = sum(len(jobs) for runs in planned.values() for jobs in runs)
-    with pt.tqdm(total=number, desc="Experiment", unit="run", disable=not verbose) as bar:
-        for name, runs in planned.items():
-            for jobs in runs:
-                evaluated[name].append(runner.evaluate(jobs, bar))
+    places = (f"{place}/{number}" for place in range(1, number + 1))
+    for name, runs in planned.items():
+        for jobs in runs:
+            evaluated[name].append(runner.evaluate(jobs, places if verbose else None))
     costs = {name: [run.cost for run in runs if run.cost is not None] for name, runs in evaluated.items()}
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},
@@ -192,15 +193,15 @@ class _Runner:
     efficiency: bool
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
-    def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
-        """One run of one system: the jobs are its folds."""
+    def evaluate(self, jobs: Sequence[Job], places: Iterator[str] | None) -> _Evaluated:
+        """One run of one system: the jobs are its folds. With `places`, what each shows in front of its name."""
         run: Run = {}
         costs: list[Cost] = []
         for job in jobs:
-            part, cost = self._run(job)
+            with line_of_run("" if places is None else f"{next(places)} {job}", shown=places is not None):
+                part, cost = self._run(job)
             run |= part
             costs += [] if cost is None else [cost]
-            bar.update(1)
         return _Evaluated(
             jobs[0].seed,
             self.evaluator(run),

@@ -169,10 +169,10 @@ class ServerBackend(ABC):
             reply: Reply = asking(self._request, client, messages)
             return reply
         except getattr(library, f"{self._vendor}Error") as error:
-            response, request = getattr(error, "response", None), getattr(error, "request", None)
+            response, url = getattr(error, "response", None), getattr(getattr(error, "request", None), "url", None)
             said = f"{error.__cause__ or error}" if response is None else f"{response.status_code}, {_words(response)}"
-            where = "" if request is None else f" at {_without_secrets(request.url)}"
-            hint = self._address_hint(request.url) if getattr(response, "status_code", None) in (404, 405) else ""
+            where = "" if url is None else f" at {_without_secrets(url)}"
+            hint = self._address_hint(url) if getattr(response, "status_code", None) in (404, 405) else ""
             reason = _public(f"{type(error).__name__}{where}: {said}", client) + hint
             too_long = isinstance(error, library.BadRequestError) and (
                 getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(said)

@@ -142,7 +142,7 @@ class ApartEncoder(WindowEncoder):
         for rows in self.divided([lengths[i] for i in order], torch.tensor(order), settings):
             vectors.append(make(rows.tolist()))
             if work is not None:
-                work.advance(len(rows), len(order))
+                work.advance(sum(lengths[i] for i in rows.tolist()), sum(lengths))
         made = torch.cat(vectors)
         return made[torch.tensor(order, device=made.device).argsort()]
 

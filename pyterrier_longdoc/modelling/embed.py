@@ -49,6 +49,8 @@ class EmbeddingEncoder(WindowEncoder):
         position_step: positions of short inputs are this far apart; see `spread_positions`.
     """
 
+    once_for_all_queries = True
+
     def __init__(
         self,
         shared: SharedEncoder,
@@ -119,8 +121,6 @@ class EmbeddingEncoder(WindowEncoder):
         made = self._embed(list(chain.from_iterable(distinct.values())), layout.text, settings, work)
         of_group = dict(zip(distinct, made.split(list(map(len, distinct.values()))), strict=True))
         of_window = torch.cat([of_group[id(group)] for group in windows])  # (V, H)
-        if work is not None:
-            work.finish()
         mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
         query = QueryStates(of_query.unsqueeze(1), mask)
         return replace(to_dense(of_window, list(map(len, windows))), query=query)
