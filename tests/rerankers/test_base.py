@@ -360,7 +360,7 @@ def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
     (bar,) = bars
     assert bar.shown
     assert bar.n == bar.total > 0
-    assert bar.desc.startswith(type(loaded).__name__)
+    assert bar.desc == type(loaded).__name__
 
 
 # Wrong arguments.
