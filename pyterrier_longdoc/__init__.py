@@ -13,7 +13,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "rerankers.base": ["LongDocReranker", "UntrainedWarning"],
+    "rerankers.base": ["LongDocReranker", "PrecisionWarning", "UntrainedWarning"],
     "rerankers.cross": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
         "LongP",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -207,37 +207,42 @@ class Scored:
 
 
 class Work:
-    """Counts what a run computes: tokens for its coverage, rows for a progress bar.
+    """Counts what a run computes: tokens for its coverage, and for a progress bar how much of the work is done.
 
     Args:
         coverage: of the run.
-        on_rows: called with the number of rows that are done since the last call; None for no bar.
+        bar: a tqdm bar, which starts anew; None for no bar.
+        total: the work of the run, in any unit.
     """
 
-    def __init__(self, coverage: Coverage, on_rows: Callable[[int], None] | None = None) -> None:
-        self.coverage, self.on_rows = coverage, on_rows
-        self._rows = self._reported = 0
-        self._done = 0.0
+    def __init__(self, coverage: Coverage, bar: Any = None, total: float = 0.0) -> None:
+        self.coverage, self.bar = coverage, bar
+        self._before = self._block = self._share = 0.0
+        if bar is not None:
+            bar.reset(total=max(1, round(total)))
 
-    def begin(self, rows: int) -> None:
-        """A block begins that so many rows of the input ask for."""
-        self._rows, self._reported, self._done = rows, 0, 0.0
+    def begin(self, amount: float) -> None:
+        """A block of so much work begins; the one before is done, also where nothing had to be computed."""
+        self._before += self._block
+        self._block, self._share = amount, 0.0
+        self._show()
 
     def count(self, tokens: int, computed: int) -> None:
         """Tokens went through the backbone: real ones, and with padding."""
         self.coverage.tokens_encoded += tokens
         self.coverage.tokens_computed += computed
 
-    def advance(self, inputs: int, of: int) -> None:
-        """So many of the block's inputs are done."""
-        self._done += inputs / of
-        self._report(round(self._done * self._rows))
+    def advance(self, tokens: int, of: int) -> None:
+        """So many of the block's tokens are done."""
+        self._share += tokens / of
+        self._show()
 
-    def finish(self) -> None:
-        """The block is done, also where nothing had to be computed."""
-        self._report(self._rows)
+    def end(self) -> None:
+        """All is done."""
+        if self.bar is not None:
+            self.bar.update(self.bar.total - self.bar.n)
 
-    def _report(self, rows: int) -> None:
-        if self.on_rows is not None:
-            self.on_rows(rows - self._reported)
-            self._reported = rows
+    def _show(self) -> None:
+        if self.bar is not None:
+            done = round(self._before + min(1.0, self._share) * self._block)
+            self.bar.update(max(0, min(done, self.bar.total) - self.bar.n))

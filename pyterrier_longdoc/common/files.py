@@ -94,18 +94,24 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
+_PACKAGES = {"sklearn": "scikit-learn"}
+"""Modules whose package has another name, but for `-` and `_`."""
+
+
 def import_extra(name: str, extra: str, complaint: str) -> Any:
     """Imports a library of one of this package's extras.
 
     Args:
         name: of the module.
-        extra: that installs it.
+        extra: that has it, with what else goes with it.
         complaint: what the message says before the command.
 
     Raises:
-        ImportError: if it is missing; the message says how to install it.
+        ImportError: if it is missing; the message says how to install it, wherever this package came from.
     """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"{complaint}: pip install 'pyterrier-longdoc[{extra}]'") from error
+        module = name.partition(".")[0]
+        package = _PACKAGES.get(module, module.replace("_", "-"))
+        raise ImportError(f"{complaint}: pip install {package} (it is in the extra [{extra}])") from error

@@ -107,7 +107,7 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
                 of ir_datasets, its documents decoded.
 
         Raises:
-            KeyError: If there is no collection of that name.
+            ValueError: If there is no collection of that name.
             FileNotFoundError: If the folder is not there.
         """
         if name in _NAMED:
@@ -115,8 +115,10 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
         kind, _, argument = name.partition(":")
         if kind in _BY_ARGUMENT and argument:
             return _BY_ARGUMENT[kind](argument)
-        known = [*_NAMED, *(f"{kind}:{'NAME' if kind == 'irds' else 'PATH'}" for kind in _BY_ARGUMENT)]
-        raise KeyError(f"no collection {name!r}; there are {known}")
+        named = [*_NAMED, *(f"{kind}:{'NAME' if kind == 'irds' else 'PATH'}" for kind in _BY_ARGUMENT)]
+        known = ", ".join(f"longdoc:{each}" for each in named)
+        # No KeyError: PyTerrier would put one of its own in its place, without the names.
+        raise ValueError(f"there is no collection 'longdoc:{name}'; there are {known}")
 
     def list_dataset_names(self) -> list[str]:
         """Names of the collections that need no argument."""

@@ -18,6 +18,7 @@ from ..common.arguments import check_positive
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
+from ..common.progress import line_of_run
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
@@ -107,7 +108,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             judgements to train on. Any other run is made anew. What cannot be compared (`pt.apply`, transformers of
             other packages without `describe`, what functions call) is named by a warning where a run is reused, in
             `.checks`, in `.settings["unchecked"]` and in the notes of the run.
-        verbose: show a progress bar.
+        verbose: show a line for each run, with the progress of the model that it ends with.
 
     Returns:
         The results: `.table`, `.comparisons`, `.to_markdown()` and so on.
@@ -139,10 +140,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         runner.look_at_factories(job for runs in planned.values() for jobs in runs for job in jobs)
     evaluated: dict[str, list[_Evaluated]] = {name: [] for name in named}
     number = sum(len(jobs) for runs in planned.values() for jobs in runs)
-    with pt.tqdm(total=number, desc="Experiment", unit="run", disable=not verbose) as bar:
-        for name, runs in planned.items():
-            for jobs in runs:
-                evaluated[name].append(runner.evaluate(jobs, bar))
+    places = (f"{place}/{number}" for place in range(1, number + 1))
+    for name, runs in planned.items():
+        for jobs in runs:
+            evaluated[name].append(runner.evaluate(jobs, places if verbose else None))
     costs = {name: [run.cost for run in runs if run.cost is not None] for name, runs in evaluated.items()}
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},
@@ -222,16 +223,16 @@ class _Runner:
             if not (job.given or isinstance(job.source, pt.Transformer)):
                 self.factories[job] = identities.of(job.source)
 
-    def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
-        """One run of one system: the jobs are its folds."""
+    def evaluate(self, jobs: Sequence[Job], places: Iterator[str] | None) -> _Evaluated:
+        """One run of one system: the jobs are its folds. With `places`, what each shows in front of its name."""
         run: Run = {}
         costs: list[Cost] = []
         parts: list[_Part] = []
         for job in jobs:
-            parts.append(self._run(job))
+            with line_of_run("" if places is None else f"{next(places)} {job}", shown=places is not None):
+                parts.append(self._run(job))
             run |= parts[-1].run
             costs += [] if parts[-1].cost is None else [parts[-1].cost]
-            bar.update(1)
         return _Evaluated(
             jobs[0].seed,
             self.evaluator(run),

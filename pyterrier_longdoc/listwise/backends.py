@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
+from urllib.parse import urlsplit
 
 from ..common.files import import_extra
 from .messages import Message
@@ -151,7 +152,8 @@ class ServerBackend(ABC):
         """Sends a conversation.
 
         Raises:
-            BackendError: if there is no reply, with the server's reason; ContextOverflowError for too long a prompt.
+            BackendError: if there is no reply, with the server's address and words; ContextOverflowError for too long a
+                prompt.
             ImportError: without the vendor's package.
         """
         library, tenacity = _library(self._vendor.lower()), _library("tenacity")
@@ -167,13 +169,15 @@ class ServerBackend(ABC):
             reply: Reply = asking(self._request, client, messages)
             return reply
         except getattr(library, f"{self._vendor}Error") as error:
-            reason = f"{type(error).__name__}: {error}"
-            for secret in filter(None, (getattr(client, name, None) for name in ("api_key", "auth_token"))):
-                reason = reason.replace(secret, "***")
+            response, url = getattr(error, "response", None), getattr(getattr(error, "request", None), "url", None)
+            said = f"{error.__cause__ or error}" if response is None else f"{response.status_code}, {_words(response)}"
+            where = "" if url is None else f" at {_without_secrets(url)}"
+            hint = self._address_hint(url) if getattr(response, "status_code", None) in (404, 405) else ""
+            reason = _public(f"{type(error).__name__}{where}: {said}", client) + hint
             too_long = isinstance(error, library.BadRequestError) and (
-                getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(str(error))
+                getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(said)
             )
-            failure = (ContextOverflowError if too_long else BackendError)(f"{self.model}: {reason[:500]}")
+            failure = (ContextOverflowError if too_long else BackendError)(f"{self.model}: {reason}")
         # Not within "except": the original would hang on it, with the request, which has the key.
         raise failure
 
@@ -188,17 +192,20 @@ class ServerBackend(ABC):
         try:
             answer = self._send(client, messages)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise self._malformed(error) from None
+            raise self._malformed(client, getattr(error, "doc", error)) from None
         try:
             return self._read(answer)
-        except (AttributeError, IndexError, TypeError) as error:
-            raise self._malformed(error) from None
+        except (AttributeError, IndexError, TypeError):
+            raise self._malformed(client, answer.to_dict() if hasattr(answer, "to_dict") else answer) from None
 
-    def _malformed(self, error: Exception) -> MalformedReplyError:
-        kind = type(error).__name__
-        return MalformedReplyError(
-            f"{self.model}: this is no answer of {self._vendor}'s API ({kind}); is its address right?"
-        )
+    def _malformed(self, client: Any, answer: Any) -> MalformedReplyError:
+        hint = self._address_hint(client.base_url) or "; is its address right?"
+        said = _public(f"at {_without_secrets(client.base_url)}: {_message(answer)}", client)
+        return MalformedReplyError(f"{self.model}: no answer of {self._vendor}'s API {said}{hint}")
+
+    def _address_hint(self, url: Any) -> str:
+        """What may be wrong with the address of a server that does not know what it was asked for."""
+        return ""
 
     def _address(self) -> dict[str, Any]:
         """Arguments of the client that say which server to ask, with which key."""
@@ -253,6 +260,11 @@ class OpenAIBackend(ServerBackend):
                 )
         return {"base_url": self.base_url, "api_key": key}
 
+    def _address_hint(self, url: Any) -> str:
+        if _VERSION.search(urlsplit(str(url)).path):
+            return ""
+        return "; base_url probably lacks /v1, which addresses of OpenAI-compatible servers mostly end in"
+
     def _send(self, client: Any, messages: Sequence[Message]) -> Any:
         return client.chat.completions.create(model=self.model, messages=list(messages), **self.parameters)
 
@@ -304,6 +316,45 @@ class AnthropicBackend(ServerBackend):
         usage = answer.usage
         cached = (usage.cache_creation_input_tokens or 0) + (usage.cache_read_input_tokens or 0)
         return Reply(text, usage.input_tokens + cached, usage.output_tokens)
+
+
+_VERSION = re.compile(r"/v\d")
+"""In the path of a server's address."""
+
+_MESSAGE_LENGTH = 500
+"""Most characters of a server's words that an error repeats."""
+
+
+def _without_secrets(url: Any) -> str:
+    """An address for messages: what stands before an @ or after a ? may be secret."""
+    parts = urlsplit(str(url))
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+
+
+def _words(response: Any) -> str:
+    """What a server says in an HTTP response that reports an error."""
+    try:
+        return _message(json.loads(response.text))
+    except ValueError:
+        return " ".join(response.text.split()) or "without a word"
+
+
+def _message(body: Any) -> str:
+    """The message in an error's JSON, which servers put under different names; all of it if there is none."""
+    while isinstance(body, Mapping):
+        inner = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
+        if inner is None:
+            break
+        body = inner
+    return body if isinstance(body, str) else json.dumps(body, default=str)
+
+
+def _public(message: str, client: Any) -> str:
+    """The beginning of a message, without the client's keys."""
+    for secret in (getattr(client, name, None) for name in ("api_key", "auth_token")):
+        if isinstance(secret, str) and secret.strip():
+            message = message.replace(secret.strip(), "***")
+    return message[:_MESSAGE_LENGTH]
 
 
 def _library(name: str) -> Any:
@@ -379,11 +430,14 @@ class HuggingFaceBackend:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
+            from ..modelling.backbones.hub import reachable
+
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
-            tokenizer = AutoTokenizer.from_pretrained(self.model, **options)
+            place = reachable(self.model)
+            tokenizer = AutoTokenizer.from_pretrained(place, **options)
             if tokenizer.chat_template is None:
                 raise ValueError(f"{self!r} has no chat template: use a chat (instruct) model")
-            model = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype or "auto", **options)
+            model = AutoModelForCausalLM.from_pretrained(place, dtype=self.dtype or "auto", **options)
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
             self._loaded = model.eval().to(device), tokenizer
         return self._loaded

@@ -29,6 +29,7 @@ from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
+from .backbones.hub import reachable
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
 from .devices import current_dtype
@@ -141,7 +142,7 @@ class ApartEncoder(WindowEncoder):
         for rows in self.divided([lengths[i] for i in order], torch.tensor(order), settings):
             vectors.append(make(rows.tolist()))
             if work is not None:
-                work.advance(len(rows), len(order))
+                work.advance(sum(lengths[i] for i in rows.tolist()), sum(lengths))
         made = torch.cat(vectors)
         return made[torch.tensor(order, device=made.device).argsort()]
 
@@ -348,6 +349,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     Raises:
         ValueError: if it is no BART, or weights are missing.
     """
+    name = reachable(name)
     checkpoint_config(name)
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
 from ..common.packaged import model_folder
+from .backbones.hub import WITHOUT_HUB
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
 from .fingerprint import fingerprint
@@ -255,7 +256,9 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except (OSError, ValueError, HfHubHTTPError) as error:
-            raise ValueError(f"{str(name)!r} is no folder, and the hub does not give such a model: {error}") from error
+            raise ValueError(
+                f"{str(name)!r} is no folder, and the hub does not give such a model: {error}. {WITHOUT_HUB}"
+            ) from error
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(f"{str(name)!r} is no model saved by this package: it has no config.json")

@@ -23,6 +23,7 @@ from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from ..common.packaged import encoder_folder
 from .backbones.classifiers import Representation
+from .backbones.hub import reachable
 from .backbones.load import Backbone, load_backbone
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
@@ -47,6 +48,8 @@ class EmbeddingEncoder(WindowEncoder):
         passage_prefix: put before every window; None for what the checkpoint names.
         position_step: positions of short inputs are this far apart; see `spread_positions`.
     """
+
+    once_for_all_queries = True
 
     def __init__(
         self,
@@ -118,8 +121,6 @@ class EmbeddingEncoder(WindowEncoder):
         made = self._embed(list(chain.from_iterable(distinct.values())), layout.text, settings, work)
         of_group = dict(zip(distinct, made.split(list(map(len, distinct.values()))), strict=True))
         of_window = torch.cat([of_group[id(group)] for group in windows])  # (V, H)
-        if work is not None:
-            work.finish()
         mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
         query = QueryStates(of_query.unsqueeze(1), mask)
         return replace(to_dense(of_window, list(map(len, windows))), query=query)
@@ -229,6 +230,7 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
     key = (name, trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:
+        name = reachable(name)
         encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code), embedding_settings(name))
         _LOADED[key] = encoder
     return encoder

@@ -66,6 +66,8 @@ class WindowEncoder(nn.Module):
     """
 
     block_characters = BLOCK_CHARACTERS
+    once_for_all_queries = False
+    """Whether a window is encoded without its query."""
 
     build_backbone = staticmethod(build_backbone)
     """Makes a saved model's backbone again."""
@@ -184,7 +186,7 @@ class WindowEncoder(nn.Module):
             if matches is not None:
                 matches.add(rows, states)
             if work is not None:
-                work.advance(len(rows), len(order))
+                work.advance(int(batch.lengths[rows].sum()), int(batch.lengths.sum()))
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
         if matches is not None:
             return replace(encoded, matches=matches.collect())
@@ -215,7 +217,7 @@ class WindowEncoder(nn.Module):
                 vectors.append(self._vectors(states[-1], mask))
                 made += [part[row] for row in rows.tolist()]
                 if work is not None:
-                    work.advance(len(rows), len(chosen))
+                    work.advance(int(batch.lengths[rows].sum()), int(lengths.sum()))
         place = torch.tensor(made).argsort()[number_of]
         return torch.cat(vectors)[place.to(settings.device)].float()
 

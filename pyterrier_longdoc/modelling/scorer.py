@@ -19,7 +19,7 @@ from torch import nn
 from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
-from .batching import Encoded
+from .batching import ApartLayout, Encoded
 from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -27,6 +27,7 @@ from .layout import longest_first
 from .preselection import Cut
 from .settings import Settings
 from .texts import Pace, TokenCache, TokenizedText, blocks, each_once, numbered
+from .workload import Workload
 
 BLOCK_PAIRS = 4096
 """Most pairs that are read and encoded at a time."""
@@ -129,7 +130,7 @@ class LongDocScorer(nn.Module):
         texts: Sequence[str],
         *,
         explain: bool = False,
-        on_rows: Callable[[int], None] | None = None,
+        bar: Any = None,
         on_block: OnBlock | None = None,
     ) -> Scored:
         """Scores for inference: block by block of texts of like length, each distinct pair once.
@@ -138,7 +139,7 @@ class LongDocScorer(nn.Module):
             queries: R queries.
             texts: R texts.
             explain: tell how each window contributed.
-            on_rows: called with the number of rows that are done, for a progress bar.
+            bar: a tqdm bar for the work, in tokens.
             on_block: called after each block, for callers that store what is done: blocks are then made so small that
                 each takes about `BLOCK_SECONDS`.
 
@@ -147,16 +148,17 @@ class LongDocScorer(nn.Module):
         """
         settings = self.settings
         coverage = Coverage(dtype=self.precision)
-        scored, work = Scored(len(texts), coverage, per_pair=settings.reads_by_query), Work(coverage, on_rows)
-        cut: set[int] = set()
+        scored, cut = Scored(len(texts), coverage, per_pair=settings.reads_by_query), set[int]()
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
         query_ids = self.read_queries(asked, coverage)
+        workload = None if bar is None else self.workload(query_ids, query_of_row, texts)
+        work = Work(coverage, bar, 0.0 if workload is None else workload.total)
         characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
         pace = Pace(characters, None if on_block is None else BLOCK_SECONDS)
         with self.inference():
             for block in blocks(query_of_row, texts, characters=pace, pairs=BLOCK_PAIRS):
-                work.begin(sum(map(len, block.rows)))
+                work.begin(0.0 if workload is None else workload.of(block))
                 tokenized = self.tokenize(block.texts, offsets=explain)
                 read = self.read(
                     [asked[query] for query in block.query],
@@ -172,7 +174,17 @@ class LongDocScorer(nn.Module):
                     on_block(block.rows, values, read.readings)
                 pace.note(block)
         coverage.queries_cut += len(cut)
+        work.end()
         return scored.checked()
+
+    def workload(self, query_ids: Sequence[np.ndarray], query_of_row: np.ndarray, texts: Sequence[str]) -> Workload:
+        """About how much there is to compute for R rows of these queries and texts."""
+        layout = self.layout.text if isinstance(self.layout, ApartLayout) else self.layout
+        together = layout is self.layout
+        length = float(np.mean(list(map(len, query_ids)))) if together and len(query_ids) else 0.0
+        if self.encoder.once_for_all_queries:
+            query_of_row = np.zeros_like(query_of_row)
+        return Workload(self.tokenizer, layout, self.settings, length, query_of_row, texts)
 
     # Read.
 

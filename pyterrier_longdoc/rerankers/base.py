@@ -42,6 +42,7 @@ from ..common.frames import (
     with_scores,
 )
 from ..common.presentation import WithBackbone
+from ..common.progress import work_bar
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.checkpoint import (
@@ -54,7 +55,7 @@ from ..modelling.checkpoint import (
     read_config,
     save_weights,
 )
-from ..modelling.devices import check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
+from ..modelling.devices import FASTEST, check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
 from ..modelling.layout import InputLayout, resolve_layout
@@ -84,6 +85,10 @@ POOLINGS = ("cls", "mean", "last")
 
 class UntrainedWarning(UserWarning):
     """A model is used that has random weights where a trained one should be."""
+
+
+class PrecisionWarning(UserWarning):
+    """A model scores in bfloat16 because the device is best at it."""
 
 
 @dataclass(eq=False, repr=False)
@@ -212,29 +217,35 @@ class WindowReranker(WithBackbone, pt.Transformer):
         return self.rerank(inp, self.score_pairs)
 
     def rerank(self, inp: pd.DataFrame, score: Callable[..., Scored]) -> pd.DataFrame:
-        """`transform` by any function `(queries, texts, on_rows) -> Scored`; it is called only if there are rows."""
+        """`transform` by any function `(queries, texts, bar) -> Scored`; it is called only if there are rows."""
         fields = validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
             return with_scores(inp, [], **(_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, self.text_loader)
-        with pt.tqdm(total=len(inp), desc=type(self).__name__, unit="doc", disable=not self.verbose) as bar:
-            scored = score(queries, texts, bar.update if self.verbose else None)
+        with work_bar(type(self).__name__, " tokens", shown=self.verbose) as bar:
+            scored = score(queries, texts, bar)
         self.coverage = scored.coverage
+        if self.coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
+            message = (
+                f"{type(self).__name__} computes in bfloat16, at which this device is best: scores differ "
+                f"from those in float32 in the third digit. dtype='float32' gives these, dtype='bfloat16' is silent."
+            )
+            self._warn_once(message, PrecisionWarning, stacklevel=5)
         if self.coverage.is_cut:
             losses = self.coverage.losses()
             message = f"{type(self).__name__} did not read all of the text: {losses} (see .coverage)."
             self._warn_once(message, TruncationWarning, stacklevel=5)
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
-    def score_pairs(self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None = None) -> Scored:
+    def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
         """Scores R pairs of query and text.
 
         Args:
             queries: R queries.
             texts: R texts.
-            on_rows: called with the number of rows that are done, for a progress bar.
+            bar: a tqdm bar for the work, in tokens.
         """
-        return self.load_scorer().score(queries, texts, explain=self.explain, on_rows=on_rows)
+        return self.load_scorer().score(queries, texts, explain=self.explain, bar=bar)
 
     def load_scorer(self) -> LongDocScorer:
         """The model in memory, loaded if need be and set up by the current arguments.
@@ -470,15 +481,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
         )
 
-    def score_pairs(self, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None = None) -> Scored:
+    def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
         """See the base class."""
         weights = self.load_weights()
         if not weights.ready:
             self.warn_untrained()
         if self.score_cache is None or self.explain or not self._caches:
-            return super().score_pairs(queries, texts, on_rows)
+            return super().score_pairs(queries, texts, bar)
         cache = ScoreCache(self.score_cache)
-        return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, on_rows=on_rows)
+        return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, bar=bar)
 
     def warn_untrained(self) -> None:
         """Warns once that scores mean nothing yet."""
@@ -744,7 +755,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return saved
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
-        """Saves the model and uploads it to the Hugging Face hub, with the token of `huggingface-cli login`.
+        """Saves the model and uploads it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
             repo_id: `user/name`; made if need be.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -167,15 +167,15 @@ class _SharedRun:
         self._models = list({id(model): model for model in models}.values())
         self._scored: list[Scored] | None = None
 
-    def score(self, model: Any, queries: list[str], texts: list[str], on_rows: Callable[[int], None] | None) -> Scored:
+    def score(self, model: Any, queries: list[str], texts: list[str], bar: Any) -> Scored:
         if self._scored is None:
             weights = [each.load_weights() for each in self._models]
             for each, its_weights in zip(self._models, weights, strict=True):
                 if not its_weights.ready:
                     each.warn_untrained()
-            self._scored = score_together([each.scorer for each in weights], queries, texts, on_rows=on_rows)
-        elif on_rows is not None:
-            on_rows(len(texts))
+            self._scored = score_together([each.scorer for each in weights], queries, texts, bar=bar)
+        elif bar is not None:
+            Work(Coverage(), bar).end()
         return next(own for each, own in zip(self._models, self._scored, strict=True) if each is model)
 
 
@@ -185,7 +185,7 @@ def score_together(
     queries: Sequence[str],
     texts: Sequence[str],
     *,
-    on_rows: Callable[[int], None] | None = None,
+    bar: Any = None,
 ) -> list[Scored]:
     """As `LongDocScorer.score` of each; what several have in common is encoded once, by the first one's encoder.
 
@@ -193,7 +193,7 @@ def score_together(
         scorers: M different scorers with the same encoder, tokenizer, layout and `max_query_len`.
         queries: R queries.
         texts: R texts.
-        on_rows: as there.
+        bar: as there.
 
     Raises:
         FloatingPointError: if a score is not finite.
@@ -203,13 +203,14 @@ def score_together(
     scored = [Scored(len(texts), Coverage(dtype=first.precision)) for _ in scorers]
     for own in scored:
         query_ids = first.read_queries(asked, own.coverage)
-    work = Work(scored[0].coverage, on_rows)
+    workloads = [] if bar is None else [scorer.workload(query_ids, query_of_row, texts) for scorer in scorers]
+    work = Work(scored[0].coverage, bar, sum(workload.total for workload in workloads))
     offsets = any(scorer.settings.windows.needs_text for scorer in scorers)
     with ExitStack() as inference:
         for scorer in scorers:
             inference.enter_context(scorer.inference())
         for block in blocks(query_of_row, texts, characters=first.encoder.block_characters, pairs=BLOCK_PAIRS):
-            work.begin(sum(map(len, block.rows)))
+            work.begin(sum(workload.of(block) for workload in workloads))
             tokenized = first.tokenize(block.texts, offsets=offsets)
             own_queries, own_texts = [asked[i] for i in block.query], [tokenized[i] for i in block.text]
             own_ids = [query_ids[i] for i in block.query]
@@ -217,6 +218,7 @@ def score_together(
             for scorer, own, read, encoded in zip(scorers, scored, reads, _encode(first, reads, work), strict=True):
                 values = scorer.aggregate(encoded).double().cpu().numpy()
                 own.add(block, values, read.readings, [None] * len(values))
+    work.end()
     for own in scored[1:]:
         own.coverage.tokens_encoded = scored[0].coverage.tokens_encoded
         own.coverage.tokens_computed = scored[0].coverage.tokens_computed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -100,7 +100,7 @@ def score_with_cache(
     queries: Sequence[str],
     texts: Sequence[str],
     *,
-    on_rows: Callable[[int], None] | None = None,
+    bar: Any = None,
 ) -> Scored:
     """As `scorer.score`; pairs that are in the cache are not encoded, and new ones are stored block by block.
 
@@ -110,7 +110,7 @@ def score_with_cache(
         identity: all that its scores depend on besides query and text, JSON-able.
         queries: R queries.
         texts: R texts.
-        on_rows: see `LongDocScorer.score`.
+        bar: see `LongDocScorer.score`; it counts what is not in the cache.
 
     Returns:
         Scores, and what was read of the texts, cached ones included.
@@ -123,8 +123,6 @@ def score_with_cache(
     keys = [pair_key(prefix, query, text) for query, text in zip(queries, texts, strict=True)]
     known = cache.get(list(dict.fromkeys(keys)))
     new = [row for row, key in enumerate(keys) if key not in known]
-    if on_rows is not None and len(new) < len(keys):
-        on_rows(len(keys) - len(new))
 
     def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
@@ -133,7 +131,7 @@ def score_with_cache(
             cache.put(block)
             known.update(block)
 
-    fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], on_rows=on_rows, on_block=store)
+    fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=store)
     done = fresh.coverage
     coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
     asked, query_of_row = numbered(queries)

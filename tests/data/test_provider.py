@@ -67,9 +67,10 @@ def test_collections_by_name_and_argument():
 
 @pytest.mark.parametrize("name", ["robust04", "folder", "folder:", "", "docstrings:x"])
 def test_unknown_name_lists_the_known_ones(name):
-    with pytest.raises(KeyError, match=r"docstrings.*folder:PATH"):
+    expected = rf"no collection 'longdoc:{name}'; there are longdoc:docstrings, .*longdoc:folder:PATH"
+    with pytest.raises(ValueError, match=expected):
         LongDocDatasetProvider().get_dataset(name)
-    with pytest.raises(KeyError, match="not found in provider 'longdoc'"):
+    with pytest.raises(ValueError, match=expected):
         pt.get_dataset(f"longdoc:{name}")
 
 

@@ -113,7 +113,7 @@ def test_a_good_reply(api):
 def test_what_cannot_get_better_is_asked_once_in_a_run_of_many_queries(api, status):
     with (
         serving(Answer(api.error(f"no, {SECRET} is wrong"), status)) as server,
-        pytest.raises(BackendError, match=r"tiny: .*Error: .*\*\*\* is wrong"),
+        pytest.raises(BackendError, match=r"tiny: .*Error at .*, \*\*\* is wrong"),
     ):
         RankGPT(api.backend(server.url), on_failure="keep")(candidates(queries=20, documents=3))
     assert len(server.requests) == 1
@@ -184,6 +184,7 @@ def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
         OpenAI.error("input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input"),
         OpenAI.error("the request exceeds the available context size"),
         OpenAI.error("too big", "context_length_exceeded"),
+        {"detail": "This model's maximum context length is 8192 tokens."},
     ]
     with serving(*[Answer(error, 400) for error in errors]) as server:
         for _ in errors:
@@ -193,6 +194,50 @@ def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
     with serving(Answer(answer_too_long, 400)) as server, pytest.raises(BackendError, match="9000 > 8192"):
         ranked(OpenAI.backend(server.url))
     assert len(server.requests) == 1
+
+
+COMPLAINTS = {
+    "detail": ({"detail": "the model is not loaded"}, "the model is not loaded"),
+    "details": ({"detail": [{"loc": ["body", "top_k"], "msg": "too small"}]}, '"top_k"], "msg": "too small"'),
+    "message": ({"object": "error", "message": "no such model", "code": 404}, "no such model"),
+    "error": ({"error": "no such model"}, "no such model"),
+    "text": (b"<h1>Bad\n Gateway</h1>", "<h1>Bad Gateway</h1>"),
+    "nothing": (b"", "without a word"),
+}
+
+
+@pytest.mark.parametrize("kind", COMPLAINTS)
+@pytest.mark.parametrize("status", [404, 422, 500])
+def test_an_error_has_the_servers_words_and_address(api, kind, status):
+    said, shown = COMPLAINTS[kind]
+    with serving(Answer(said, status)) as server, pytest.raises(BackendError) as caught:
+        api.backend(server.url, max_retries=0)(QUESTION)
+    assert f" at {server.url}{api.path}: {status}, " in str(caught.value)
+    assert shown in str(caught.value)
+    assert "lacks /v1" not in str(caught.value)
+
+
+def test_what_is_no_answer_is_shown_with_its_address(api):
+    refusal = Answer({"error": f"Unexpected endpoint, your key {SECRET} is good"})
+    with serving(refusal) as server, pytest.raises(MalformedReplyError) as caught:
+        api.backend(server.url, max_retries=0)(QUESTION)
+    assert server.url in str(caught.value)
+    assert "Unexpected endpoint, your key *** is good" in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [Answer({"detail": "Not Found"}, 404), Answer(b"", 405), Answer(b"<h1>UI</h1>")])
+def test_an_address_without_v1_is_suspected(answer):
+    with serving(answer) as server, pytest.raises(BackendError, match="base_url probably lacks /v1"):
+        OpenAIBackend("tiny", base_url=server.url, max_retries=0)(QUESTION)
+
+
+def test_a_dead_server_is_named_without_what_is_secret_in_its_address():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}"
+    backend = OpenAIBackend("tiny", base_url=f"http://me:{SECRET}@{place}/v1?key={SECRET}", max_retries=0)
+    with pytest.raises(BackendError, match=rf"APIConnectionError at http://{place}/v1.*: .*refused") as caught:
+        backend(QUESTION)
+    assert SECRET not in str(caught.value)
 
 
 def test_refusals_and_empty_replies_are_failures(api):
@@ -282,7 +327,7 @@ def test_missing_libraries_name_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     monkeypatch.setitem(sys.modules, "anthropic", None)
     for backend in (OpenAIBackend("x", base_url="http://127.0.0.1:9"), AnthropicBackend("x")):
-        with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[llm\]'"):
+        with pytest.raises(ImportError, match=r"pip install (openai|anthropic) .*\[llm\]"):
             RankGPT(backend)(RUN)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -69,6 +71,20 @@ def test_invariance_is_checked_in_float32(results):
     table = ld.check_invariance(model, results, dtypes=("bfloat16",), verbose=False).set_index("check")
     assert table.loc["alone", "difference"] < 1e-5 < table.loc["dtype bfloat16", "difference"]
     assert model.dtype == "fastest"
+
+
+@pytest.mark.parametrize("flag", ["_is_amx_tile_supported", "_is_avx512_bf16_supported"])
+def test_bfloat16_is_announced_once_where_nobody_has_named_it(flag, results, monkeypatch):
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name == flag)
+    for name in ("MaxP", "BiEncoder-max"):
+        fastest = make(name, dtype="fastest")
+        with pytest.warns(ld.PrecisionWarning, match=r"computes in bfloat16.*dtype='float32' gives"):
+            fastest(results)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", ld.PrecisionWarning)
+            for model in (fastest, make(name), make(name, dtype="bfloat16")):
+                model(results)
 
 
 def test_the_rule(monkeypatch):

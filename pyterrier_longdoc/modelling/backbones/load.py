@@ -40,6 +40,7 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
+from .hub import reachable
 from .templates import template_layout
 
 logger = logging.getLogger(__name__)
@@ -199,9 +200,10 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
         ValueError: for a folder that is no checkpoint, a checkpoint of this package (which has `load` for that),
             a classifier with more than two labels, or a checkpoint with missing weights or no fast tokenizer; for
             options that do not fit the checkpoint.
+        OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
     options = options or BackboneOptions()
-    name = encoder_folder(name)
+    name = reachable(encoder_folder(name))
     published = checkpoint_config(name)
     if is_published_layout(published) and not trust_remote_code:
         return _load_alibi(name, published, options)
@@ -248,7 +250,7 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
     parts = alibi_parts(state, published)
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
-        name = "google-bert/bert-base-uncased"
+        name = reachable("google-bert/bert-base-uncased")
     return _assemble(parts, load_tokenizer(name), options)
 
 

@@ -1,0 +1,46 @@
+"""Checkpoints of the Hugging Face hub on a machine that may have no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from ...common.packaged import ENCODER, packaged_models
+
+WITHOUT_HUB = (
+    f"Without the hub there are the packaged models: LongDocReranker.load(name) restores a trained one "
+    f"({', '.join(packaged_models())}), backbone={ENCODER!r} is an encoder to train."
+)
+"""A way out, for messages."""
+
+
+def reachable(name: str) -> str:
+    """Where to load a checkpoint from: by its name if the hub can be asked, else the folder of its copy in the cache.
+
+    The hub is tried once. Its libraries try each of the files that a checkpoint may have, a dozen, six times with
+    growing pauses, also if the checkpoint is in the cache and lacks a file that is optional.
+
+    Args:
+        name: a model on the Hugging Face hub; a folder is returned as it is.
+
+    Raises:
+        OSError: if the hub cannot be asked and the cache has no copy.
+    """
+    if Path(name).is_dir():
+        return name
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
+    except (HfHubHTTPError, HFValidationError):
+        return name  # whoever loads it will be told the same, in full
+    except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
+        try:
+            return str(huggingface_hub.snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise OSError(
+                f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
+                f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
+                f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
+            ) from error
+    return name
