@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import field, fields
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -86,6 +87,13 @@ def check_given(**sizes: int | None) -> None:
         if value is None:
             raise ValueError(f"{name}=None must be a whole number")
     check_positive(**sizes)
+
+
+def check_checkpoint(**names: Any) -> None:
+    """Raises ValueError, naming it, for what cannot be the name of a checkpoint."""
+    for name, value in names.items():
+        if not isinstance(value, str | Path) or not str(value):
+            raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -161,3 +162,20 @@ def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) ->
 def as_strings(column: pd.Series) -> pd.Series:
     """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
+
+
+def frame_digest(frame: pd.DataFrame | None) -> str | None:
+    """Of the rows and columns that a training, a score or a run may depend on, `rank` left out; None of none."""
+    if frame is None:
+        return None
+    digest = blake2b(digest_size=16)
+    names = frame.columns.map(str)
+    for place in sorted(range(len(names)), key=lambda place: names[place]):
+        if names[place] == "rank":
+            continue
+        digest.update(f"{names[place]}\0".encode())
+        for value in frame.iloc[:, place].tolist():
+            # Long arrays are not written out.
+            shown = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update(f"{shown}\0".encode("utf-8", "replace"))
+    return digest.hexdigest()

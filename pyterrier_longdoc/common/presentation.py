@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from .arguments import arguments_of, changed_names
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
+
+
+def described(value: Any) -> str:
+    """A pipeline, function or argument in words that are the same in another process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import blake2b
 from itertools import combinations
 from typing import Any
 
@@ -95,6 +96,20 @@ class TextLoader(pt.Transformer):
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
+
+    def describe(self) -> dict[str, Any]:
+        """Who this transformer is, JSON-able: documents count by their contents.
+
+        Raises:
+            ValueError: if they are not in memory; to read a collection of any size would take too long.
+        """
+        if isinstance(self.documents, StreamedDocuments):
+            raise ValueError(f"{self!r} reads its documents when they are asked for: these cannot be compared")
+        content = blake2b(digest_size=16)
+        for docno, document in self.documents.items():
+            for text in (docno, *(document[name] for name in self.fields)):
+                content.update(f"{text}\0".encode("utf-8", "replace"))
+        return {"fields": list(self.fields), "documents": len(self.documents), "content": content.hexdigest()}
 
     def fuse_rank_cutoff(self, k: int) -> pt.Transformer:
         """Cuts the ranking before the texts are looked up (``loader % k``)."""

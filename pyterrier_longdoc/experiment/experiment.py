@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from .efficiency import Cost, efficiency_table, measured
+from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
-from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, described, doubts, read_run, settings_of
-from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
-from .systems import Job, make_folds, named_systems, plan
+from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
+from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, without_rounding
+from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
@@ -63,15 +64,15 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     """Compares systems over seeds and folds as Boytsov et al. 2025 do.
 
     Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`; only equal systems, which have no
-    p-value, are never rejected.
+    one baseline, values, p-values and corrections are those of `pt.Experiment`; only systems with equal values for
+    every query have the p-value 1, where `pt.Experiment` has NaN, also for what is corrected together with them.
 
     Args:
         systems: by name, or a list. A system is one of
 
             - a pipeline;
             - a factory `seed -> pipeline` or `(seed, fold) -> pipeline`, called for each seed (and fold), or
-              `() -> pipeline`, called when its turn comes;
+              `() -> pipeline`, called when its turn comes; parameters named `seed` and `fold` may have defaults;
             - a run, as frame or path of a TREC file;
             - a list of pipelines or runs, one for each seed.
         topics: `qid, query`.
@@ -80,7 +81,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         names: of a list's systems.
         seeds: what factories are called with; 0, 1, 2 in the paper. Also the labels of a list's runs.
         folds: a list of qids for each fold. A factory `(seed, fold)` gives the pipeline for that fold's topics, e.g.
-            by `fold.fit(pipeline)`; the folds' runs are put together before they are evaluated.
+            by `fold.fit(pipeline)` with a model that it makes; the folds' runs are put together before they are
+            evaluated.
         baseline: a system's name, or its position, or a list of several; every other system is compared to each.
         partner: for a system the name of the one that its gain is relative to, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
@@ -99,14 +101,20 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         efficiency: measure time, memory and what was read, after a warm-up.
         save_dir: folder for runs and results. A second call with the same folder goes on where the first one was
             interrupted: finished runs are read.
-        save_mode: with runs in that folder already: `"reuse"` them, `"overwrite"` them or raise an `"error"`.
+        save_mode: with runs in that folder already, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or raise
+            an `"error"`. Unlike there, a run is reused only if the same system would make it: weights, settings, first
+            stage and topics by their contents; of a function its code, the values that it names, seed, fold and
+            judgements to train on. Any other run is made anew. What cannot be compared (`pt.apply`, transformers of
+            other packages without `describe`, what functions call) is named by a warning where a run is reused, in
+            `.checks`, in `.settings["unchecked"]` and in the notes of the run.
         verbose: show a progress bar.
 
     Returns:
         The results: `.table`, `.comparisons`, `.to_markdown()` and so on.
 
     Raises:
-        ValueError: for arguments that do not fit together, and runs that cannot be evaluated.
+        ValueError: for arguments that do not fit together, runs that cannot be evaluated, and a model that is fitted
+            for several folds or seeds, one after the other.
     """
     check_positive(batch_size=batch_size)
     if efficiency:
@@ -125,8 +133,10 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     evaluator = QueryEvaluator(topics, qrels, metrics, filter_by_topics=filter_by_topics)
     check_decimals(round, evaluator.names)
     settings = settings_of(topics, prepared, labels)
-    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode)
-    runner = _Runner(topics, evaluator, folder, batch_size, efficiency)
+    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, named)
+    runner = _Runner(topics, evaluator, folder, batch_size, efficiency, settings["topics"])
+    if folder is not None:
+        runner.look_at_factories(job for runs in planned.values() for jobs in runs for job in jobs)
     evaluated: dict[str, list[_Evaluated]] = {name: [] for name in named}
     number = sum(len(jobs) for runs in planned.values() for jobs in runs)
     with pt.tqdm(total=number, desc="Experiment", unit="run", disable=not verbose) as bar:
@@ -143,7 +153,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         round=round,
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
         checks=_findings(evaluated, evaluator.qids, statistics),
-        settings=settings,
+        settings={**settings, "unchecked": _unchecked(evaluated)},
         folder=None if save_dir is None else Path(save_dir),
     )
     if save_dir is not None:
@@ -169,6 +179,22 @@ class _Evaluated(NamedTuple):
     doubts: dict[str, int]
     candidates: dict[str, int]
     """By query, a hash of its documents."""
+    unchecked: list[str]
+    """What nobody can tell whether it is as it was."""
+    was_read: bool
+    """Whether a saved run was taken."""
+    differs: list[str]
+    """In what the system that had made a saved run was another one."""
+
+
+class _Part(NamedTuple):
+    """The run of a job, its cost (None for one that was not made by a pipeline), and what `_Evaluated` tells of it."""
+
+    run: Run
+    cost: Cost | None
+    unchecked: list[str]
+    was_read: bool
+    differs: list[str]
 
 
 @dataclass
@@ -184,16 +210,27 @@ class _Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
-    last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
+    topics_digest: Any
+    factories: dict[Job, Identity] = field(default_factory=dict)
+    fitted: FittedModels = field(default_factory=FittedModels)
+    last_candidates: tuple[Sequence[Any], list[str | None], pd.DataFrame, pd.DataFrame, float] | None = None
+
+    def look_at_factories(self, jobs: Iterable[Job]) -> None:
+        """Tells who they are before one of them is called, and changes what another one names."""
+        identities = Identities()
+        for job in jobs:
+            if not (job.given or isinstance(job.source, pt.Transformer)):
+                self.factories[job] = identities.of(job.source)
 
     def evaluate(self, jobs: Sequence[Job], bar: Any) -> _Evaluated:
         """One run of one system: the jobs are its folds."""
         run: Run = {}
         costs: list[Cost] = []
+        parts: list[_Part] = []
         for job in jobs:
-            part, cost = self._run(job)
-            run |= part
-            costs += [] if cost is None else [cost]
+            parts.append(self._run(job))
+            run |= parts[-1].run
+            costs += [] if parts[-1].cost is None else [parts[-1].cost]
             bar.update(1)
         return _Evaluated(
             jobs[0].seed,
@@ -201,15 +238,25 @@ class _Runner:
             Cost.total(costs) if costs else None,
             doubts(run, self.evaluator.qids),
             {qid: hash(frozenset(run[qid][0].tolist())) for qid in self.evaluator.qids if qid in run},
+            list(dict.fromkeys(name for part in parts for name in part.unchecked)),
+            any(part.was_read for part in parts),
+            list(dict.fromkeys(name for part in parts for name in part.differs)),
         )
 
-    def _run(self, job: Job) -> tuple[Run, Cost | None]:
-        """A run and its cost; None for one that was not made by a pipeline."""
-        found = self.folder.find(job, measured=self.efficiency) if self.folder is not None else None
-        if found is not None:
-            frame, known_cost = found
-            return as_run(frame, str(job)), None if known_cost is None else Cost(**known_cost)
-        made = job.source if job.given or isinstance(job.source, pt.Transformer) else job.source()
+    def _run(self, job: Job) -> _Part:
+        unchecked: list[str] = []
+        differs: list[str] = []
+        told = None
+        if self.folder is not None and not job.given:
+            identity = self.factories.get(job) or Identities().of(job.source)
+            told, unchecked = {"system": identity.told, "topics": self.topics_digest}, identity.unchecked
+            saved = self.folder.find(job, told, measured=self.efficiency)
+            if saved is not None and saved.run is not None:
+                cost = None if saved.cost is None else Cost(**saved.cost)
+                return _Part(as_run(saved.run, str(job)), cost, unchecked, True, [])
+            differs = [] if saved is None else saved.differs
+        made = job.make()
+        self.fitted.check(made, job)
         cost = None
         if isinstance(made, pt.Transformer):
             frame, cost = self._execute(made, self.topics if job.fold is None else job.fold.test_topics)
@@ -217,10 +264,10 @@ class _Runner:
             frame = _as_frame(made, job)
         run = as_run(frame, str(job))
         if self.folder is not None:
-            made_by = "a factory" if cost is None else described(made)
-            notes = {"made by": made_by, "measured": self.efficiency, "cost": None if cost is None else asdict(cost)}
+            known_cost = None if cost is None else asdict(cost)
+            notes = {"identity": told, "unchecked": unchecked, "measured": self.efficiency, "cost": known_cost}
             self.folder.write(job, frame, {"given": True} if job.given else notes)
-        return run, cost
+        return _Part(run, cost, unchecked, False, differs)
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
         """`qid, docno, score` and what they cost, without memory and coverage if these are not measured."""
@@ -246,16 +293,21 @@ class _Runner:
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
         if self.last_candidates is not None:
-            known_stages, known_topics, frame, seconds = self.last_candidates
-            # The same objects: equality of transformers may not look at weights.
-            if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
+            known_stages, known_weights, known_topics, frame, seconds = self.last_candidates
+            # The same objects, as equality of transformers may not look at weights, and none trained in between.
+            same = known_topics is topics and list(map(id, known_stages)) == list(map(id, stages))
+            if same and known_weights == _weights_of(stages):
                 return frame.copy(), seconds
         start = time.perf_counter()
         frame = _through(stages, topics)
         seconds = time.perf_counter() - start
         if self.batch_size is None:
-            self.last_candidates = (stages, topics, frame.copy(), seconds)
+            self.last_candidates = (stages, _weights_of(stages), topics, frame.copy(), seconds)
         return frame, seconds
+
+
+def _weights_of(stages: Sequence[Any]) -> list[str | None]:
+    return [weights_of(trainable) for stage in stages for trainable in trainable_stages(stage)]
 
 
 def _through(stages: Sequence[Any], topics: pd.DataFrame) -> pd.DataFrame:
@@ -275,6 +327,25 @@ def _as_frame(made: Any, job: Job) -> pd.DataFrame:
     return made
 
 
+def _unchecked(evaluated: Mapping[str, Sequence[_Evaluated]]) -> dict[str, list[str]]:
+    """By system, what its identity does not tell."""
+    names = {
+        name: list(dict.fromkeys(part for run in runs for part in run.unchecked)) for name, runs in evaluated.items()
+    }
+    return {name: unchecked for name, unchecked in names.items() if unchecked}
+
+
+def _of_saved_runs(name: str, runs: Sequence[_Evaluated]) -> Iterator[tuple[str, str]]:
+    """What of a system's saved runs could not be compared, and why some were made anew."""
+    unchecked = dict.fromkeys(part for run in runs if run.was_read for part in run.unchecked)
+    if unchecked:
+        yield "unchecked", f"the saved run of {name} was read; nobody can tell if as before: {', '.join(unchecked)}"
+    differs = list(dict.fromkeys(part for run in runs for part in run.differs))
+    if differs:
+        more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+        yield "made anew", f"the saved run of {name} was of another one: not the same {', '.join(differs[:3])}{more}"
+
+
 def _findings(
     evaluated: Mapping[str, Sequence[_Evaluated]], qids: Sequence[str], statistics: Statistics
 ) -> pd.DataFrame:
@@ -285,6 +356,7 @@ def _findings(
             queries = max(run.doubts[doubt] for run in runs)
             if queries:
                 rows.append((doubt, name, queries, f"{doubt} in {queries} of {len(qids)} queries of {name}"))
+        rows += [(check, name, len(qids), message) for check, message in _of_saved_runs(name, runs)]
     values = {name: np.mean([run.values for run in runs], axis=0) for name, runs in evaluated.items()}
     pairs = [pair for _, _, of_kind in statistics.references(list(evaluated)) for pair in of_kind.items()]
     for name, reference in dict.fromkeys(pairs):
@@ -293,7 +365,7 @@ def _findings(
         if queries:
             message = f"{name} and {reference} rank different documents in {queries} of {len(qids)} queries"
             rows.append(("different candidates", name, queries, message))
-        if np.array_equal(values[name], values[reference]):
+        if np.array_equal(without_rounding(values[name], values[reference]), values[reference]):
             rows.append(("equal systems", name, len(qids), f"{name} and {reference} have equal values everywhere"))
     if (statistics.baseline or statistics.partner) and len(qids) < FEW_QUERIES:
         message = f"{len(qids)} queries; comparisons need at least {FEW_QUERIES}, better 50 (Buckley & Voorhees 2000)"

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import importlib.metadata
 import json
 import platform
-import re
 import shutil
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import ir_measures
@@ -23,7 +20,8 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.files import write_lines
-from ..common.frames import as_strings, check_columns
+from ..common.frames import as_strings, check_columns, frame_digest
+from .identity import differences
 from .systems import Fold, Job
 
 EXACT_FLOATS: dict[str, Any] = (
@@ -198,14 +196,25 @@ def _parsed(metric: Any) -> list[Any]:
     raise ValueError(f"unknown measure {metric!r}: use ir_measures' names (nDCG@10) or trec_eval's (ndcg_cut_10)")
 
 
+class SavedRun(NamedTuple):
+    """What a folder has of a job: a run and its cost, or what about the job `differs`, so that its run is of no use."""
+
+    run: pd.DataFrame | None
+    cost: dict[str, Any] | None
+    differs: list[str]
+
+
 class RunFolder:
     """The folder of an experiment: what it was asked for (`settings.json`), and the runs that are finished.
 
-    A run is `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file of notes on how it was made. Runs that
-    are there already are taken (mode `"reuse"`), deleted (`"overwrite"`) or refused (`"error"`).
+    A run is `runs/<system>/[seed-<seed>][.fold-<fold>].res.gz`, with a JSON file of notes on who made it. Runs that are
+    there already are taken if the same system would make them (mode `"reuse"`), deleted (`"overwrite"`) or refused
+    (`"error"`).
     """
 
-    def __init__(self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse") -> None:
+    def __init__(
+        self, folder: str | Path, settings: dict[str, Any], mode: str = "reuse", systems: Iterable[str] = ()
+    ) -> None:
         check_choice("save_mode", mode, ("reuse", "overwrite", "error"))
         self.folder, self.versions = Path(folder), settings["versions"]
         runs, file = self.folder / "runs", self.folder / "settings.json"
@@ -214,7 +223,8 @@ class RunFolder:
         if runs.is_dir() and not file.is_file():
             raise FileExistsError(f"{str(runs)!r} is of no experiment (no settings.json): choose another save_dir")
         if mode == "overwrite":
-            shutil.rmtree(runs, ignore_errors=True)
+            for name in systems:
+                shutil.rmtree(_run_file(self.folder, Job(name, None, None, None)).parent, ignore_errors=True)
         elif runs.is_dir():
             found = json.loads(file.read_text(encoding="utf-8"))
             for what in ("topics", "folds"):
@@ -224,22 +234,22 @@ class RunFolder:
                     )
         write_lines(file, [json.dumps(settings, indent=1)])
 
-    def find(self, job: Job, *, measured: bool) -> tuple[pd.DataFrame, dict[str, Any] | None] | None:
-        """The finished run of a job and its cost; None if there is none, or it was not `measured` and should be."""
+    def find(self, job: Job, identity: Any, *, measured: bool) -> SavedRun | None:
+        """The finished run of a job; None if there is none, or it was not `measured` and should be.
+
+        Args:
+            job: what is to be run.
+            identity: of what would make the run, JSON-able; a run that something else has made is not taken.
+            measured: whether its cost is asked for.
+        """
         path = _run_file(self.folder, job)
         if job.given or not _notes_of(path).is_file():  # written last, so that they vouch for the run
             return None
         notes = json.loads(_notes_of(path).read_text(encoding="utf-8"))
         if notes.get("given") or (measured and notes["cost"] is not None and not notes["measured"]):
             return None
-        # Factories are not called to find out: they may train a model.
-        if isinstance(job.source, pt.Transformer) and described(job.source) != notes["made by"]:
-            warnings.warn(
-                f"the saved run of {job} was made by {notes['made by']}, which now is {described(job.source)}; with "
-                f"save_mode='overwrite' it would be made anew",
-                stacklevel=5,
-            )
-        return read_run(path), notes["cost"]
+        differs = differences(notes["identity"], identity)
+        return SavedRun(None, None, differs) if differs else SavedRun(read_run(path), notes["cost"], [])
 
     def write(self, job: Job, run: pd.DataFrame, notes: dict[str, Any]) -> None:
         """Writes a run and notes on it, which `find` reads; versions of libraries are added."""
@@ -270,15 +280,8 @@ def _notes_of(run_file: Path) -> Path:
     return run_file.with_name(run_file.name.replace(".res.gz", ".json"))
 
 
-def described(value: Any) -> str:
-    """A pipeline, function or argument in words that are the same in another process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
-
-
 def settings_of(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int] | None) -> dict[str, Any]:
     """What the runs of an experiment depend on, for JSON: topics, folds, seeds and versions."""
-    texts = topics[["qid", "query"]] if "query" in topics.columns else topics[["qid"]]
-    digest = hashlib.sha256(json.dumps(texts.astype(str).to_numpy().tolist()).encode()).hexdigest()
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(name for name in ("torch", "transformers") if name in sys.modules)):
         try:
@@ -286,7 +289,7 @@ def settings_of(topics: pd.DataFrame, folds: Sequence[Fold], seeds: Sequence[int
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed as a package"
     return {
-        "topics": {"queries": len(topics), "sha256": digest},
+        "topics": {"queries": len(topics), "digest": frame_digest(topics)},
         "folds": [fold.test_topics["qid"].tolist() for fold in folds],
         "seeds": None if seeds is None else list(seeds),
         "versions": versions,

@@ -132,8 +132,8 @@ def _against(
     values: Mapping[str, np.ndarray], measures: Sequence[str], s: Statistics, kind: str, pairs: Mapping[str, str]
 ) -> pd.DataFrame:
     M = len(measures)
-    x = np.concatenate([values[name] for name in pairs], axis=1)  # (Q, K), K = pairs * M
-    y = np.concatenate([values[reference] for reference in pairs.values()], axis=1)
+    y = np.concatenate([values[reference] for reference in pairs.values()], axis=1)  # (Q, K), K = pairs * M
+    x = without_rounding(np.concatenate([values[name] for name in pairs], axis=1), y)
     names = list(measures) * len(pairs)
     means, reference_means = aggregate(x, names), aggregate(y, names)
     queries_summed = aggregate(np.ones_like(x), names)  # Q for counts, 1 for means
@@ -171,6 +171,15 @@ def _against(
     )
 
 
+def without_rounding(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`x`; of comparisons in which all queries differ by no more than the last bits `y`: there is no difference.
+
+    Means of several seeds are rounded, (0.1 + 0.1 + 0.1) / 3 is not 0.1, and tests find a difference of 1e-17 in all
+    queries highly significant.
+    """
+    return np.where(np.isclose(x, y, rtol=1e-12, atol=0.0).all(0), y, x)
+
+
 def p_values(
     x: np.ndarray, y: np.ndarray, test: Test = "t", *, resamples: int = RESAMPLES, seed: int = 42
 ) -> np.ndarray:
@@ -182,7 +191,8 @@ def p_values(
     - `"bootstrap"`: studentised, of the centred differences. Sakai 2006.
     - a callable: like `scipy.stats.ttest_rel`; the second value that it returns is the p-value.
 
-    For equal systems scipy's tests have no value (NaN); resampling gives 1.
+    Where all differences are 0 the p-value is 1, whatever the test; scipy and `pt.Experiment` have none (NaN). A test
+    that has no value for other reasons, as the t-test of a single query, gives NaN.
 
     Raises:
         ValueError: for an unknown test.
@@ -196,38 +206,43 @@ def p_values(
     function = test if callable(test) else {"t": stats.ttest_rel, "wilcoxon": stats.wilcoxon}[test]
     with _quiet():
         columns = zip(np.ascontiguousarray(x.T), np.ascontiguousarray(y.T), strict=True)
-        return np.array([float(function(of_x, of_y)[1]) for of_x, of_y in columns])
+        p = [1.0 if np.array_equal(of_x, of_y) else float(function(of_x, of_y)[1]) for of_x, of_y in columns]
+    return np.array(p)
 
 
 def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
 
-    NaN, of equal systems, counts as one of the comparisons and stays NaN, as in `pt.Experiment`, but is never rejected.
+    NaN stays NaN and is never rejected; for the others it counts as a comparison with the p-value 1.
 
     Raises:
         ValueError: for a method that statsmodels' `multipletests` does not know.
     """
     from statsmodels.stats.multitest import multipletests
 
+    missing = np.isnan(p)
     try:
-        rejected, corrected, _, _ = multipletests(p, alpha=alpha, method=method)
+        with _quiet():
+            rejected, corrected, _, _ = multipletests(np.where(missing, 1.0, p), alpha=alpha, method=method)
     except ValueError:
         raise ValueError(f"correction={method!r} is unknown; choose one of {', '.join(CORRECTIONS)}") from None
-    # Holm's method takes NaN for a rejection where all others are rejected.
-    return rejected & ~np.isnan(p), corrected
+    return rejected & ~missing, np.where(missing, np.nan, corrected)
 
 
 def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndarray:
     """Two one-sided paired t-tests (TOST) of `|mean(x - y)| < margin * mean(y)`, by statsmodels; Schuirmann 1987.
 
     The bounds are taken as known, though they come from the mean of `y`; with few queries that is optimistic. The
-    larger p-value of the two tests is returned: small values show equivalence.
+    larger p-value of the two tests is returned: small values show equivalence. Where all differences are 0 it is 0; of
+    a single query it is NaN.
     """
     from statsmodels.stats.weightstats import ttost_paired
 
     bound = margin * y.mean(0)
     with _quiet():
-        return ttost_paired(x, y, -bound, bound)[0]
+        p = ttost_paired(x, y, -bound, bound)[0]
+    # Without it equal systems with the mean 0 had no bounds to be within.
+    return np.where((x == y).all(0) & (len(x) > 1), 0.0, p)
 
 
 def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -277,7 +292,7 @@ def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings of equal systems or single queries: their statistics are NaN, and the checks name them."""
+    """No warnings of equal systems or single queries: the checks name them."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

@@ -12,10 +12,11 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import arguments_of, check_choice, check_given, check_positive
 from ..common.coverage import Coverage
 from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
-from ..common.presentation import Presented, changed_arguments
+from ..common.presentation import Presented, changed_arguments, described
+from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
@@ -112,6 +113,19 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         if self.prompt != ListwisePrompt():
             shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def describe(self) -> dict[str, Any]:
+        """Who this transformer is, JSON-able: the language model by its name and settings, and what it is asked.
+
+        Raises:
+            ValueError: if the model or the prompt is a function, of which it cannot be told whether it stays the same.
+        """
+        backend = self.client.backend
+        if isinstance(backend, CallableBackend) or not isinstance(self.prompt, ListwisePrompt):
+            raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
+        not_asked = ("llm", "concurrency", "report", "text_loader", "verbose")
+        asked = {name: described(value) for name, value in arguments_of(self).items() if name not in not_asked}
+        return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Ranks the documents of every query.

@@ -18,6 +18,7 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns, texts_of
 from ..experiment import Experiment, ExperimentResults
+from ..experiment.systems import asked_of, called_with
 from ..rerankers.base import LongDocReranker
 from ..training import TrainingArgs, add_judged, k_fold_fit
 from ..training.examples import drawable, keys_of
@@ -314,7 +315,7 @@ class Protocol:
         data = ProtocolData(self, first_stage, datasets or {}, trains=trained is None)
         start = None if start_from is False else start_from
         systems = {name: _System(name, make, data, start, Path(folder), verbose) for name, make in factories.items()}
-        # Finished runs are read without asking the factories, so that only this tells whether they are the same.
+        # Before anything is trained or retrieved.
         for system in systems.values() if data.trains else ():
             system.note_settings(seeds)
         if partner is None:
@@ -375,13 +376,19 @@ class Protocol:
             return {name: preset_factory(self, name, arguments) for name in models}
         if arguments:
             raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
-        for name, factory in models.items():
-            if isinstance(factory, pt.Transformer) or not callable(factory):
-                raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
-        return dict(models)
+        return {name: partial(_made_with, factory, name) for name, factory in models.items()}
 
 
 # Its models.
+
+
+def _made_with(factory: Any, name: str, seed: int) -> Any:
+    """What a user's function makes for a seed."""
+    is_function = callable(factory) and not isinstance(factory, pt.Transformer)
+    asked = asked_of(factory, ("seed",), f"the function of {name!r}") if is_function else {}
+    if "seed" not in asked:
+        raise ValueError(f"models= needs a function of the seed for each name, but {name!r} has none")
+    return called_with(factory, {asked["seed"].name: seed})()
 
 
 def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) -> Factory:
@@ -413,6 +420,12 @@ class _System:
     start_from: Any
     folder: Path
     verbose: bool
+
+    def describe(self) -> dict[str, Any]:
+        """What a run depends on besides the seed, for `ld.Experiment`, which compares it with a saved run's."""
+        data = self.data
+        made_from = {"factory": self.factory, "start_from": self.start_from, "protocol": data.protocol}
+        return {**made_from, "first_stage": data.first_stage, "datasets": dict(data.datasets)}
 
     def note_settings(self, seeds: Sequence[int]) -> None:
         """Notes what models are trained with; raises ValueError if the folder has some that were trained otherwise."""

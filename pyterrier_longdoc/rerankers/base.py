@@ -23,6 +23,7 @@ from ..common.arguments import (
     argument,
     arguments_of,
     changed_names,
+    check_checkpoint,
     check_choice,
     check_given,
     check_positive,
@@ -65,6 +66,7 @@ from ..modelling.settings import Settings
 from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
+    ContinuedTrainingWarning,
     TrainingArgs,
     add_judged,
     evaluate,
@@ -73,6 +75,7 @@ from ..training import (
     train,
     training_settings,
 )
+from ..training.resume import is_resumed
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
 
@@ -152,10 +155,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        for name, value in arguments_of(self, "checkpoint").items():
-            starts_at_random = value is None and name == "aggregator"
-            if not starts_at_random and (not isinstance(value, str | Path) or not str(value)):
-                raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
+        check_checkpoint(backbone=self.backbone)
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
@@ -519,11 +519,19 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             OSError: if the state cannot be written to the checkpoint folder.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
-        Interrupted after the first step, the model keeps what it has learned: the best weights so far if some were
-        validated, else those of the last step. Killed, it continues when the program is started again, if the recipe
-        names a checkpoint folder.
+        A model that is trained already, by `fit` or `load`, goes on from its weights and says so
+        (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best
+        weights so far if some were validated, else those of the last step. Killed, it continues when the program is
+        started again, if the recipe names a checkpoint folder.
         """
         args = self.recipe
+        if self.is_trained and not is_resumed(args):
+            warnings.warn(
+                f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
+                f"new one",
+                ContinuedTrainingWarning,
+                stacklevel=2,
+            )
         validate = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         run = self.training_candidates(topics_or_res_tr, qrels_tr)

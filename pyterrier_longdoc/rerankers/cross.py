@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument, arguments_of, changed_names, check_choice, check_positive
+from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_choice, check_positive
 from ..common.caches import CACHED_BYTES
 from ..common.frames import validated, with_scores
 from ..modelling.apart import (
@@ -308,6 +308,10 @@ class LateIR(ApartReranker):
     stride: int = argument(75, role="windows")
 
     encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
+
+    def check(self) -> None:
+        check_checkpoint(interaction=self.interaction)
+        super().check()
 
     def head_spec(self) -> HeadSpec:
         return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}

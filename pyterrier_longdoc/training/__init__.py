@@ -9,11 +9,11 @@ from .loop import evaluate, history_frame, plot_history, train
 from .losses import LOSSES
 from .recipe import PRESETS, Lora, TrainingArgs, recipes
 from .repeat import FoldModels, SeedModels, fit_in_turn, fit_seeds, k_fold_fit
-from .resume import training_settings
+from .resume import ContinuedTrainingWarning, training_settings
 
 __all__ = [
-    "LOSSES", "PRESETS", "BestResult", "FoldModels", "Group", "Lora", "SeedModels", "Segments", "TeacherScores",
-    "TrainingArgs", "add_judged", "evaluate", "first_segments", "fit_in_turn", "fit_on_best_segments", "fit_seeds",
-    "gold_segments", "history_frame", "k_fold_fit", "make_groups", "plot_history", "pseudo_qrels", "recipes",
-    "segment_precision", "train", "training_settings",
+    "LOSSES", "PRESETS", "BestResult", "ContinuedTrainingWarning", "FoldModels", "Group", "Lora", "SeedModels",
+    "Segments", "TeacherScores", "TrainingArgs", "add_judged", "evaluate", "first_segments", "fit_in_turn",
+    "fit_on_best_segments", "fit_seeds", "gold_segments", "history_frame", "k_fold_fit", "make_groups", "plot_history",
+    "pseudo_qrels", "recipes", "segment_precision", "train", "training_settings",
 ]  # fmt: skip

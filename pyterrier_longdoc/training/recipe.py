@@ -15,7 +15,7 @@ from typing import Any
 import ir_measures
 
 from ..common.arguments import check_choice, check_given, check_positive, plain_fields
-from ..experiment.runs import described
+from ..common.presentation import described
 from .losses import LOSSES
 
 _COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")

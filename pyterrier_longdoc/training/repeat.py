@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -15,9 +15,9 @@ import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
-from ..experiment.systems import Fold, make_folds
+from ..experiment.systems import Fold, asked_of, called_with, make_folds
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, fit_or_load, transform_or_read
+from .resume import TrainingData, check_new, fit_further, fit_or_load, transform_or_read
 
 NEXT_FOLD = "next fold"
 
@@ -55,7 +55,7 @@ def fit_in_turn(
         for number, (run, args) in enumerate(zip(runs, training, strict=True), start=1):
             folder = None if args.checkpoint is None else Path(args.checkpoint) / f"round-{number}"
             model.training = replace(args, checkpoint=folder)
-            model.fit(run, qrels_tr, topics_or_res_va, qrels_va)
+            fit_further(model, run, qrels_tr, topics_or_res_va, qrels_va)
     finally:
         model.training = before
     return model
@@ -173,7 +173,7 @@ def k_fold_fit(
     runs: list[pd.DataFrame] = []
     for fold in pt.tqdm(prepared, desc="k_fold_fit", unit="fold", disable=not verbose):
         own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
-        new = _new(model)
+        new = _new(model, {})
         check_new(new, models)
         trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
         runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
@@ -238,8 +238,8 @@ def fit_seeds(
     The seed decides on the weights that start at random, on the order and choice of what is trained on, and on dropout.
 
     Args:
-        model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)`; or a model that is
-            copied, with that seed if it starts from its backbone. The seed of its recipe is set here.
+        model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
+            a model that is copied, with that seed if it starts from its backbone. The seed of its recipe is set here.
         seeds: whole numbers; 0, 1, 2 in Boytsov et al. 2025.
         topics_or_res_tr: training candidates, as for `fit`.
         qrels_tr: their labels.
@@ -252,8 +252,8 @@ def fit_seeds(
         The models by seed.
 
     Raises:
-        ValueError: if seeds are missing, come twice or are no whole numbers, two models are the same, or the folder
-            holds other models.
+        ValueError: if seeds are missing, come twice or are no whole numbers, the function takes no seed, two models are
+            the same, or the folder holds other models.
         TypeError: if the model cannot be fitted or copied.
     """
     check_seeds(seeds)
@@ -261,7 +261,7 @@ def fit_seeds(
     models = SeedModels()
     for seed in pt.tqdm(list(seeds), desc="fit_seeds", unit="seed", disable=not verbose):
         # A seed of its own would ask for other weights than the trained ones.
-        new = _new(model, seed, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
+        new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
         if hasattr(new, "recipe"):
             new.training = replace(new.recipe, seed=int(seed))
         check_new(new, models.values())
@@ -279,12 +279,15 @@ def check_seeds(seeds: Any) -> None:
         raise ValueError(f"seeds={seeds!r} has a seed twice")
 
 
-def _new(model: Any, *arguments: Any, **changes: Any) -> Any:
+def _new(model: Any, arguments: Mapping[str, Any], **changes: Any) -> Any:
     """What a function makes of the arguments, or a copy of a model with its weights and these changes."""
     if not isinstance(model, pt.Transformer):
         if not callable(model):
             raise TypeError(f"{model!r} is neither a model nor a function that makes one")
-        return model(*arguments)
+        asked = asked_of(model, list(arguments), "the function that makes a model")
+        if unasked := [name for name in arguments if name not in asked]:
+            raise ValueError(f"the function that makes a model takes no {unasked[0]}: all models would be the same")
+        return called_with(model, {asked[name].name: value for name, value in arguments.items()})()
     if not hasattr(model, "apply_attributes"):
         raise TypeError(f"{model!r} cannot be copied: give a function that makes a new one at each call")
     return model.apply_attributes(**changes)

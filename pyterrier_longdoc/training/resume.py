@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -22,13 +22,21 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing, write_lines
-from ..experiment.runs import described, read_run, write_run
+from ..common.frames import frame_digest
+from ..common.presentation import described
+from ..experiment.identity import Identities
+from ..experiment.runs import read_run, write_run
 from ..modelling.fingerprint import fingerprint
 from .examples import Group
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
 _FORMAT = 1
+
+
+class ContinuedTrainingWarning(UserWarning):
+    """`fit` of a model that is trained already goes on from its weights."""
+
 
 Sections = dict[str, dict[str, torch.Tensor]]
 """Tensors by name by section."""
@@ -107,6 +115,18 @@ _ended: WeakKeyDictionary[nn.Module, tuple[Checkpoint, str]] = WeakKeyDictionary
 """The trainings of this process by model, and the fingerprint of the weights that each ended with."""
 
 
+def is_resumed(args: TrainingArgs) -> bool:
+    """Whether a training by this recipe finds its state in its checkpoint folder, and goes on with it."""
+    return args.checkpoint is not None and (Path(args.checkpoint) / STATE_FILE).exists()
+
+
+def fit_further(model: Any, *data: pd.DataFrame | None) -> None:
+    """`fit` where it is known that a trained model goes on from its weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ContinuedTrainingWarning)
+        model.fit(*data)
+
+
 # What must be the same.
 
 
@@ -120,18 +140,6 @@ def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str,
     """The same, and what is validated on, for a training: its starting weights say more than names of checkpoints."""
     settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
     return {**settings, "validation data": [frame_digest(frame) for frame in validation]}
-
-
-def frame_digest(frame: pd.DataFrame | None) -> str | None:
-    """Of the rows and columns that a training or a score may depend on; None of none."""
-    if frame is None:
-        return None
-    digest = blake2b(digest_size=16)
-    for name in sorted(set(map(str, frame.columns)) - {"rank"}):
-        digest.update(f"{name}\0".encode())
-        for value in frame[name].tolist():
-            digest.update(f"{value}\0".encode("utf-8", "replace"))
-    return digest.hexdigest()
 
 
 def _shown(value: Any) -> str:
@@ -195,7 +203,7 @@ def fit_or_load(
             "TrainingArgs(checkpoint=...) is for one training, and several begin here: leave it out; folder= keeps the "
             "state of each"
         )
-    fit = fit or (lambda model: model.fit(*data))
+    fit = fit or (lambda model: fit_further(model, *data))
     if folder is None:
         fit(model)
         return model
@@ -233,14 +241,15 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
     """What must be the same for a finished model to be this one."""
     return {
         **settings_of(model),
-        "starting weights": fingerprint(model.load_scorer().state_dict()) if model.is_trained else None,
+        "starting weights": fingerprint(model.load_scorer().state_dict()),
         "training data": [frame_digest(frame) for frame in data],
+        "text loader": Identities().of(model.text_loader).told,
     }
 
 
 def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
     """`qid, query, docno, score, rank` of candidates by a model of `fit_or_load`, read if they are in its folder."""
-    identity = {"candidates": frame_digest(candidates)}
+    identity = {} if folder is None else {"candidates": frame_digest(candidates), "model": Identities().of(model).told}
     if folder is not None and _read_json(folder / _SCORED) == identity:
         scores = read_run(folder / RUN)["score"].to_numpy()
     else:

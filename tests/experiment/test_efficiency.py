@@ -37,6 +37,9 @@ class Stage(pt.Transformer):
     def __init__(self, clock, seconds, tokens=5):
         self.clock, self.seconds, self.tokens, self.calls = clock, seconds, tokens, []
 
+    def describe(self):
+        return {"seconds": self.seconds, "tokens": self.tokens}
+
     def transform(self, inp):
         self.calls.append(inp["qid"].nunique())
         self.clock[0] += self.seconds * len(inp)

@@ -1,14 +1,15 @@
 """`Experiment`: as `pt.Experiment` where that can do it; seeds, shared first stages, checks and bad arguments."""
 
+import functools
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
 from ir_measures import AP, RR, P, R, nDCG
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
@@ -25,11 +26,17 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def assert_same(systems, topics, qrels, metrics, *, baseline, **options):
-    """Compares all columns; PyTerrier leaves their order to chance."""
+    """Compares all columns; PyTerrier leaves their order to chance, and equal systems without a p-value."""
     expected = pt.Experiment(systems, topics, qrels, metrics, baseline=baseline, **options)
-    for column in expected.columns[expected.columns.str.endswith(" reject")]:
-        # It rejects equal systems, which have no p-value, where Holm's method rejects all others.
-        expected[column] &= expected[column.replace(" reject", " p-value")].notna()
+    others = expected["name"] != (list(systems)[baseline] if isinstance(baseline, int) else baseline)
+    for column in expected.columns[expected.columns.str.endswith(" p-value")]:
+        if expected.loc[others, column].isna().any():
+            expected.loc[others, column] = expected.loc[others, column].fillna(1.0)
+            if "correction" in options:
+                p, method = expected.loc[others, column], options["correction"]
+                rejected, corrected, _, _ = multipletests(p, alpha=0.05, method=method)
+                expected.loc[others, column.replace("p-value", "reject")] = rejected
+                expected.loc[others, f"{column} corrected"] = corrected
     results = Experiment(systems, topics, qrels, metrics, baseline=baseline, **options)
     assert sorted(expected) == sorted(results.table)
     pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
@@ -88,7 +95,7 @@ def test_ties_missing_queries_and_equal_systems(doubtful, options):
     )
     if not options:
         p = results.table.set_index("name")["AP p-value"]
-        assert np.isnan(p["same"])
+        assert p["same"] == 1.0
         assert p["unsorted"] == p["float32"]
 
 
@@ -203,6 +210,8 @@ BAD = {
     "is a factory: say with which seeds": {"systems": {"a": lambda seed: None}},
     "takes a fold: give folds=": {"systems": {"a": lambda seed, fold: None}, "seeds": [0]},
     "takes 3 arguments": {"systems": {"a": lambda x, y, z: None}, "seeds": [0]},
+    "takes 1 arguments; it must take": {"systems": {"a": functools.partial(lambda x, y: None, x=1)}, "seeds": [0]},
+    "takes any arguments: name those that it wants": {"systems": {"a": lambda **options: None}, "seeds": [0]},
     "system 'a' is a int": {"systems": {"a": 3}},
     "'a' lists a int": {"systems": {"a": [3]}},
     "there are 2 seeds": {"systems": {"a": [RUN]}, "seeds": [0, 1]},

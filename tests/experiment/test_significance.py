@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from pyterrier_longdoc.experiment import ExperimentResults, Statistics
 from pyterrier_longdoc.experiment.significance import (
     CORRECTIONS,
+    TESTS,
     bootstrap_intervals,
     correct,
     effect_sizes,
     equivalence_p_values,
     p_values,
     relative_gain,
+    without_rounding,
 )
 
 # Student's ten patients, 1908: additional hours of sleep by two drugs.
@@ -61,12 +64,53 @@ def test_bootstrap_test_is_the_studentised_one(pairs):
         p_values(*pairs, "sign")
 
 
-def test_equal_systems():
-    x = np.random.default_rng(0).uniform(size=(30, 1))
-    assert np.isnan(p_values(x, x, "t")[0])
-    assert [p_values(x, x, test)[0] for test in ("randomisation", "bootstrap")] == [1.0, 1.0]
-    assert np.isnan(effect_sizes(x, x)[0])
-    assert equivalence_p_values(x, x, 0.05)[0] == 0.0
+@pytest.mark.parametrize("test", [*TESTS, stats.ttest_rel, stats.mannwhitneyu])
+def test_no_difference_has_the_p_value_1(test):
+    x = np.random.default_rng(0).uniform(size=(30, 1)) * [1, 0, 1]
+    y = x - [0, 0, 0.5]
+    p = p_values(x, y, test)
+    assert p[:2].tolist() == [1.0, 1.0]
+    assert p[2] < 0.001
+    assert np.isnan(effect_sizes(x, y)[:2]).all()
+    assert equivalence_p_values(x, y, 0.05).tolist()[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("correction", [None, *CORRECTIONS])
+def test_a_measure_equal_for_all_queries_is_never_significant(correction, test):
+    rng = np.random.default_rng(0)
+    ap, one = rng.uniform(0, 0.5, size=(1, 30, 1)), np.ones((1, 30, 1))  # of MRR@10, say
+    better = ap + rng.uniform(0.2, 0.3, size=ap.shape)
+    values = {
+        name: np.concatenate([of_system, one], axis=2)
+        for name, of_system in {"a": ap, "b": better, "c": better, "d": ap}.items()
+    }
+    statistics = Statistics(baseline=("a", "b"), correction=correction, test=test, resamples=2000)
+    results = ExperimentResults(
+        values, {name: [None] for name in values}, list(map(str, range(30))), ["AP", "RR"], statistics
+    )
+    of_rr = results.comparisons[results.comparisons["measure"] == "RR"]
+    assert of_rr[["p-value", "p-value corrected"]].to_numpy().tolist() == [[1.0, 1.0]] * 6
+    assert not of_rr["reject"].any()
+    of_ap = results.comparisons[results.comparisons["measure"] == "AP"].set_index(["name", "reference"])
+    assert of_ap["p-value corrected"].notna().all()
+    assert of_ap["reject"].to_dict() == {
+        ("b", "a"): True, ("c", "a"): True, ("d", "a"): False, ("a", "b"): True, ("c", "b"): False, ("d", "b"): True,
+    }  # fmt: skip
+    html, markdown, latex = results.styled().to_html(), results.to_markdown(), results.to_latex()
+    assert (html.count("<b>1.000</b> (+0.0%)"), html.count("<b>1.000</b><")) == (3, 1)  # the baseline's cell ends there
+    assert (markdown.count("**1.000** (+0.0%)"), markdown.count("**1.000** |")) == (3, 1)
+    assert (latex.count(r"\textbf{1.000} (+0.0\%)"), latex.count(r"\textbf{1.000} \\")) == (3, 1)
+
+
+def test_seeds_that_differ_in_their_last_bits_do_not_differ():
+    values = {"one": np.full((1, 30, 1), 0.1), "thrice": np.full((3, 30, 1), 0.1)}
+    assert (values["thrice"].mean(0) > 0.1).all()
+    seeds = {"one": [None], "thrice": [0, 1, 2]}
+    results = ExperimentResults(values, seeds, list(map(str, range(30))), ["AP"], Statistics(baseline=("one",)))
+    [row] = results.comparisons.to_dict("records")
+    assert (row["p-value"], row["reject"], row["+"], row["-"], row["difference"]) == (1.0, False, 0, 0, 0.0)
+    assert without_rounding(np.array([0.1 + 1e-9]), np.array([0.1])) == 0.1 + 1e-9
 
 
 def test_corrections_by_hand():
@@ -75,8 +119,11 @@ def test_corrections_by_hand():
     assert correct(p, "holm", 0.05)[1] == pytest.approx([3 * 0.01, 2 * 0.03, 2 * 0.03])  # made monotone
     assert correct(p, "fdr_bh", 0.05)[1] == pytest.approx([3 / 1 * 0.01, 3 / 3 * 0.04, 3 / 3 * 0.04])
     assert correct(p, "holm", 0.05)[0].tolist() == [True, False, False]
-    with_nan = correct(np.array([0.01, np.nan, 0.04]), "holm", 0.05)[1]
-    assert with_nan[[0, 2]] == pytest.approx([3 * 0.01, 2 * 0.04])
+    for method in CORRECTIONS:  # the missing one counts as a comparison
+        with_nan, with_one = (correct(np.array([0.01, p, 0.04]), method, 0.05)[1] for p in (np.nan, 1.0))
+        assert with_nan[[0, 2]].tolist() == with_one[[0, 2]].tolist()
+        assert np.isnan(with_nan[1])
+    assert with_nan[[0, 2]] == pytest.approx([1 - 0.99**3, 1 - 0.96**3])  # sidak
     for method in CORRECTIONS:
         assert correct(np.array([0.001, np.nan]), method, 0.05)[0].tolist() == [True, False]
 
@@ -113,7 +160,8 @@ def test_bootstrap_intervals_are_scipys(pairs):
 def test_a_single_query_has_no_statistics_and_no_warnings(test):
     x, y = np.array([[0.5, 0.5]]), np.array([[0.3, 0.5]])
     p = p_values(x, y, test)
-    assert np.isnan(p).all() or p.min() == 1.0
+    assert p[1] == 1.0
+    assert np.isnan(p[0]) or p[0] == 1.0
     assert np.isnan(effect_sizes(x, y)).all()
     assert np.isnan(equivalence_p_values(x, y, 0.05)).all()
     assert bootstrap_intervals(x, y).low == pytest.approx([0.2, 0.0])

@@ -1,9 +1,12 @@
 """What may be a system, and folds."""
 
+from functools import lru_cache, partial
+
 import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.experiment import Experiment, write_run
+from pyterrier_longdoc.experiment.systems import make_folds
 
 from ..support import synthetic
 
@@ -47,6 +50,65 @@ def test_all_kinds_of_systems(tmp_path):
     assert (results.seeds["factory"], results.seeds["frame"]) == ([0, 1, 2], [None])
 
 
+class Made:
+    """A run as a class that takes a seed."""
+
+    def __new__(cls, quality=1.0, *, seed=42):
+        return RUNS[seed]
+
+
+def make(seed=42):
+    return RUNS[seed]
+
+
+def make_of_fold(quality=1.0, *, fold=None, seed=42):
+    assert fold is not None
+    return RUNS[seed]
+
+
+def no_names(s, f):
+    return RUNS[s].assign(score=RUNS[s]["score"] + f.index)
+
+
+def keyword_only(*, seed):
+    return RUNS[seed]
+
+
+def either_way_round(fold, seed=42):
+    return RUNS[seed].assign(score=RUNS[seed]["score"] + fold.index)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        make,
+        keyword_only,
+        make_of_fold,
+        either_way_round,
+        no_names,
+        Made,
+        partial(make_of_fold, 0.5),
+        partial(make_of_fold, quality=0.5),
+        lru_cache(make),
+        lambda quality=1.0, *, seed=42, **options: RUNS[seed],
+    ],
+)
+def test_seeds_and_folds_reach_every_factory_that_takes_them(factory):
+    results = Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 2], folds=FOLDS)
+    assert results.seeds["a"] == [0, 2]
+    assert results.means.loc["a", "AP"] == pytest.approx(mean_of(RUNS[0], RUNS[2]), rel=1e-12)
+
+
+def test_factories_that_take_no_seed():
+    fixed, closure = partial(make, seed=2), lambda run=RUNS[1]: run
+    results = Experiment({"fixed": fixed, "closure": closure}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    assert results.seeds == {"fixed": [None], "closure": [None]}
+    assert results.means["AP"].tolist() == pytest.approx([mean_of(RUNS[2]), mean_of(RUNS[1])], rel=1e-12)
+    of_folds = Experiment({"a": lambda fold: no_names(0, fold)}, TOPICS, QRELS, ["AP"], folds=FOLDS)
+    assert of_folds.means["AP"].tolist() == pytest.approx([mean_of(RUNS[0])], rel=1e-12)
+    assert Experiment({"a": lambda seed=1: RUNS[seed]}, TOPICS, QRELS, ["AP"]).seeds == {"a": [None]}
+
+
 class Learner(pt.Estimator):
     """Remembers what it was fitted on."""
 
@@ -59,6 +121,97 @@ class Learner(pt.Estimator):
     def transform(self, inp):
         assert not set(inp["qid"]) & set(self.fitted[0]["qid"])
         return inp
+
+
+def fitted_by_fold(model):
+    return lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> model)
+
+
+def fitted_by_hand(model):
+    def factory(seed, fold=None):
+        topics, qrels = (TOPICS, QRELS) if fold is None else (fold.train_topics, fold.train_qrels)
+        model.fit(pt.Transformer.from_df(RUNS[seed]).transform(topics), qrels)
+        return pt.Transformer.from_df(RUNS[seed]) >> pt.Transformer.identity() >> model
+
+    return factory
+
+
+class Weighted(Learner):
+    """Tells its weights, which are what it was fitted on."""
+
+    def describe(self):
+        return {"weights": None if self.fitted is None else ",".join(self.fitted[0]["qid"]) + str(len(self.fits))}
+
+    def __init__(self):
+        super().__init__()
+        self.fits = []
+
+    def fit(self, *data):
+        self.fits.append(data)
+        super().fit(*data)
+
+    def transform(self, inp):
+        return inp
+
+
+@pytest.mark.parametrize("options", [{"seeds": [0], "folds": FOLDS}, {"seeds": [0, 1], "folds": FOLDS}])
+def test_a_model_that_is_fitted_for_several_folds_is_refused(options):
+    model = Weighted()
+    with pytest.raises(ValueError, match=r"was fitted for a, seed 0, fold 0 already .* make the model inside the func"):
+        Experiment({"a": fitted_by_fold(model)}, TOPICS, QRELS, ["AP"], **options)
+    assert len(model.fits) == 1
+    # It has seen topics of all other folds: it is refused in a second attempt as well.
+    with pytest.raises(ValueError, match="was fitted for a, seed 0, fold 0 already"):
+        Experiment({"b": fitted_by_fold(model)}, TOPICS, QRELS, ["AP"], **options)
+    with pytest.raises(
+        ValueError, match=r"the function of a, seed 0, fold 1 returned the same .* make the model inside"
+    ):
+        Experiment({"a": fitted_by_hand(Weighted())}, TOPICS, QRELS, ["AP"], **options)
+
+
+def test_a_model_that_is_fitted_for_several_seeds_is_refused():
+    with pytest.raises(ValueError, match=r"the function of a, seed 1 returned the same .* as that of a, seed 0"):
+        Experiment({"a": fitted_by_hand(Weighted())}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
+    fold = make_folds(FOLDS, TOPICS, QRELS)
+    model = fold[0].fit(Weighted())
+    assert fold[0].fit(model) is model
+    with pytest.raises(ValueError, match="was fitted for fold 0 already"):
+        fold[1].fit(model)
+
+
+def test_models_that_are_made_for_each_fold_or_not_fitted_are_not_refused():
+    untrained = pt.Transformer.from_df(RUNS[0]) >> Weighted()
+    systems = {
+        "new": lambda seed, fold: fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Weighted()),
+        "once": fitted_once(),
+        "not at all": lambda seed, fold: untrained,
+        "twice for one fold": lambda seed, fold: fold.fit(fold.fit(pt.Transformer.from_df(RUNS[seed]) >> Weighted())),
+    }
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    assert len(results.means) == 4
+
+
+def fitted_once():
+    """A model that was trained before, on another collection."""
+    model = Weighted()
+    model.fit(TOPICS.assign(qid="x"), QRELS)
+    return lambda seed, fold: pt.Transformer.from_df(RUNS[seed]) >> model
+
+
+def test_candidates_of_a_first_stage_that_is_trained_in_between_are_not_shared():
+    class Shift(Weighted):
+        def transform(self, inp):
+            return inp.assign(score=inp["score"] * (-1.0 if self.fitted else 1.0))
+
+    stages, last = pt.Transformer.from_df(RUNS[0]) >> Shift(), pt.Transformer.identity()
+
+    def later():
+        stages[1].fit(TOPICS, QRELS)
+        return stages >> last
+
+    results = Experiment({"before": stages >> last, "after": later}, TOPICS, QRELS, ["AP"])
+    expected = [mean_of(RUNS[0]), mean_of(RUNS[0].assign(score=-RUNS[0]["score"]))]
+    assert results.means["AP"].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("validation", [False, True])

@@ -286,7 +286,7 @@ def test_presets_run(cross_encoder, results):
 # What models read, in small: 6 tokens of a query, 20 of a document.
 
 
-def padded(tokenizer, query, text):
+def fixed_layout(tokenizer, query, text):
     """`[CLS] query [SEP] text [SEP]`, query and text filled up with None."""
     own, its = (tokenizer(x, add_special_tokens=False)["input_ids"] for x in (query, text))
     own, its = own[:6], its[:20]
@@ -294,20 +294,20 @@ def padded(tokenizer, query, text):
     return [cls, *own, *[None] * (6 - len(own)), sep, *its, *[None] * (20 - len(its)), sep]
 
 
-def shared(tokenizer, query, text):
+def shared_budget(tokenizer, query, text):
     """The tokenizer's own pair."""
     return tokenizer([query], [text], truncation="longest_first", max_length=3 + 6 + 20)["input_ids"][0]
 
 
 INPUTS = {
-    "firstp": (lambda folder: tiny.checkpoint(folder), padded),
-    "firstp-electra": (lambda folder: tiny.checkpoint(folder, "electra"), padded),
-    "firstp-deberta": (lambda folder: tiny.cased(tiny.checkpoint(folder, "deberta-v2")), padded),
-    "firstp-longformer": (lambda folder: tiny.cased(tiny_long.make("longformer", folder)), padded),
-    "firstp-bigbird": (lambda folder: tiny.cased(tiny_long.make("bigbird", folder)), padded),
-    "firstp-jina": (lambda folder: tiny_long.make("jina", folder), shared),
-    "firstp-mosaic": (lambda folder: tiny_long.make("mosaic", folder), shared),
-    "firstp-tinyllama": (lambda folder: tiny_long.make("llama", folder), shared),
+    "firstp": (lambda folder: tiny.checkpoint(folder), fixed_layout),
+    "firstp-electra": (lambda folder: tiny.checkpoint(folder, "electra"), fixed_layout),
+    "firstp-deberta": (lambda folder: tiny.cased(tiny.checkpoint(folder, "deberta-v2")), fixed_layout),
+    "firstp-longformer": (lambda folder: tiny.cased(tiny_long.make("longformer", folder)), fixed_layout),
+    "firstp-bigbird": (lambda folder: tiny.cased(tiny_long.make("bigbird", folder)), fixed_layout),
+    "firstp-jina": (lambda folder: tiny_long.make("jina", folder), shared_budget),
+    "firstp-mosaic": (lambda folder: tiny_long.make("mosaic", folder), shared_budget),
+    "firstp-tinyllama": (lambda folder: tiny_long.make("llama", folder), shared_budget),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,19 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 import pytest
+from safetensors.torch import load_file, save_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import FoldModels, SeedModels, TrainingArgs, fit_in_turn, fit_seeds, k_fold_fit, recipes
+from pyterrier_longdoc.training import (
+    ContinuedTrainingWarning,
+    FoldModels,
+    SeedModels,
+    TrainingArgs,
+    fit_in_turn,
+    fit_seeds,
+    k_fold_fit,
+    recipes,
+)
 
 from ..support.systems import make
 from ..support.toy import optimizer_steps, qrels, toy_task
@@ -65,6 +76,29 @@ class Dropping(Memory):
 
 NO_FIT = pt.Transformer.identity()
 ONE = Memory()
+
+
+def test_a_second_fit_says_that_it_goes_on(maxp, tmp_path):
+    def said(fit):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit()
+        own = [warning for warning in caught if issubclass(warning.category, ContinuedTrainingWarning)]
+        assert {warning.filename for warning in own} <= {__file__}
+        return [str(warning.message) for warning in own]
+
+    assert said(lambda: maxp.fit(RUN, QRELS)) == []
+    [message] = said(lambda: maxp.fit(RUN, QRELS))
+    assert message.startswith("this MaxP is trained already: fit goes on from its weights")
+    maxp.save(tmp_path / "model")
+    loaded = ld.MaxP.load(tmp_path / "model")
+    assert len(said(lambda: loaded.fit(RUN, QRELS))) == 1
+    assert said(lambda: fit_in_turn(maxp, [RUN, RUN], QRELS, training=[RECIPE, RECIPE])) == []
+    assert said(lambda: k_fold_fit(maxp, RUN, QRELS, FOLDS)) == []
+    maxp.training = replace(RECIPE, checkpoint=tmp_path / "state")
+    with optimizer_steps(stop_at=STEPS):
+        assert len(said(lambda: maxp.fit(RUN, QRELS))) == 1
+    assert said(lambda: maxp.fit(RUN, QRELS)) == []  # the same training, resumed
 
 
 # Runs.
@@ -159,7 +193,7 @@ def test_judged_documents_belong_to_a_finished_model(cross_encoder, tmp_path):
 
     assert folds("cat") == 3 * STEPS
     assert folds("cat") == 0
-    for text, changes, what in (("dog", {}, "training data"), ("cat", {"judged": "retrieved"}, "recipe \\(judged\\)")):
+    for text, changes, what in (("dog", {}, "text loader"), ("cat", {"judged": "retrieved"}, "recipe \\(judged\\)")):
         with pytest.raises(ValueError, match=f"not the same are its .*{what}"):
             folds(text, **changes)
 
@@ -256,7 +290,17 @@ def test_folder_of_other_models(cross_encoder, whole):
     models = k_fold_fit(other, RUN, QRELS, FOLDS, folder=folder).models
     assert [model.batch_size for model in models] == [7, 7, 7]
     notes = json.loads((folder / "fold-0" / "finished.json").read_text())
-    assert (notes["class"], notes["recipe"]["seed"], notes["starting weights"]) == ("MaxP", 42, None)
+    assert (notes["class"], notes["recipe"]["seed"]) == ("MaxP", 42)
+
+
+def test_folder_of_a_backbone_that_has_changed(cross_encoder, tmp_path):
+    backbone = shutil.copytree(cross_encoder, tmp_path / "backbone")
+    k_fold_fit(make("MaxP", backbone, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path / "folds")
+    file = backbone / "model.safetensors"
+    weights = {name: value + 0.01 for name, value in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="not the same are its starting weights"):
+        k_fold_fit(make("MaxP", backbone, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path / "folds")
 
 
 def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
@@ -319,6 +363,18 @@ def test_seeds(plain_encoder, tmp_path):
     assert {seed: resumed[seed](RUN)["score"].tolist() for seed in resumed} == scores
 
 
+class Seeded(Memory):
+    def __init__(self, name="memory", *, seed=42):
+        super().__init__()
+        self.name, self.seed = name, seed
+
+
+@pytest.mark.parametrize("function", [Seeded, lambda name="memory", seed=42: Seeded(name, seed=seed)])
+def test_functions_get_the_seed_by_its_name(function):
+    models = fit_seeds(function, [0, 3], RUN, QRELS)
+    assert [(model.name, model.seed) for model in models.values()] == [("memory", 0), ("memory", 3)]
+
+
 def test_a_trained_model_keeps_its_start(maxp):
     maxp.fit(RUN, QRELS)
     models = fit_seeds(maxp, [0, 1], RUN, QRELS)
@@ -349,6 +405,7 @@ def test_means_over_seeds():
         (NO_FIT, [0], TypeError, "give a function"),
         (lambda seed: NO_FIT, [0], TypeError, "has no fit"),
         (lambda seed: ONE, [0, 1], ValueError, "must make a new model"),
+        (Memory, [0, 1], ValueError, "takes no seed: all models would be the same"),
     ],
 )
 def test_bad_seeds(model, seeds, error, message):
