@@ -221,6 +221,7 @@ def test_mosaic_without_a_tokenizer_takes_berts(tmp_path, monkeypatch):
 
     folder = tiny_long.published(tmp_path, "mosaic")
     asked = []
+    monkeypatch.setattr(backbones, "reachable", str)
     monkeypatch.setattr(backbones, "load_tokenizer", lambda name: asked.append(name))
     load_backbone(folder)
     for file in tmp_path.glob("*token*"):

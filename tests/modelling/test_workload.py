@@ -85,6 +85,12 @@ def test_windows_of_a_text_of_a_hundred_tokens(settings, expected):
     assert window_sizes(settings, 0) == [0]
 
 
+def shown_lines(capsys) -> list[str]:
+    """The names of the bars that were shown to their end."""
+    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.split("\n")[:-1]]  # a bar is written many times
+    return [re.match(r"(.*):\s+100%\|", line)[1] for line in lines]
+
+
 def test_an_experiment_shows_one_line_for_each_run(capsys):
     topics = RUN[["qid", "query"]].drop_duplicates()
     qrels = pd.DataFrame({"qid": ["1", "2"], "docno": ["d1", "d2"], "label": 1})
@@ -92,7 +98,6 @@ def test_an_experiment_shows_one_line_for_each_run(capsys):
     maxp, firstp = make("MaxP", verbose=True), make("FirstP")
     systems = {"nothing": candidates, "best window": candidates >> maxp, "both": candidates >> firstp % 5 >> maxp}
     ld.Experiment(systems, topics, qrels, ["map"], verbose=True)
-    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.split("\n")[:-1]]
-    assert [re.match(r"(.*):\s+100%\|", line)[1] for line in lines] == ["1/3 nothing", "2/3 best window", "3/3 both"]
+    assert shown_lines(capsys) == ["1/3 nothing", "2/3 best window", "3/3 both"]
     ld.Experiment(systems, topics, qrels, ["map"])
-    assert re.findall(r"(\w+):\s+100%", capsys.readouterr().err) == ["MaxP", "MaxP"]
+    assert shown_lines(capsys) == ["MaxP", "MaxP"]
