@@ -6,7 +6,7 @@ Saving, identities and fusing ask for roles and never keep lists of names.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import field, fields
 from numbers import Integral
 from pathlib import Path
@@ -94,6 +94,15 @@ def check_checkpoint(**names: Any) -> None:
     for name, value in names.items():
         if not isinstance(value, str | Path) or not str(value):
             raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
+
+
+def check_seeds(seeds: Any) -> None:
+    """Raises ValueError if these are no distinct whole numbers."""
+    numbers = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else []
+    if not numbers or not all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers):
+        raise ValueError(f"seeds={seeds!r} must be a list of whole numbers, e.g. [0, 1, 2]")
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds={seeds!r} has a seed twice")
 
 
 def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:

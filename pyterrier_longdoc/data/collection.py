@@ -176,6 +176,10 @@ class Collection(pt.datasets.Dataset):
             self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose)
         return self._loaders[key]
 
+    def describe(self) -> dict[str, Any]:
+        """Whose texts these are, JSON-able: documents count by their contents, see `TextLoader.describe`."""
+        return TextLoader(self.documents, self._fields(), self.name).describe()
+
     def _fields(self) -> list[str]:
         return [name for name in next(iter(self.documents.values()), {"text": ""}) if name != "docno"]
 

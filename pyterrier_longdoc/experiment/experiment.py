@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_positive
+from ..common.arguments import check_positive, check_seeds
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
@@ -23,7 +23,7 @@ from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
-from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, without_rounding
+from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, mean_over_seeds, without_rounding
 from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
 
 WARM_UP_TOPICS = 2
@@ -118,6 +118,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             for several folds or seeds, one after the other.
     """
     check_positive(batch_size=batch_size)
+    if seeds is not None:
+        check_seeds(seeds)
     if efficiency:
         import_extra("psutil", "analysis", "psutil is missing")
     topics = _checked(topics, ("qid",), "topics")
@@ -297,7 +299,7 @@ class _Runner:
             known_stages, known_weights, known_topics, frame, seconds = self.last_candidates
             # The same objects, as equality of transformers may not look at weights, and none trained in between.
             same = known_topics is topics and list(map(id, known_stages)) == list(map(id, stages))
-            if same and known_weights == _weights_of(stages):
+            if same and None not in known_weights and known_weights == _weights_of(stages):
                 return frame.copy(), seconds
         start = time.perf_counter()
         frame = _through(stages, topics)
@@ -358,7 +360,7 @@ def _findings(
             if queries:
                 rows.append((doubt, name, queries, f"{doubt} in {queries} of {len(qids)} queries of {name}"))
         rows += [(check, name, len(qids), message) for check, message in _of_saved_runs(name, runs)]
-    values = {name: np.mean([run.values for run in runs], axis=0) for name, runs in evaluated.items()}
+    values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in evaluated.items()}
     pairs = [pair for _, _, of_kind in statistics.references(list(evaluated)) for pair in of_kind.items()]
     for name, reference in dict.fromkeys(pairs):
         own, other = evaluated[name][0].candidates, evaluated[reference][0].candidates

@@ -70,8 +70,10 @@ class Identities:
 
     def _look_at(self, value: Any) -> Any:
         if isinstance(value, pd.DataFrame):
-            return {"rows": len(value), "digest": frame_digest(value)}
-        if isinstance(value, np.ndarray | np.generic | pd.Series):
+            return {"index": self._told(value.index.to_numpy()), "digest": frame_digest(value)}
+        if isinstance(value, pd.Series):
+            return {"index": self._told(value.index.to_numpy()), "values": self._told(value.to_numpy())}
+        if isinstance(value, np.ndarray | np.generic):
             values = pd.DataFrame({"": pd.Series(list(np.ravel(value)), dtype=object)})
             return {"shape": list(np.shape(value)), "digest": frame_digest(values)}
         if isinstance(value, Path | types.ModuleType):
@@ -107,6 +109,8 @@ class Identities:
         try:
             told = value.describe()
         except ValueError:  # it says that it cannot
+            told = None
+        if not isinstance(told, Mapping):  # of another package, it may mean something else
             self._unchecked.append(described(value))
             return described(value)
         # The text that a reranker loads is no setting of its own.
@@ -141,9 +145,11 @@ class Identities:
             return {"function": self._told(function.func), "arguments": arguments}
         if isinstance(function, types.MethodType):
             return {"function": self._told(function.__func__), "of": self._told(function.__self__)}
-        if hasattr(function, "__wrapped__"):
-            return self._told(function.__wrapped__)
         if not isinstance(function, types.FunctionType):
+            if hasattr(
+                function, "__wrapped__"
+            ):  # functools.cache, say; a decorator written in Python has code of its own
+                return self._told(function.__wrapped__)
             self._unchecked.append(f"function {getattr(function, '__qualname__', described(function))}")
             return described(function)
         if not _is_transparent(function):

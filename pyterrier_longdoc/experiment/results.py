@@ -19,7 +19,7 @@ import pandas as pd
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
-from .significance import TESTS, Statistics, Test, baseline_names, compare
+from .significance import TESTS, Statistics, Test, baseline_names, compare, mean_over_seeds
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
 
@@ -80,7 +80,7 @@ class ExperimentResults:
     @cached_property
     def query_values(self) -> dict[str, np.ndarray]:
         """For each system `(Q, M)` values, averaged over its seeds: what all tests compare."""
-        return {name: values.mean(0) for name, values in self.values.items()}
+        return {name: mean_over_seeds(values) for name, values in self.values.items()}
 
     @cached_property
     def means(self) -> pd.DataFrame:

@@ -149,9 +149,10 @@ class FittedModels:
 def weights_of(stage: Any) -> str | None:
     """The fingerprint of a model's weights, if it tells one."""
     try:
-        return dict(stage.describe()).get("weights") if hasattr(stage, "describe") else None
+        told = stage.describe() if hasattr(stage, "describe") else None
     except ValueError:  # it says that it cannot
         return None
+    return told.get("weights") if isinstance(told, Mapping) else None
 
 
 # Systems and folds as they are given.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
@@ -268,15 +269,6 @@ def fit_seeds(
         own_folder = None if folder is None else Path(folder) / f"seed-{seed}"
         models[int(seed)] = _off_device(fit_or_load(new, data, own_folder))
     return models
-
-
-def check_seeds(seeds: Any) -> None:
-    """Raises ValueError if these are no distinct whole numbers."""
-    numbers = list(seeds) if isinstance(seeds, Sequence) and not isinstance(seeds, str) else []
-    if not numbers or not all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers):
-        raise ValueError(f"seeds={seeds!r} must be a list of whole numbers, e.g. [0, 1, 2]")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"seeds={seeds!r} has a seed twice")
 
 
 def _new(model: Any, arguments: Mapping[str, Any], **changes: Any) -> Any:

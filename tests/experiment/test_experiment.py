@@ -208,6 +208,8 @@ BAD = {
     "2 systems but 1 names": {"names": ["a"]},
     "a dict names them itself": {"systems": {"a": RUN}, "names": ["a"]},
     "is a factory: say with which seeds": {"systems": {"a": lambda seed: None}},
+    "has a seed twice": {"seeds": [0, 0]},
+    "must be a list of whole numbers": {"seeds": [0.5, 1]},
     "takes a fold: give folds=": {"systems": {"a": lambda seed, fold: None}, "seeds": [0]},
     "takes 3 arguments": {"systems": {"a": lambda x, y, z: None}, "seeds": [0]},
     "takes 1 arguments; it must take": {"systems": {"a": functools.partial(lambda x, y: None, x=1)}, "seeds": [0]},

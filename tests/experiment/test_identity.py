@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial, wraps
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.data.collection import StreamedDocuments, TextLoader
+from pyterrier_longdoc.data.files import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, ExperimentWarning, sweep_truncation
 from pyterrier_longdoc.experiment.identity import Identities, differences
 from pyterrier_longdoc.training import TrainingArgs
@@ -131,6 +132,18 @@ def test_a_rerankers_text_loader_counts(cross_encoder):
     loaders = [TextLoader({"d1": {"docno": "d1", "text": text}}, ["text"]) for text in ("one", "two")]
     models = [make("MaxP", cross_encoder, text_loader=loader) for loader in loaders]
     assert differences(*(identity(model).told for model in models)) == ["text_loader.content"]
+
+
+def test_texts_of_a_collection_count(tmp_path, cross_encoder):
+    def model_over(text):
+        documents = [json.dumps({"docno": "d1", "text": text})]
+        for name, lines in (("docs.jsonl", documents), ("topics.tsv", ["1\tdog"]), ("qrels.txt", ["1 0 d1 1"])):
+            (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+        return make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path))
+
+    before, after = identity(model_over("one")), identity(model_over("two"))
+    assert differences(before.told, after.told) == ["text_loader.content"]
+    assert before.unchecked == []
 
 
 def test_all_columns_of_the_topics_count(tmp_path):
@@ -256,6 +269,43 @@ def test_functions_are_told_by_code_and_the_values_they_name(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setitem(globals(), "helper", lambda run: run.head(3))
     assert "names.helper.code" in differences(before, identity(factory_of("x")).told)
+
+
+def decorated(number):
+    def decorate(function):
+        @wraps(function)
+        def cut(*arguments):
+            return function(*arguments) % number
+
+        return cut
+
+    return decorate
+
+
+def test_decorators_count():
+    def plain(seed):
+        return SOME
+
+    assert same(decorated(3)(plain), decorated(3)(plain))
+    assert not same(decorated(3)(plain), decorated(4)(plain))
+    assert not same(decorated(3)(plain), plain)
+    assert same(lru_cache(plain), lru_cache(plain))
+
+
+@pytest.mark.parametrize("kind", [pd.Series, pd.DataFrame])
+def test_an_index_counts(kind):
+    assert same(kind([1, 2], index=["d1", "d2"]), kind([1, 2], index=["d1", "d2"]))
+    assert not same(kind([1, 2], index=["d1", "d2"]), kind([1, 2], index=["d2", "d1"]))
+
+
+def test_a_describe_that_means_something_else_is_no_identity(tmp_path):
+    class Talking(Plugin):
+        def describe(self):
+            return "a plugin"
+
+    value_of(tmp_path, {"a": SOME >> Talking(1)})
+    _, checks = value_of(tmp_path, {"a": SOME >> Talking(1)})
+    assert "Plugin()" in checks["unchecked"]
 
 
 def test_runs_of_folds_depend_on_the_judgements_they_are_trained_on(tmp_path):

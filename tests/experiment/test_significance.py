@@ -14,6 +14,7 @@ from pyterrier_longdoc.experiment.significance import (
     correct,
     effect_sizes,
     equivalence_p_values,
+    mean_over_seeds,
     p_values,
     relative_gain,
     without_rounding,
@@ -105,12 +106,33 @@ def test_a_measure_equal_for_all_queries_is_never_significant(correction, test):
 
 def test_seeds_that_differ_in_their_last_bits_do_not_differ():
     values = {"one": np.full((1, 30, 1), 0.1), "thrice": np.full((3, 30, 1), 0.1)}
-    assert (values["thrice"].mean(0) > 0.1).all()
+    values["thrice"] = np.nextafter(values["thrice"], 1)
     seeds = {"one": [None], "thrice": [0, 1, 2]}
     results = ExperimentResults(values, seeds, list(map(str, range(30))), ["AP"], Statistics(baseline=("one",)))
     [row] = results.comparisons.to_dict("records")
     assert (row["p-value"], row["reject"], row["+"], row["-"], row["difference"]) == (1.0, False, 0, 0, 0.0)
     assert without_rounding(np.array([0.1 + 1e-9]), np.array([0.1])) == 0.1 + 1e-9
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_seeds_with_the_values_of_the_reference_are_neither_better_nor_worse(test):
+    y, better = np.full((40, 1), 0.1), np.zeros((40, 1))
+    better[:5] = 0.2 * np.arange(1, 6)[:, None]
+    values = {"one": y[None], "thrice": np.stack([y + better] * 3)}
+    seeds, qids = {"one": [None], "thrice": [0, 1, 2]}, list(map(str, range(40)))
+    [row] = ExperimentResults(
+        values, seeds, qids, ["AP"], Statistics(baselines=("one",), test=test)
+    ).comparisons.to_dict("records")
+    assert (row["+"], row["-"]) == (5, 0)
+    assert row["p-value"] == p_values(y + better, y, test)[0]
+
+
+def test_the_mean_over_seeds_does_not_depend_on_their_order():
+    values = np.random.default_rng(0).random((5, 1000)).round(1)
+    mean = mean_over_seeds(values)
+    assert mean.tolist() == mean_over_seeds(values[::-1]).tolist() == mean_over_seeds(values[[2, 0, 4, 1, 3]]).tolist()
+    assert mean == pytest.approx(values.mean(0), rel=1e-14)
+    assert mean_over_seeds(np.stack([values[0]] * 3)).tolist() == values[0].tolist()
 
 
 def test_corrections_by_hand():

@@ -214,6 +214,31 @@ def test_candidates_of_a_first_stage_that_is_trained_in_between_are_not_shared()
     assert results.means["AP"].tolist() == pytest.approx(expected, rel=1e-12)
 
 
+def test_candidates_of_a_first_stage_that_tells_no_weights_are_not_shared():
+    stages = pt.Transformer.from_df(RUNS[0]) >> Turning()
+
+    def later():
+        stages[1].fit(TOPICS, QRELS)
+        return stages >> pt.Transformer.identity()
+
+    results = Experiment({"before": stages >> pt.Transformer.identity(), "after": later}, TOPICS, QRELS, ["AP"])
+    expected = [mean_of(RUNS[0]), mean_of(RUNS[0].assign(score=-RUNS[0]["score"]))]
+    assert results.means["AP"].tolist() == pytest.approx(expected, rel=1e-12)
+
+
+class Turning(pt.Estimator):
+    """A model of another package; trained, it turns the ranking round."""
+
+    sign = 1.0
+
+    def fit(self, topics, qrels, *validation):
+        self.sign = -1.0
+        return self
+
+    def transform(self, inp):
+        return inp.assign(score=self.sign * inp["score"])
+
+
 @pytest.mark.parametrize("validation", [False, True])
 def test_folds_are_fitted_on_the_others(validation):
     learners = []
