@@ -171,6 +171,14 @@ class JudgedDocument:
         return float("nan") if chosen is None else float(self.chunks[chosen][0][0])
 
 
+def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
+    """Share of chunks above a threshold, in documents of several chunks; NaN if the judge did not see all of them."""
+    judged = [document for document in documents if document.shown > 1]
+    if not judged or not all(document.complete for document in judged):
+        return float("nan")
+    return float((np.concatenate([document.numbers for document in judged]) > threshold).mean())
+
+
 def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:
     """Median positions with a somewhat lower threshold, with this one, and with a somewhat higher one.
 

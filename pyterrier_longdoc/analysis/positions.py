@@ -32,7 +32,7 @@ from ..common.language import named_tokenizer
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS
-from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, threshold_effect
+from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, share_above, threshold_effect
 from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of, tokenized
 from .locating import PassageLocator
 
@@ -107,6 +107,7 @@ class RelevantPositions:
         Raises:
             ValueError: of located passages, and if the judge was not asked about all chunks that this takes.
         """
+        _check_estimator(estimator)
         if self.judged is None:
             raise ValueError("these are located passages, which no judge has seen: give relevant_positions a judge")
         return _estimated(self.frame[["qid", "docno", "label"]], self.judged, estimator)
@@ -261,14 +262,13 @@ def relevant_positions(
     Warns:
         TruncationWarning: if `max_chunks` leaves text unread in which the relevant passage may be.
         PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
-            move the median position of the same documents by more than a chunk. Where a judge is not asked about
-            chunks after the first relevant one, that is not known.
+            move the median position of the same documents by more than a chunk, or if more than half of the chunks
+            are above it. Where a judge is not asked about chunks after the first relevant one, that is not known.
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
     check_positive(chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
-    if not isinstance(estimator, Estimator):
-        raise ValueError(f"estimator={estimator!r} must be best_chunk or first_above(threshold)")
+    _check_estimator(estimator)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
     tokens_of = token_reader(tokenizer)
@@ -283,6 +283,11 @@ def relevant_positions(
             return RelevantPositions(_frame(pairs, found, _PASSAGE_COLUMNS))
         judged = _judged(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, bar)
     return _estimated(pairs, judged, estimator)
+
+
+def _check_estimator(estimator: Any) -> None:
+    if not isinstance(estimator, Estimator):
+        raise ValueError(f"estimator={estimator!r} must be best_chunk or first_above(threshold)")
 
 
 def _frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -402,18 +407,29 @@ def _warn_of_unread(positions: RelevantPositions) -> None:
 
 
 def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
-    medians = threshold_effect(judged, estimator.threshold)
+    share, medians = share_above(judged, estimator.threshold), threshold_effect(judged, estimator.threshold)
     chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
-    if medians is not None and np.ptp(medians) > chunk:
-        low, median, high = medians
-        warnings.warn(
-            f"relevant_positions: of the same documents the median position is {median:,.0f} by {estimator!r}, but "
-            f"{low:,.0f} with a somewhat lower and {high:,.0f} with a somewhat higher threshold (by half the "
-            f"standard deviation of the judge's numbers): it is more the threshold's than the documents'. Use "
-            f"best_chunk, or a threshold of calibrated_on_positions or calibrated_on_nonrelevant.",
-            PositionWarning,
-            stacklevel=4,
+    if share > 0.5:
+        # The first chunk then is above more often than not, wherever the relevant text stands.
+        found = (
+            f"{share:.0%} of all chunks are above the threshold of {estimator!r}, which makes positions early whatever "
+            f"the documents hold, unless they are relevant throughout"
         )
+    elif medians is not None and np.ptp(medians) > chunk:
+        low, median, high = medians
+        found = (
+            f"of the same documents the median position is {median:,.0f} by {estimator!r}, but {low:,.0f} with a "
+            f"somewhat lower and {high:,.0f} with a somewhat higher threshold (by half the standard deviation of the "
+            f"judge's numbers): it is more the threshold's than the documents'"
+        )
+    else:
+        return
+    warnings.warn(
+        f"relevant_positions: {found}. Use best_chunk, or a threshold of calibrated_on_positions or "
+        f"calibrated_on_nonrelevant.",
+        PositionWarning,
+        stacklevel=4,
+    )
 
 
 def texts_of_corpus(

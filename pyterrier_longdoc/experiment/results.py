@@ -464,7 +464,7 @@ def by_document_length(
         results: of an experiment.
         qrels: `qid, docno, label`; a label above 0 is relevant.
         lengths: of documents by docno, e.g. in tokens. Relevant documents that are missing here do not count.
-        edges: lower ends of the groups.
+        edges: lower ends of the groups; by default what a BERT reads at once, and twice and four times that, in tokens.
 
     Returns:
         See `by_query_value`; queries without a relevant document of known length are left out.

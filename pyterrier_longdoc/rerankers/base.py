@@ -381,7 +381,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
             and an interrupted one goes on: what was scored is written every few seconds, or after each document that
             takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`.
-        training: the recipe of `fit`; None for that of Boytsov et al. 2025.
+        training: the recipe of `fit`; None for `TrainingArgs()`.
 
     All other arguments: see `WindowReranker`.
     """

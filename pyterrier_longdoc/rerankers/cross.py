@@ -296,8 +296,8 @@ class LateIR(ApartReranker):
         aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
         cached_bytes: with the default models and windows each token of a document takes about 3 KB.
         stride: 75, with windows of 150, in Boytsov et al. 2025.
-        training: the recipe of `fit`; None for that of Boytsov et al. 2025, which for this model has three epochs and
-            a learning rate of 1e-5 for the aggregator, too.
+        training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
+            aggregator, too, as in Boytsov et al. 2025.
 
     All other arguments: see `ApartReranker`.
     """

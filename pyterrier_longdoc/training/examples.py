@@ -122,17 +122,20 @@ def add_judged(
 
     Returns:
         `results`, and behind them a row for each judged document that is missing, in the order of the qrels: with the
-        score minus infinity and a rank behind all others; other columns but the text are empty.
+        score minus infinity and a rank behind all others; other columns but the text are empty, and ids are strings.
 
     Raises:
-        ValueError: if a column is missing, or rows are to be added to candidates with text and there is no text_loader.
+        ValueError: if a column is missing, or rows are to be added to candidates with text and there is no text_loader,
+            or none of their text in it.
     """
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    queries = pd.concat([results[["qid", "query"]], *([] if topics is None else [topics[["qid", "query"]]])])
-    queries = queries.assign(qid=as_strings(queries["qid"])).drop_duplicates("qid")
+    asked = [results] if topics is None else [results, topics]
+    check_columns(asked[-1], ("qid", "query"), "topics")
+    queries = pd.concat([frame[["qid", "query"]].assign(qid=as_strings(frame["qid"])) for frame in asked])
+    queries = queries.reset_index(drop=True).drop_duplicates("qid")
     judged, retrieved = (
-        frame[["qid", "docno"]].astype({"qid": str, "docno": str}).drop_duplicates() for frame in (qrels, results)
+        frame[["qid", "docno"]].reset_index(drop=True).astype(str).drop_duplicates() for frame in (qrels, results)
     )
     judged = judged.merge(queries, on="qid").merge(retrieved, how="left", indicator="found")
     added = judged.loc[judged["found"] == "left_only", ["qid", "query", "docno"]].reset_index(drop=True)
@@ -147,13 +150,21 @@ def add_judged(
             f"TrainingArgs(judged='retrieved')"
         )
     if fields:
-        added = added.join(with_text(added, field_names(text_field), text_loader)[fields].reset_index(drop=True))
+        texts = with_text(added, field_names(text_field), text_loader)[fields].reset_index(drop=True)
+        lacking = added[texts.isna().all(axis=1)]
+        if len(lacking):
+            raise ValueError(
+                f"text_loader {text_loader!r} has no text of {len(lacking)} judged documents, e.g. "
+                f"{lacking['docno'].iloc[0]!r}: leave them out of the qrels"
+            )
+        added = added.join(texts)
     if "score" in results.columns:
         added["score"] = -np.inf
     if "rank" in results.columns:
         added["rank"] = results["rank"].max() + 1 if len(results) else 0
-    added = added.astype({name: results[name].dtype for name in ("qid", "docno")})
-    return pd.concat([results, added], ignore_index=True)
+    # Of one type: not every id of the qrels is one of theirs, a number or a known category.
+    ids = {name: as_strings(results[name]) for name in ("qid", "docno")}
+    return pd.concat([results.assign(**ids), added], ignore_index=True)
 
 
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:

@@ -99,9 +99,10 @@ class Lora:
 
 @dataclass(frozen=True)
 class TrainingArgs:
-    """How a model is trained; the defaults are those of Boytsov et al. 2025.
+    """How a model is trained; the defaults are rates, loss and sizes of Boytsov et al. 2025.
 
-    `TrainingArgs.preset(name)` gives the recipes of other papers.
+    `TrainingArgs.preset(name)` gives the recipes of the papers; `"boytsov2025"` also draws candidates and lowers the
+    rates from epoch to epoch as theirs does.
 
     What is learned:
 

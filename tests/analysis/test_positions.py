@@ -268,7 +268,19 @@ def test_a_position_that_is_the_thresholds_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error", PositionWarning)
         found.by(first_above(4))
+        judged([WET, WET], says_wet).by(first_above(0))  # of one chunk each: there is no other place
         judged([DRY + WET, WET, DRY * 9 + WET * 5], says_wet).by(first_above(0))  # two grades, a gap between them
+
+
+def test_a_threshold_below_nearly_all_numbers_is_warned_of():
+    texts, judge = noisy(40)
+    positive = pt.apply.doc_score(lambda row: 100.0 + judge(row["query"], row["text"]))
+    with pytest.warns(PositionWarning, match=r"100% of all chunks are above .*first_above\(0\).* best_chunk"):
+        found = judged(texts, positive, estimator=first_above(0))
+    assert (found.frame["first_token"] == 0).all()
+    assert found.by(best_chunk).matched["first_token"].median() > 0
+    with pytest.raises(ValueError, match=r"estimator='best_chunk' must be best_chunk or first_above"):
+        found.by("best_chunk")
 
 
 # Bad input.

@@ -134,15 +134,16 @@ def test_a_head_that_averages_over_padding_is_found(mean_over_all, cross_encoder
     assert table.loc[["repeated", "order"], "passed"].all()
 
 
-def test_rows_are_padded_even_where_a_pass_has_room_for_one(cross_encoder, results, monkeypatch):
-    model = make("LongP", device="cpu", max_batch_tokens=8)
+@pytest.mark.parametrize("limit", [{"max_batch_tokens": 8}, {"batch_size": 1}], ids=str)
+def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, monkeypatch):
+    model = make("LongP", device="cpu", **limit)
     backbone = model.load_scorer().encoder.backbone
     forward = backbone.forward
     monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
     table = check(model, results)
     assert table.loc["alone", "passed"]  # no pass has two rows
     assert not table.loc["padding", "passed"]
-    assert model.max_batch_tokens == 8
+    assert {name: getattr(model, name) for name in limit} == limit
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))

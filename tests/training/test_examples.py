@@ -13,7 +13,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, add_judged, make_groups, pseudo_qrels
-from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_example
+from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, keys_of, make_example
 
 from ..support.toy import qrels
 
@@ -191,8 +191,13 @@ def test_judged_negatives_are_drawn_whatever_their_rank(order):
 def test_ids_of_any_type():
     run = pd.DataFrame({"qid": [1, 1, 2], "query": ["a", "a", "b"], "docno": [10, 11, 10], "rank": [0, 1, 0]})
     added = add_judged(run, qrels(("1", "12", 1), ("2", "10", 1), ("2", "13", 0)))
-    assert added[["qid", "docno"]].to_numpy().tolist() == [[1, 10], [1, 11], [2, 10], [1, 12], [2, 13]]
-    assert added.dtypes.equals(run.dtypes)
+    ids = [("1", "10"), ("1", "11"), ("2", "10"), ("1", "12"), ("2", "13")]
+    assert keys_of(added) == ids
+    assert added[["qid", "docno"]].map(type).eq(str).all(axis=None)
+    assert keys_of(add_judged(run, qrels(("1", "D12", 1)))) == [*ids[:3], ("1", "D12")]
+    few = run.astype({"qid": "category", "docno": "category"})
+    assert keys_of(add_judged(few, qrels(("1", "12", 1), ("2", "13", 0)))) == ids
+    assert keys_of(add_judged(run.set_index(["qid", "docno"], drop=False), qrels(("1", "12", 1)))) == ids[:4]
     assert added["rank"].tolist() == [0, 1, 0, 2, 2]
     assert add_judged(run, qrels(("1", "10", 1))) is run
 
@@ -203,6 +208,11 @@ def test_judged_documents_without_text():
     with pytest.raises(ValueError, match=r"does not supply the column\(s\) title"):
         add_judged(RUN.assign(title="", text=TEXTS), JUDGED, text_field=("title", "text"), text_loader=LOADER)
     assert "text" not in add_judged(RUN, JUDGED)  # is loaded later
+    unknown = pt.apply.generic(lambda frame: frame.assign(text=[None, *frame["docno"].iloc[1:]]))
+    with pytest.raises(ValueError, match=r"no text of 1 judged documents, e\.g\. 'far': leave them out of the qrels"):
+        add_judged(RUN.assign(text=TEXTS), JUDGED, text_loader=unknown)
+    with pytest.raises(ValueError, match=r"topics lack the column\(s\) query"):
+        add_judged(RUN, JUDGED, topics=RUN[["qid"]])
 
 
 def test_a_teacher_scores_judged_documents_too():
