@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.arguments import check_choice
+from ..common.arguments import check_choice, plain_fields
 from .windows import Truncate, WholeText, Windows
 
 POSITIONS = ("columns", "real tokens")
@@ -32,7 +32,7 @@ class InputLayout:
         lowercase: whether queries and texts are read in lower case, which matters for cased tokenizers.
 
     Raises:
-        ValueError: for values that do not go together.
+        ValueError: for unknown values, or some that do not go together.
     """
 
     pad_query: bool = False
@@ -41,6 +41,11 @@ class InputLayout:
     lowercase: bool = False
 
     def __post_init__(self) -> None:
+        plain_fields(self)
+        for name in ("pad_query", "shared_budget", "lowercase"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"{name}={value!r} must be True or False")
         check_choice("positions", self.positions, POSITIONS)
         if self.pad_query and self.shared_budget:
             raise ValueError("pad_query gives query and window sizes of their own: it does not go with shared_budget")

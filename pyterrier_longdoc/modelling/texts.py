@@ -49,9 +49,13 @@ class TokenizedText:
         return replace(self, ids=self.ids[places], offsets=offsets)
 
     def characters(self, span: Span) -> Span:
-        """The character offsets `(start, end)` of a window of this text; `(0, 0)` for an empty window."""
-        window = self._known_offsets()[slice(*span)]
-        return (int(window[0, 0]), int(window[:, 1].max())) if len(window) else (0, 0)
+        """The character offsets `(start, end)` of a window; an empty one stands where the token before it ends."""
+        offsets = self._known_offsets()
+        window = offsets[slice(*span)]
+        if not len(window):
+            before = int(offsets[: span[0], 1].max(initial=0))
+            return before, before
+        return int(window[0, 0]), int(window[:, 1].max())
 
     def tokens_before(self, characters: int | Sequence[int]) -> np.ndarray:
         """How many tokens end before each character offset, or with it: byte-level tokens begin with a space."""

@@ -228,6 +228,7 @@ class FixedGrid(SlidingWindows):
     The figures of Boytsov et al. 2022 and 2025 were measured so: documents are padded to `length` tokens, so that the
     last windows of a shorter one hold only tokens of the window before, or nothing but padding. They are scored like
     any other, and scores depend on `length`. As published only with the papers' fixed input layout, which pads windows.
+    Explanations show windows of padding as empty ones at the end of what is read.
 
     Args:
         size: tokens in a window.
@@ -252,7 +253,7 @@ class FixedGrid(SlidingWindows):
 
     def spans(self, tokens: Any) -> list[Span]:
         end = min(len(tokens), self.length)
-        return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size or CHUNK_TOKENS, self.stride)]
+        return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ WHOLE = 1431
 """Document tokens of all other models: 3 x 477."""
 
 _LAYOUTS = {
-    LONGFORMER: "longformer", BIGBIRD: "padded-lowercase", DEBERTA: "padded-lowercase",
-    JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
+    BERT: "padded", ELECTRA: "padded", DEBERTA: "padded-lowercase", BIGBIRD: "padded-lowercase",
+    LONGFORMER: "longformer", JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
 }  # fmt: skip
-"""Input layouts other than `"padded"`, by backbone: with FlexNeuART's classes and its export, which lower-cases."""
+"""Input layouts by backbone: with FlexNeuART's classes and its export, which lower-cases."""
 _LOWER = "reads lower-cased text, as was measured"
 _SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as was measured"
 _LAYOUT_NOTES = {
@@ -184,9 +184,14 @@ Figures = tuple[float | None, ...]
 """MS MARCO dev, TREC DL, Robust04 title and description, FarRelevant zero-shot and fine-tuned."""
 
 
+def _firstp(backbone: str, **options: Any) -> dict[str, Any]:
+    """Arguments of a model that reads the beginning of a document."""
+    return {"backbone": backbone, "window_size": FIRST, "layout": _LAYOUTS[backbone], **options}
+
+
 def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
     """Arguments of a model over windows."""
-    return {"backbone": backbone, "max_doc_len": WHOLE, "layout": _LAYOUTS.get(backbone, "padded"), **options}
+    return {"backbone": backbone, "max_doc_len": WHOLE, "layout": _LAYOUTS[backbone], **options}
 
 
 def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
@@ -194,28 +199,26 @@ def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
     return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, "layout": _LAYOUTS[backbone]}
 
 
-_FIRSTP = {"window_size": FIRST, "layout": "padded"}
 _CHUNKS = {"window_size": 477}
-_MAXP = {"window_size": 150, "stride": 100}
-_PARADE = {"window_size": 150, "stride": 100}
-_PARADE_75 = {"window_size": 150, "stride": 75}
-_ATTN = {**_PARADE, "aggregation": "attn", "attention": "elementwise"}
-_RANDOM_L2 = {**_MAXP, "aggregation": "transformer", "layers": 2}
-_PRETRAINED = {**_PARADE_75, "aggregation": "transformer", "aggregator": MINILM}
+_BY_100 = {"window_size": 150, "stride": 100}
+_BY_75 = {"window_size": 150, "stride": 75}
+_ATTN = {"aggregation": "attn", "attention": "elementwise"}
+_RANDOM_L2 = {"aggregation": "transformer", "layers": 2}
+_PRETRAINED = {"aggregation": "transformer", "aggregator": MINILM}
 _E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
        "max_query_len": 30}  # fmt: skip
 _GPT = {"llm": "gpt-4o-mini", "list_size": 20, "step": 10}
 
 _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (
     # name, row, transformer, its FirstP, arguments, figures
-    ("firstp", "FirstP (BERT)", "FirstP", None, {"backbone": BERT, **_FIRSTP},
+    ("firstp", "FirstP (BERT)", "FirstP", None, _firstp(BERT),
      (0.394, 0.632, 0.475, 0.527, 0.016, 0.090)),
     ("firstp-longformer", "FirstP (Longformer)", "LongP", None, _longp(LONGFORMER, FIRST),
      (0.404, 0.643, 0.483, 0.540, 0.017, 0.091)),
-    ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, {"backbone": ELECTRA, "pooling": "cls", **_FIRSTP},
+    ("firstp-electra", "FirstP (ELECTRA)", "FirstP", None, _firstp(ELECTRA, pooling="cls"),
      (0.417, 0.662, 0.492, 0.552, 0.019, 0.089)),
-    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None,
-     {"backbone": DEBERTA, **_FIRSTP, "layout": "padded-lowercase"}, (0.415, 0.672, 0.534, 0.596, None, None)),
+    ("firstp-deberta", "FirstP (DEBERTA)", "FirstP", None, _firstp(DEBERTA),
+     (0.415, 0.672, 0.534, 0.596, None, None)),
     ("firstp-bigbird", "FirstP (Big-Bird)", "LongP", None, _longp(BIGBIRD, FIRST),
      (0.408, 0.656, 0.507, 0.560, 0.021, 0.089)),
     ("firstp-jina", "FirstP (JINA)", "LongP", None, _longp(JINA, FIRST, "mean"),
@@ -229,12 +232,12 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
     ("firstp-rankgpt", "FirstP RankGPT (GPT-4o-mini)", "RankGPT", None, {**_GPT, "max_doc_len": 512},
      (None, 0.708, None, 0.562, None, None)),
     ("avgp", "AvgP", "AvgP", "firstp", _splitp(BERT, **_CHUNKS), (0.389, 0.642, 0.478, 0.531, 0.154, 0.365)),
-    ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_MAXP), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
-    ("maxp-electra", "MaxP (ELECTRA)", "MaxP", "firstp-electra", _splitp(ELECTRA, pooling="cls", **_MAXP),
+    ("maxp", "MaxP", "MaxP", "firstp", _splitp(BERT, **_BY_100), (0.392, 0.644, 0.488, 0.544, 0.297, 0.328)),
+    ("maxp-electra", "MaxP (ELECTRA)", "MaxP", "firstp-electra", _splitp(ELECTRA, pooling="cls", **_BY_100),
      (0.414, 0.659, 0.502, 0.563, 0.328, 0.349)),
-    ("maxp-deberta", "MaxP (DEBERTA)", "MaxP", "firstp-deberta", _splitp(DEBERTA, **_MAXP),
+    ("maxp-deberta", "MaxP (DEBERTA)", "MaxP", "firstp-deberta", _splitp(DEBERTA, **_BY_100),
      (0.402, 0.671, 0.535, 0.609, 0.298, 0.332)),
-    ("sump", "SumP", "SumP", "firstp", _splitp(BERT, **_MAXP), (0.390, 0.639, 0.486, 0.538, 0.211, 0.327)),
+    ("sump", "SumP", "SumP", "firstp", _splitp(BERT, **_BY_100), (0.390, 0.639, 0.486, 0.538, 0.211, 0.327)),
     ("cedr-drmm", "CEDR-DRMM", "CEDR", "firstp", _splitp(BERT, aggregation="drmm", **_CHUNKS),
      (0.385, 0.629, 0.466, 0.533, 0.157, 0.372)),
     ("cedr-knrm", "CEDR-KNRM", "CEDR", "firstp", _splitp(BERT, aggregation="knrm", **_CHUNKS),
@@ -243,21 +246,21 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
      (0.395, 0.643, 0.496, 0.549, 0.209, 0.393)),
     ("model1", "Neural Model1", "NeuralModel1", "firstp", _splitp(BERT, **_CHUNKS),
      (0.398, 0.650, 0.484, 0.537, 0.085, 0.396)),
-    ("parade-attn", "PARADE Attn", "PARADE", "firstp", _splitp(BERT, **_ATTN),
+    ("parade-attn", "PARADE Attn", "PARADE", "firstp", _splitp(BERT, **_ATTN, **_BY_100),
      (0.416, 0.652, 0.503, 0.556, 0.300, 0.337)),
     ("parade-attn-electra", "PARADE Attn (ELECTRA)", "PARADE", "firstp-electra",
-     _splitp(ELECTRA, pooling="cls", **_ATTN), (0.431, 0.680, 0.523, 0.581, 0.338, 0.354)),
+     _splitp(ELECTRA, pooling="cls", **_ATTN, **_BY_100), (0.431, 0.680, 0.523, 0.581, 0.338, 0.354)),
     ("parade-attn-deberta", "PARADE Attn (DEBERTA)", "PARADE", "firstp-deberta",
-     _splitp(DEBERTA, **{**_ATTN, **_PARADE_75}), (0.422, 0.688, 0.549, 0.615, 0.307, 0.343)),
-    ("parade-avg", "PARADE Avg", "PARADE", "firstp", _splitp(BERT, aggregation="avg", **_PARADE),
+     _splitp(DEBERTA, **_ATTN, **_BY_75), (0.422, 0.688, 0.549, 0.615, 0.307, 0.343)),
+    ("parade-avg", "PARADE Avg", "PARADE", "firstp", _splitp(BERT, aggregation="avg", **_BY_100),
      (0.392, 0.646, 0.483, 0.534, 0.274, 0.322)),
-    ("parade-max", "PARADE Max", "PARADE", "firstp", _splitp(BERT, aggregation="max", **_PARADE),
+    ("parade-max", "PARADE Max", "PARADE", "firstp", _splitp(BERT, aggregation="max", **_BY_100),
      (0.405, 0.655, 0.489, 0.548, 0.291, 0.330)),
-    ("parade-rand-l2", "PARADE Transf-RAND-L2", "PARADE", "firstp", _splitp(BERT, **_RANDOM_L2),
+    ("parade-rand-l2", "PARADE Transf-RAND-L2", "PARADE", "firstp", _splitp(BERT, **_RANDOM_L2, **_BY_100),
      (0.419, 0.655, 0.488, 0.548, 0.243, 0.419)),
     ("parade-rand-l2-electra", "PARADE Transf-RAND-L2 (ELECTRA)", "PARADE", "firstp-electra",
-     _splitp(ELECTRA, pooling="cls", **_RANDOM_L2), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
-    ("parade-pretr-l6", "PARADE Transf-PRETR-L6", "PARADE", "firstp", _splitp(BERT, **_PRETRAINED),
+     _splitp(ELECTRA, pooling="cls", **_RANDOM_L2, **_BY_100), (0.433, 0.670, 0.523, 0.574, 0.229, 0.432)),
+    ("parade-pretr-l6", "PARADE Transf-PRETR-L6", "PARADE", "firstp", _splitp(BERT, **_PRETRAINED, **_BY_75),
      (0.402, 0.643, 0.494, 0.554, 0.267, 0.413)),
     ("longp-longformer", "LongP (Longformer)", "LongP", "firstp-longformer", _longp(LONGFORMER, WHOLE),
      (0.412, 0.668, 0.500, 0.568, 0.233, 0.399)),
@@ -276,10 +279,10 @@ _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] 
 )  # fmt: skip
 
 _OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], ...] = (
-    ("parade-lateir-l6", "PARADE Transf-PRETR-LATEIR-L6", "LateIR", "firstp", _splitp(BERT, **_PARADE_75),
+    ("parade-lateir-l6", "PARADE Transf-PRETR-LATEIR-L6", "LateIR", "firstp", _splitp(BERT, **_BY_75),
      (0.398, 0.626, 0.450, 0.501, 0.244, 0.358), "Boytsov et al. 2025, appendix"),
     ("parade-pretr-q-l6", "PARADE Transf-PRETR-Q-L6", "PARADE", "firstp",
-     _splitp(BERT, **{**_PRETRAINED, **_PARADE}, query_states=True, separators=False),
+     _splitp(BERT, **_PRETRAINED, **_BY_100, query_states=True, separators=False),
      (0.408, 0.650, 0.498, 0.561, None, None), "Boytsov et al. 2022, Table 4"),
 )  # fmt: skip
 

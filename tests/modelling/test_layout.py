@@ -39,6 +39,7 @@ def test_layouts_by_name():
     assert LAYOUTS["pair"] == InputLayout()
     for name, layout in LAYOUTS.items():
         assert resolve_layout(name) is layout is resolve_layout(layout)
+    assert resolve_layout(InputLayout(pad_query=np.bool_(True))).pad_query is True  # saved as JSON
     for bad in ("paded", None, True, {"pad_query": True}):
         with pytest.raises(ValueError, match=r"must be one of pair, padded, .*, or InputLayout"):
             ld.MaxP(layout=bad)
@@ -49,6 +50,9 @@ def test_layouts_by_name():
     [
         ({"positions": "rows"}, "positions='rows' is unknown; choose one of columns, real tokens"),
         ({"positions": "real tokens"}, "would have no effect without pad_query"),
+        ({"pad_query": 32}, "pad_query=32 must be True or False"),
+        ({"shared_budget": None}, "shared_budget=None must be True or False"),
+        ({"lowercase": "no"}, "lowercase='no' must be True or False"),
         ({"pad_query": True, "shared_budget": True}, "does not go with shared_budget"),
     ],
 )

@@ -354,7 +354,10 @@ def test_characters_are_those_of_the_original_text():
     assert [slice_of(tokens, (i, i + 1)) for i in range(5)] == ["The", "CAT", ",", "walk", "s"]
     assert slice_of(tokens, (0, 2)) == "The CAT"
     assert slice_of(tokens, (1, len(tokens))) == text[6:]
-    assert tokens.characters((2, 2)) == (0, 0)
+    assert tokens.characters((2, 2)) == (len("  The CAT"),) * 2
+    assert tokens.characters((0, 0)) == (0, 0)
+    assert slice_of(tokens, (len(tokens), len(tokens))) == ""
+    assert tokens.characters((len(tokens), len(tokens))) == (len(text), len(text))
 
 
 def test_heads_of_tokenised_texts():

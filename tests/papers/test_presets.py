@@ -232,6 +232,20 @@ def test_as_published_windows_of_padding_are_scored_too(name, read_together):
     assert np.abs(clean - expected)[~whole].max() > 0.01
 
 
+def test_as_published_a_window_of_padding_is_no_place_at_the_beginning():
+    """Explained, it is an empty one behind the text: a best window at 0 would look like relevance there."""
+    model = ld.presets["maxp"](as_published=True, backbone=tiny.encoder(1), explain=True, **SMALL)
+    seen = 0
+    for row in model(DOCUMENTS).itertuples():
+        read = max(end for _, end in row.window_spans)
+        empty = [span for span in row.window_spans if span[0] == span[1]]
+        assert empty == [(read, read)] * len(empty)
+        best = int(np.argmax(row.window_scores))
+        assert (row.best_start, row.best_end) == row.window_spans[best]
+        seen += bool(empty) and read > 0
+    assert seen == 6
+
+
 @torch.no_grad()
 def test_as_published_padding_keeps_its_place_in_the_interaction():
     """LATEIR: states of a short query, and those of the last window, are followed by a gap."""
