@@ -95,7 +95,8 @@ class Ledger:
 
     - of the prompt, until a backend has reported how many it took, one token for each byte and some for a chat
       template, which no tokenizer exceeds; afterwards our own count times the largest ratio of reported to counted
-      tokens so far, and a tenth more;
+      tokens so far, a tenth more, and one token for each byte beyond ASCII, as the ratio of one script says nothing of
+      another one; never more than before;
     - of the answer what the backend's parameters allow, or else 1,024, or the longest so far if that is longer.
 
     A call that does not fit beside those under way waits for them, as they mostly take less than is reserved.
@@ -130,20 +131,23 @@ class Ledger:
         return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {self.cost:.6g})"
 
     @contextmanager
-    def reserving(self, counted: int, most_input: int, most_output: int | None = None) -> Iterator[None]:
+    def reserving(
+        self, counted: int, most_input: int, most_output: int | None = None, *, beyond_ascii: int = 0
+    ) -> Iterator[None]:
         """Reserves the most that a call may cost, as long as it is under way; without a cap nothing.
 
         Args:
             counted: tokens of the prompt, by our own count.
             most_input: most tokens of the prompt by any count.
             most_output: most tokens of the answer; None if nothing bounds it.
+            beyond_ascii: bytes of the prompt that are not ASCII.
 
         Raises:
             SpendCapError: if that would pass the cap even if the calls under way cost nothing more.
         """
 
         def most() -> tuple[int, int]:
-            return self._most(counted, most_input, most_output)
+            return self._most(counted, most_input, most_output, beyond_ascii)
 
         def fits() -> bool:
             possible = self.cost + sum(self._reserved) + self.prices.cost(*most())
@@ -156,9 +160,9 @@ class Ledger:
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {sum(self._reserved):.6g} "
                     f"reserved for calls under way, and the next call may cost {held:.6g} (up to {most()[0]} tokens of "
-                    f"prompt and {most()[1]} of answer). Replies so far are kept: raise the cap (.ledger.max_cost of "
-                    f"this LLMClient, or max_cost= of a new one with the same cache=) and run again, and only the rest "
-                    f"is paid for"
+                    f"prompt and {most()[1]} of answer). Replies so far are in the file cache=, if the LLMClient has "
+                    f"one: raise the cap (.ledger.max_cost, or max_cost= of a new one with the same cache=) and run "
+                    f"again, and only the rest is paid for"
                 )
             self._reserved.append(held)
         try:
@@ -168,9 +172,11 @@ class Ledger:
                 self._reserved.remove(held)
                 _CHANGED.notify_all()
 
-    def _most(self, counted: int, most_input: int, most_output: int | None) -> tuple[int, int]:
+    def _most(self, counted: int, most_input: int, most_output: int | None, beyond_ascii: int) -> tuple[int, int]:
         """Most tokens of a prompt and its answer, by what is known now."""
-        tokens_in = most_input if self._ratio is None else math.ceil(counted * self._ratio * MARGIN)
+        tokens_in = most_input
+        if self._ratio is not None:
+            tokens_in = min(most_input, math.ceil(counted * self._ratio * MARGIN) + beyond_ascii)
         return tokens_in, max(ASSUMED_ANSWER, self._longest_answer) if most_output is None else most_output
 
     def add(self, call: Call) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from .backends import Backend, CallableBackend, ContextOverflowError, Reply
 from .calls import Call, Ledger, Prices
-from .messages import Message, Tokens, most_tokens
+from .messages import Message, Tokens, bytes_beyond_ascii, most_tokens
 
 ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 """Settings of the backends that bound the tokens of an answer."""
@@ -95,21 +95,13 @@ class ReplayCache:
             yield connection
 
 
-class KeptReplies(dict[str, Reply]):
-    """Replies in memory, where a spend cap may end a run and no file keeps what was paid for."""
-
-    def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
-        """Keeps a reply; the first one stays."""
-        self.setdefault(key, reply)
-
-
 class LLMClient:
     """Asks a model through a replay cache, and keeps the ledger; may be shared by rerankers and judges.
 
     Args:
         llm: a backend, or a function from messages to text.
-        cache: a sqlite file; replies in it are not asked for again. None for no cache; with `max_cost` replies are then
-            kept in memory, so that a run that the cap has ended goes on when `ledger.max_cost` is raised.
+        cache: a sqlite file; replies in it are not asked for again, so that a run that `max_cost` has ended goes on
+            with a higher one. None for no cache.
         prices: of a million tokens.
         max_cost: no call is made that might bring the cost of this object's calls above it; the most that a call may
             cost is reserved before it is sent, see `Ledger`. Bound the answers by the backend's parameters
@@ -146,8 +138,7 @@ class LLMClient:
                 f"{self.backend!r} has no name of its own by which the cache could know its replies: "
                 f"use CallableBackend(function, name=...)"
             )
-        kept = None if max_cost is None else KeptReplies()
-        self.cache: ReplayCache | KeptReplies | None = kept if cache is None else ReplayCache(cache)
+        self.cache = None if cache is None else ReplayCache(cache)
         self.ledger = Ledger(prices, max_cost)
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
@@ -197,7 +188,8 @@ class LLMClient:
             return nullcontext()
         settings = self.backend.settings
         bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
-        return self.ledger.reserving(count(), most_tokens(messages), bound)
+        beyond_ascii = bytes_beyond_ascii(messages)
+        return self.ledger.reserving(count(), most_tokens(messages), bound, beyond_ascii=beyond_ascii)
 
     def _enter(self, qid: str, reply: Reply, count: Callable[[], int], *, replayed: bool) -> None:
         estimated = reply.input_tokens is None or reply.output_tokens is None

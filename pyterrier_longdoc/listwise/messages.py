@@ -197,6 +197,12 @@ def most_tokens(messages: Sequence[Message]) -> int:
     return MOST_TEMPLATE_TOKENS + sum(size + MOST_MESSAGE_TOKENS for size in sizes)
 
 
+def bytes_beyond_ascii(messages: Sequence[Message]) -> int:
+    """Bytes of a conversation that are not ASCII."""
+    texts = (message["content"].encode("utf-8", "replace") for message in messages)
+    return sum(len(text) - len(text.decode("ascii", "ignore")) for text in texts)
+
+
 def _estimate(text: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 

@@ -98,12 +98,12 @@ def hungry(messages) -> Reply:
 
 @pytest.mark.parametrize("concurrency", [1, 8])
 @pytest.mark.parametrize("cap", [0.0005, 0.002, 0.004])
-def test_the_cap_holds_where_servers_count_more_tokens_than_we_do(cap, concurrency):
+def test_the_cap_holds_where_servers_count_more_tokens_than_we_do(tmp_path, cap, concurrency):
     run = candidates(queries=30, documents=6)
     model = Scripted(lambda m: time.sleep(0.002) or hungry(m))
-    backend = CallableBackend(model)
+    backend = CallableBackend(model, name="m")
     backend.settings = {"max_tokens": 40}
-    client = LLMClient(backend, prices=Prices(0.15, 0.6), max_cost=cap)
+    client = LLMClient(backend, cache=tmp_path / "replies.sqlite", prices=Prices(0.15, 0.6), max_cost=cap)
     with pytest.raises(SpendCapError) as error:
         RankGPT(client, concurrency=concurrency, **SMALL)(run)
     ledger = client.ledger
@@ -114,8 +114,34 @@ def test_the_cap_holds_where_servers_count_more_tokens_than_we_do(cap, concurren
     assert cap - ledger.cost < 2 * ledger.cost / paid or paid < 5
     ledger.max_cost = 1.0
     out = RankGPT(client, concurrency=concurrency, **SMALL)(run)
-    assert len(model.asked) == 60  # without a file too, nothing is asked for twice
+    assert len(model.asked) == 60  # nothing is asked for twice
     assert out.equals(RankGPT(oracle, **SMALL)(run))
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_the_cap_holds_where_scripts_change(concurrency):
+    """What English prompts have cost says nothing of Chinese ones, of which we count a quarter of the tokens."""
+    run = candidates(queries=40, documents=6)
+    chinese = run["qid"].isin(run["qid"].unique()[20:])
+    run = run.assign(text=run["text"].where(~chinese, run["text"] + "\u732b\u72d7" * 400))
+
+    def answer(messages) -> Reply:
+        text = "".join(message["content"] for message in messages)
+        wide = sum(letter > "\x7f" for letter in text)
+        return Reply(oracle(messages), (len(text) - wide) // 4 + wide, 30)
+
+    backend = CallableBackend(lambda m: time.sleep(0.002) or answer(m))
+    backend.settings = {"max_tokens": 40}
+    client = LLMClient(backend, prices=Prices(1.0, 1.0), max_cost=0.05)
+    with pytest.raises(SpendCapError):
+        RankGPT(client, concurrency=concurrency, **SMALL)(run)
+    assert 0.01 < client.ledger.cost <= 0.05
+
+
+def test_a_cap_changes_no_reply():
+    numbers = iter(range(9))
+    client = LLMClient(CallableBackend(lambda m: str(next(numbers))), prices=Prices(0, 0), max_cost=1.0)
+    assert [client.ask("1", [{"role": "user", "content": "same"}]) for _ in range(3)] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("cap", [0.003, 0.05])
