@@ -132,10 +132,18 @@ def test_the_cap_holds_where_scripts_change(concurrency):
 
     backend = CallableBackend(lambda m: time.sleep(0.002) or answer(m))
     backend.settings = {"max_tokens": 40}
-    client = LLMClient(backend, prices=Prices(1.0, 1.0), max_cost=0.05)
+
+    def cost(part) -> float:
+        client = LLMClient(backend, prices=Prices(1.0, 1.0))
+        RankGPT(client, **SMALL)(part)
+        return client.ledger.cost
+
+    english = cost(run[~chinese])
+    cap = english + cost(run[chinese]) / 20  # one of 20 Chinese queries
+    client = LLMClient(backend, prices=Prices(1.0, 1.0), max_cost=cap)
     with pytest.raises(SpendCapError):
         RankGPT(client, concurrency=concurrency, **SMALL)(run)
-    assert 0.01 < client.ledger.cost <= 0.05
+    assert 0.9 * english < client.ledger.cost <= cap
 
 
 def test_a_cap_changes_no_reply():
