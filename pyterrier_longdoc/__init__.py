@@ -21,8 +21,11 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
+    "common.arguments": ["argument"],
+    "modelling.heads": ["Head"],
     "modelling.windows": [
-        "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "FixedGrid", "SlidingWords", "SentenceWindows",
+        "Windows", "Truncate", "WholeText", "GreedyChunks", "SlidingWindows", "FixedGrid", "SlidingWords",
+        "SentenceWindows",
     ],
     "modelling.layout": ["InputLayout"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],

@@ -32,7 +32,16 @@ OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "i
 
 
 def argument(default: Any, *, role: Role) -> Any:
-    """A field of a transformer's dataclass with its role."""
+    """A field of a transformer's dataclass with its role.
+
+    Args:
+        default: value where none is given.
+        role: what the argument decides: `"checkpoint"`, `"weights"`, `"head"`, `"windows"`, `"input"`, `"computing"` or
+            `"call"`; all but the last two are saved with the model.
+
+    Example:
+        `share: float = ld.argument(0.5, role="head")`.
+    """
     return field(default=default, metadata={"role": role})
 
 
@@ -55,7 +64,7 @@ def check_roles(transformer: Any) -> None:
         if "role" not in f.metadata:
             raise TypeError(
                 f"{type(transformer).__name__}.{f.name} has no role, so that it would not be saved: define it as "
-                f'{f.name}: ... = argument(default, role="head"), from pyterrier_longdoc.common.arguments'
+                f'{f.name}: ... = ld.argument(default, role="head")'
             )
 
 

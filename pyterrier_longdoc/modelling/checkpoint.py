@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
 from ..common.packaged import model_folder
+from ..common.registry import defined_in
 from .backbones.hub import WITHOUT_HUB
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
@@ -176,8 +177,8 @@ tags:
 A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
 
 ```python
-import pyterrier_longdoc as ld
-reranker = ld.{name}.load("this-folder-or-hub-id")
+{imported}
+reranker = {loaded}.load("this-folder-or-hub-id")
 pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
 ```
 
@@ -186,14 +187,14 @@ Parameters: `{parameters}`
 
 
 def save_weights(
-    folder: Path, weights: Weights, *, name: str, parameters: dict[str, Any], adapter: Adapter | None = None
+    folder: Path, weights: Weights, *, cls: type, parameters: dict[str, Any], adapter: Adapter | None = None
 ) -> None:
     """Writes a model into a folder, which is made if need be.
 
     Args:
         folder: where to.
         weights: the model.
-        name: the transformer's class.
+        cls: the transformer's class.
         parameters: its JSON-able constructor arguments.
         adapter: the difference from the backbone, which is then stored instead of all weights.
     """
@@ -202,16 +203,23 @@ def save_weights(
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "class": name,
+        "class": cls.__name__,
+        **defined_in(cls),
         "parameters": parameters,
         "encoder": weights.backbone.describe(),
-        "head": {"name": head, "options": options, "built_from": scorer.head.built_from(), "ready": weights.ready},
+        "head": {
+            "name": head,
+            **defined_in(type(scorer.head)),
+            "options": options,
+            "built_from": scorer.head.built_from(),
+            "ready": weights.ready,
+        },
         **({} if adapter is None else {"adapter": {"base": adapter.base}}),
     }
     texts = {
         "config.json": _pretty(config),
         "pt_meta.json": _pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
-        "README.md": _CARD.format(name=name, backbone=parameters["backbone"], parameters=_json(parameters)),
+        "README.md": _card(cls, parameters),
     }
     if weights.history:
         texts["training.json"] = _pretty({"args": weights.recipe, "history": weights.history})
@@ -321,6 +329,17 @@ def note_training(weights: Weights, folder: Path, config: dict[str, Any]) -> Wei
         past = json.loads(training.read_text(encoding="utf-8"))
         weights.recipe, weights.history = past["args"], past["history"]
     return weights
+
+
+def _card(cls: type, parameters: dict[str, Any]) -> str:
+    name, module = cls.__name__, defined_in(cls).get("module")
+    return _CARD.format(
+        name=name,
+        imported="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
+        loaded=f"ld.{name}" if module is None else name,
+        backbone=parameters["backbone"],
+        parameters=_json(parameters),
+    )
 
 
 def _pretty(content: dict[str, Any]) -> str:

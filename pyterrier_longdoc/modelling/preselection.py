@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..common.arguments import check_given, plain_fields
-from ..common.registry import register
+from ..common.registry import defined_in, look_up, register
 from .texts import Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
@@ -105,10 +105,8 @@ def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselecti
         ValueError: if no class of that name is defined, or what it needs is missing from the folder.
     """
     arguments = dict(config)
-    name = arguments.pop("type", None)
-    if name not in _CLASSES:
-        raise ValueError(f"unknown preselection {name!r}: this version of pyterrier_longdoc does not have it")
-    return _CLASSES[name].from_config(arguments, folder)
+    found = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
+    return found.from_config(arguments, folder)
 
 
 def check_preselection(preselect: object, windows: Windows) -> None:
@@ -181,7 +179,7 @@ class WindowSelector(Preselection):
         """For each pair the `(N,)` scores of its windows; for the arguments see `choose`."""
 
     def identity(self) -> dict[str, Any]:
-        return {"type": type(self).__name__, **asdict(self)}
+        return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         return self.identity()

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..common.language import sentence_starts
-from ..common.registry import register
+from ..common.registry import defined_in, look_up, register
 from .texts import Span, TokenizedText
 
 CHUNK_TOKENS = 477
@@ -122,20 +122,18 @@ class Windows:
 
 def windows_to_config(windows: Windows) -> dict[str, Any]:
     """JSON-able description of `windows`, read back by `windows_from_config`."""
-    return {"type": type(windows).__name__, **asdict(windows)}
+    return {"type": type(windows).__name__, **defined_in(type(windows)), **asdict(windows)}
 
 
 def windows_from_config(config: dict[str, Any]) -> Windows:
     """The windows that `windows_to_config` described.
 
     Raises:
-        ValueError: if no class of that name is defined.
+        ValueError: if no class of that name is defined; see `look_up`.
     """
     arguments = dict(config)
-    name = arguments.pop("type", None)
-    if name not in _CLASSES:
-        raise ValueError(f"unknown windows {name!r}; known are {', '.join(_CLASSES)}")
-    return _CLASSES[name](**arguments)
+    found = look_up(_CLASSES, "unknown windows", arguments.pop("type", None), arguments.pop("module", None))
+    return found(**arguments)
 
 
 @dataclass(frozen=True)

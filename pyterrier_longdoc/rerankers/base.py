@@ -43,6 +43,7 @@ from ..common.frames import (
 )
 from ..common.presentation import WithBackbone
 from ..common.progress import work_bar
+from ..common.registry import look_up
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.checkpoint import (
@@ -58,6 +59,7 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import FASTEST, check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
+from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import Preselection, check_preselection, preselection_from_config
@@ -186,7 +188,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             ValueError: if sizes are given next to `windows`, where they would have no effect.
         """
         if self.windows is None:
-            windows = self._default_windows()
+            windows = self.default_windows()
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
         both = changed_names(self, ("window_size", "stride", "max_windows", "selection"))
         if both:
@@ -196,7 +198,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             )
         return self.windows
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         """Windows where `windows` is not given."""
         raise NotImplementedError(f"{type(self).__name__} names no windows; use FirstP, MaxP, PARADE, ...")
 
@@ -419,7 +421,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """How the pre-trained part is used where it leaves a choice."""
         return BackboneOptions(pooling=self.pooling)
 
-    def _default_training(self) -> TrainingArgs:
+    def default_training(self) -> TrainingArgs:
         """The recipe where `training` is not given."""
         return TrainingArgs()
 
@@ -641,7 +643,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     @property
     def recipe(self) -> TrainingArgs:
         """The recipe that `fit` follows: `training`, or this model's own default."""
-        return self.training or self._default_training()
+        return self.training or self.default_training()
 
     @property
     def is_loaded(self) -> bool:
@@ -702,7 +704,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
         if self.preselect is not None:
             parameters["preselect"] = self.preselect.to_config(folder)
-        save_weights(folder, weights, name=type(self).__name__, parameters=parameters, adapter=adapter)
+        save_weights(folder, weights, cls=type(self), parameters=parameters, adapter=adapter)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
@@ -719,10 +721,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             restores any class.
 
         Raises:
-            ValueError: if that is not a model saved by this package, or one of another class.
+            ValueError: if that is not a model saved by this package, one of another class, or one with parts of
+                somebody's own that are not imported yet; the message names their module.
         """
         folder, config = read_config(name, revision=revision)
-        saved = cls._saved_class(str(name), config["class"])
+        saved, head = cls._saved_class(str(name), config), config["head"]
+        look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
         arguments = from_config(config["parameters"])
         preselect = arguments.pop("preselect", None)
         if preselect is not None and "preselect" not in parameters:
@@ -738,7 +742,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         return model
 
     @classmethod
-    def _saved_class(cls, model: str, name: str) -> Any:
+    def _saved_class(cls, model: str, config: dict[str, Any]) -> Any:
         """The class of a saved model, if it may be restored by this one.
 
         That SumP is written as a MaxP with another head does not make its checkpoints MaxPs: only the base class, and
@@ -746,9 +750,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         base = LongDocReranker
         known = {c.__name__: c for c in _subclasses(base) if c.head_name or c.head_spec is not base.head_spec}
-        saved: Any = known.get(name)
-        if saved is None:
-            raise ValueError(f"{model!r} holds a {name!r}; known are {', '.join(sorted(known))}")
+        name = config["class"]
+        saved = look_up(dict(sorted(known.items())), f"{model!r} holds a", name, config.get("module"))
         users_own = issubclass(saved, cls) and not saved.__module__.startswith("pyterrier_longdoc.")
         if saved is not cls and cls is not LongDocReranker and not users_own:
             raise ValueError(f"{model!r} holds a {name}, not a {cls.__name__}: use {name}.load")

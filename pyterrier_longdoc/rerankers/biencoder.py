@@ -77,7 +77,7 @@ class BiEncoder(WindowReranker):
             return windows if isinstance(windows, Truncate) else replace(windows, max_windows=1, selection="first")
         return windows
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         if self.aggregation == "first":
             return Truncate(self.window_size)
         return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)

@@ -53,7 +53,7 @@ class FirstP(LongDocReranker):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows")
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         return Truncate(self.window_size)
 
     def make_windows(self) -> Windows:
@@ -75,7 +75,7 @@ class SlidingReranker(LongDocReranker):
     window_size: int = argument(150, role="windows")
     stride: int = argument(100, role="windows")
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         return SlidingWindows(self.window_size, self.stride)
 
 
@@ -137,7 +137,7 @@ class Birch(KMaxP):
     _: KW_ONLY
     first_stage_weight: float = argument(0.5, role="head")
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class AvgP(LongDocReranker):
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows")
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         return GreedyChunks(self.window_size)
 
 
@@ -319,7 +319,7 @@ class LateIR(ApartReranker):
     def _load_backbone(self) -> Backbone:
         return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
 
-    def _default_training(self) -> TrainingArgs:
+    def default_training(self) -> TrainingArgs:
         rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
         return TrainingArgs(epochs=3, learning_rates=rates)
 
@@ -354,7 +354,7 @@ class MORESPlus(ApartReranker):
         )
         return load_encoder_decoder(str(self.backbone))
 
-    def _default_training(self) -> TrainingArgs:
+    def default_training(self) -> TrainingArgs:
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
 
 
@@ -454,7 +454,7 @@ class LongP(LongDocReranker):
     attention_type: str | None = argument(None, role="weights")
     attn_implementation: str | None = argument(None, role="computing")
 
-    def _default_windows(self) -> Windows:
+    def default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
 
     def _backbone_options(self) -> BackboneOptions:

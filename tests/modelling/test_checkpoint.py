@@ -22,6 +22,7 @@ from pyterrier_longdoc.modelling.checkpoint import compress, restore
 from pyterrier_longdoc.rerankers.base import UntrainedWarning
 
 from ..support import tiny
+from ..support.processes import start, wait
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -286,6 +287,76 @@ def test_newer_format_and_unknown_names(saved):
     )
     with pytest.raises(ValueError, match=r"unknown windows 'os.system'"):
         ld.MaxP.load(saved)
+
+
+PARTS = """
+from dataclasses import KW_ONLY, dataclass
+
+import pyterrier_longdoc as ld
+
+
+class LowestPHead(ld.Head, name="lowestp"):
+    def forward(self, encoded):
+        return self.score(encoded.cls).masked_fill(~encoded.mask, float("inf")).amin(1)
+
+
+@dataclass(frozen=True)
+class Halves(ld.Windows):
+    needs_text = False
+    largest = 20
+
+    def within(self, capacity):
+        return self
+
+    def spans(self, tokens):
+        return [(0, 10), (10, 20)]
+
+
+@dataclass(eq=False, repr=False)
+class LowestP(ld.LongDocReranker):
+    _: KW_ONLY
+    lowest: bool = ld.argument(True, role="windows")
+
+    def head_spec(self):
+        return "lowestp", {}
+
+    def default_windows(self):
+        return Halves()
+"""
+
+
+def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder, results, tmp_path, monkeypatch):
+    (tmp_path / "some_parts.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "saved"
+
+    def saved_elsewhere():
+        import some_parts
+
+        given = {"device": "cpu", "max_query_len": 8}
+        some_parts.LowestP(cross_encoder, windows=some_parts.Halves(), **given).save(folder)
+        without = some_parts.LowestP(cross_encoder, **given)
+        restored = ld.LongDocReranker.load(folder, device="cpu")
+        assert type(restored) is some_parts.LowestP
+        np.testing.assert_array_equal(scores(restored, results), scores(without, results))
+
+    assert wait(start(saved_elsewhere)) == 0
+    assert "from some_parts import LowestP\nreranker = LowestP.load(" in (folder / "README.md").read_text()
+    config = json.loads((folder / "config.json").read_text())
+    parameters = {name: value for name, value in config["parameters"].items() if name != "lowest"}
+    (tmp_path / "some_parts.py").write_text("raise SystemExit('no model makes Python import anything')")
+    where = "which the module 'some_parts' defined: import that first"
+    with pytest.raises(ValueError, match=f"saved' holds a 'LowestP', {where}"):
+        ld.LongDocReranker.load(folder)
+    edit(folder, **{"class": "FirstP", "parameters": parameters})
+    with pytest.raises(ValueError, match=f"saved' needs the unknown head 'lowestp', {where}"):
+        ld.LongDocReranker.load(folder)
+    edit(folder, head={**config["head"], "name": "firstp"})
+    with pytest.raises(ValueError, match=f"unknown windows 'Halves', {where}"):
+        ld.LongDocReranker.load(folder)
+    edit(folder, **{"class": "LowestP", "module": "__main__"})
+    with pytest.raises(ValueError, match="holds a 'LowestP', which a script or notebook defined: define it here"):
+        ld.LongDocReranker.load(folder)
 
 
 def test_damaged_weights(saved):

@@ -250,8 +250,11 @@ def test_selectors_of_users_own_are_read_back(tmp_path):
     (document,) = tokenized(LONG)
     assert Last(2).cut(["red"], [document], GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
     assert preselection_from_config(Last(2).to_config(tmp_path), tmp_path) == Last(2)
-    with pytest.raises(ValueError, match="unknown preselection 'Later'"):
+    assert Last(2).to_config(tmp_path)["module"] == __name__
+    with pytest.raises(ValueError, match=r"unknown preselection 'Later'; known are .*BM25Windows"):
         preselection_from_config({"type": "Later"}, tmp_path)
+    with pytest.raises(ValueError, match="unknown preselection 'Later', which the module 'parts' defined: import"):
+        preselection_from_config({"type": "Later", "module": "parts"}, tmp_path)
 
 
 def test_what_cannot_be_stored_is_refused(plain_encoder, tmp_path):

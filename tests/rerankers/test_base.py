@@ -424,7 +424,7 @@ def test_an_argument_without_a_role_would_not_be_saved():
     class WithoutRole(ld.MaxP):
         q: float = 0.5
 
-    with pytest.raises(TypeError, match=r"WithoutRole\.q has no role.*q: \.\.\. = argument\(default, role="):
+    with pytest.raises(TypeError, match=r"WithoutRole\.q has no role.*q: \.\.\. = ld\.argument\(default, role="):
         WithoutRole("backbone")
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 import torch
 import transformers
@@ -44,6 +45,21 @@ def test_birch_mixes_in_the_first_stage(results):
         np.testing.assert_allclose(scores(birch, results), a * first_stage + (1 - a) * neural, atol=1e-6)
     with pytest.raises(ValueError, match="not finite"):
         birch(results.assign(score=[1.0, None, 1.0, 1.0, 1.0]))
+
+
+def test_a_sum_with_the_first_stage(results):
+    first, model = pt.Transformer.from_df(results), make("MaxP", preselect=ld.BM25Windows(2), explain=True)
+    topics = results[["qid", "query"]].drop_duplicates()
+    neural = model(results)
+    for pipeline, weight in ((first + (first >> model), 1.0), (2.5 * first + (first >> model), 2.5)):
+        both = pipeline(topics)
+        assert set(both.columns) == set(neural.columns)
+        assert len(both) == len(results)
+        merged = both.merge(neural, on=["qid", "docno"], suffixes=("", "_neural"))
+        first_stage = merged.merge(results, on=["qid", "docno"], suffixes=("", "_first"))["score_first"]
+        np.testing.assert_allclose(merged["score"], weight * first_stage + merged["score_neural"], atol=1e-6)
+        assert merged["window_scores"].tolist() == merged["window_scores_neural"].tolist()
+        assert merged["best_start"].dtype == "int64"
 
 
 @pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"])
