@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyterrier as pt
@@ -59,12 +58,13 @@ class BiEncoder(WindowReranker):
         """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""
         # PyTerrier's fit of a pipeline trains its Estimators, and where it has none it scores and does nothing else.
         caller = sys._getframe(1)
-        if caller.f_code is pt.Compose.fit.__code__ and not any(map(_is_trainable, caller.f_locals["self"])):
+        fits = caller.f_code is pt.Compose.fit.__code__
+        if fits and not any(isinstance(stage, pt.Estimator) for stage in caller.f_locals["self"]):
             raise TypeError(
                 f"{self!r} has no fit, nor has another stage of this pipeline: a bi-encoder needs no training here; to "
                 f"train its encoder as a cross-encoder, put MaxP(...).start_from(BiEncoder(...)) in its place"
             )
-        return super().transform(inp)
+        return self.rerank(inp, self.score_pairs)
 
     def set_up(self) -> LongDocScorer:
         # Never trained, it need not be held on to: copies load it again where they need it.
@@ -107,7 +107,3 @@ class BiEncoder(WindowReranker):
         check_positive(position_step=self.position_step)
         super().check()
         self.make_windows()
-
-
-def _is_trainable(stage: Any) -> bool:
-    return isinstance(stage, pt.Estimator)
