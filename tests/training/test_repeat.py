@@ -411,3 +411,14 @@ def test_means_over_seeds():
 def test_bad_seeds(model, seeds, error, message):
     with pytest.raises(error, match=message):
         fit_seeds(model, seeds, RUN, QRELS)
+
+
+def test_folds_with_a_selecting_model_are_read_again_whatever_it_is_called(cross_encoder, tmp_path):
+    """The selecting model is saved with each fold, and so goes by another name afterwards; its weights stay."""
+    make("FirstP", cross_encoder, training=TrainingArgs()).fit(RUN, QRELS).save(tmp_path / "selector")
+    made = []
+    for _ in range(2):
+        selector = ld.FirstP.load(tmp_path / "selector")
+        model = make("MaxP", cross_encoder, preselect=ld.CrossEncoderWindows(1, selector), training=TrainingArgs())
+        made.append(k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds"))
+    pd.testing.assert_frame_equal(made[0].run, made[1].run)
