@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,13 @@ class Reading:
         return cls(tokens, read, len(windows))
 
 
+class LeftOut(NamedTuple):
+    """Why tokens of one text were not read: see the attributes of `Coverage`."""
+
+    beyond: int = 0
+    passed_over: int = 0
+
+
 @dataclass
 class Coverage:
     """What was read of the distinct texts of a run, and what the backbone computed for it.
@@ -47,9 +54,13 @@ class Coverage:
         documents_cut: texts of which at least one token was not read.
         tokens: tokens of all texts.
         tokens_read: tokens that were in at least one window.
+        tokens_beyond: of those that were not, the ones after `max_doc_len`.
+        tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
+        query_tokens: tokens of all queries.
+        query_tokens_read: tokens of queries that were read with every text.
         tokens_encoded: tokens that went through the backbone, with queries and special tokens; less for what was
             remembered, more where windows overlap or a text was read for several queries.
         tokens_computed: the same with the padding of batches and layouts.
@@ -60,9 +71,13 @@ class Coverage:
     documents_cut: int = 0
     tokens: int = 0
     tokens_read: int = 0
+    tokens_beyond: int = 0
+    tokens_passed_over: int = 0
     windows: int = 0
     queries: int = 0
     queries_cut: int = 0
+    query_tokens: int = 0
+    query_tokens_read: int = 0
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
@@ -87,8 +102,15 @@ class Coverage:
         """Share of padding in the tokens that were computed; 0.0 where nothing was."""
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
-    def add(self, reading: Reading) -> None:
+    @property
+    def tokens_lost(self) -> int:
+        """Tokens of texts that were not read although nothing chose among the windows."""
+        return self.tokens - self.tokens_read - self.tokens_passed_over
+
+    def add(self, reading: Reading, left_out: LeftOut = LeftOut()) -> None:  # noqa: B008 - frozen
         """Counts one text."""
+        self.tokens_beyond += left_out.beyond
+        self.tokens_passed_over += left_out.passed_over
         self.documents += 1
         self.documents_cut += reading.tokens_read < reading.tokens
         self.tokens += reading.tokens
@@ -99,23 +121,39 @@ class Coverage:
         """Counts queries of these lengths in tokens, of which at most `limit` are read."""
         self.queries += len(lengths)
         self.queries_cut += sum(length > limit for length in lengths)
+        self.query_tokens += sum(lengths)
+        self.query_tokens_read += sum(min(length, limit) for length in lengths)
+
+    def add_cut(self, lost: Mapping[Any, int]) -> None:
+        """Counts the queries that shared an input with a text and lost so many tokens by it."""
+        self.queries_cut += len(lost)
+        self.query_tokens_read -= sum(lost.values())
 
     def as_dict(self) -> dict[str, Any]:
         """All counts, the precision, and the three ratios, by name: one row of a table."""
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
-    def losses(self) -> str:
-        """What was not read, in words."""
+    def losses(self, of_documents: str = "", of_queries: str = "") -> str:
+        """How many tokens were not read and which arguments cut them, in words; empty if all were, or were passed over.
+
+        Args:
+            of_documents: the arguments that cut documents.
+            of_queries: the argument that cuts queries.
+        """
         parts = []
-        if self.documents_cut:
+        if self.tokens_lost:
             parts.append(
-                f"{self.documents_cut} of {self.documents} documents were cut, {self.tokens_read} of {self.tokens} "
-                f"tokens read ({self.share_read:.1%})"
+                f"{self.tokens_lost} of {self.tokens} tokens of documents ({self.tokens_lost / self.tokens:.1%}), cut "
+                f"by {of_documents}"
             )
         if self.queries_cut:
-            parts.append(f"{self.queries_cut} of {self.queries} queries were cut (raise max_query_len)")
-        return "; ".join(parts) or "nothing"
+            lost = self.query_tokens - self.query_tokens_read
+            parts.append(
+                f"{lost} of {self.query_tokens} tokens of queries ({lost / self.query_tokens:.1%}, in "
+                f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
+            )
+        return "; ".join(parts)
 
     def __str__(self) -> str:
         return (
@@ -159,17 +197,21 @@ class Scored:
         rows: R.
         coverage: of the run; texts are added to it with their scores.
         per_pair: whether a text counts once for each of its queries, as it depends on the query what is read of it.
+        left_out: tells of what was read of a text why not all of it.
 
     Attributes:
         scores: `(R,)` float64.
         explanations: R of them; None where they were not asked for.
     """
 
-    def __init__(self, rows: int, coverage: Coverage, *, per_pair: bool = False) -> None:
+    def __init__(
+        self, rows: int, coverage: Coverage, left_out: Callable[[Reading], LeftOut], *, per_pair: bool = False
+    ) -> None:
         self.scores = np.full(rows, np.nan)
         self.explanations: list[Any] = [None] * rows
         self.coverage = coverage
         self.per_pair = per_pair
+        self._left_out = left_out
         self._counted: set[str] = set()
 
     def add(
@@ -193,7 +235,7 @@ class Scored:
                 self.scores[row], self.explanations[row] = value, explanation
             if self.per_pair or block.texts[text] not in self._counted:
                 self._counted.add(block.texts[text])
-                self.coverage.add(reading)
+                self.coverage.add(reading, self._left_out(reading))
 
     def checked(self) -> Scored:
         """This, or FloatingPointError that names the first bad row, if any score is not finite."""

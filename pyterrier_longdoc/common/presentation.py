@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from .arguments import arguments_of, changed_names
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
+
+HIDDEN = ("verbose", "text_loader")
+"""Arguments that a reranker does not show: they say nothing about its scores."""
 
 
 def described(value: Any) -> str:
@@ -19,6 +25,30 @@ def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
     """`name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
     names = changed_names(transformer, arguments_of(transformer).keys() - set(hidden))
     return [f"{name}={getattr(transformer, name)!r}" for name in names]
+
+
+def changes(value: Any, base: Any = None) -> list[str]:
+    """`name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
+    before = {f.name: _default(f) if base is None else getattr(base, f.name) for f in fields(value)}
+    both = {name: (_in_short(getattr(value, name)), _in_short(default)) for name, default in before.items()}
+    return [f"{name}={shown}" for name, (shown, default) in both.items() if shown != default]
+
+
+def _default(f: Any) -> Any:
+    return f.default if f.default_factory is MISSING else f.default_factory()
+
+
+def _in_short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = dict(value)
+    return described(str(value) if isinstance(value, Path) else value)
+
+
+class ShowsChanges:
+    """A dataclass that shows the fields which differ from their defaults."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(changes(self))})"
 
 
 class Presented:
@@ -39,5 +69,5 @@ class WithBackbone(Presented):
     backbone: Any
 
     def __repr__(self) -> str:
-        shown = changed_arguments(self, ("backbone", "verbose", "text_loader"))
+        shown = changed_arguments(self, ("backbone", *HIDDEN))
         return f"{type(self).__name__}({', '.join([repr(str(self.backbone)), *shown])})"

@@ -120,18 +120,22 @@ class Identities:
     def _stage(self, stage: pt.Transformer) -> Any:
         """A transformer by its arguments; if these do not tell who it is, it is itself what is unchecked."""
         arguments: dict[str, Any] = {}
-        before = len(self._unchecked)
+        before, complete = len(self._unchecked), _is_transparent(type(stage))
         try:
             attributes = pt.inspect.transformer_attributes(stage, strict=False)
         except (pt.inspect.InspectError, ValueError):
-            attributes = []
+            attributes, complete = [], False
             self._unchecked.append(described(stage))
         for attribute in attributes:
             if attribute.value is not pt.inspect.TransformerAttribute.MISSING:
                 arguments[attribute.name] = self._told(attribute.value)
-            elif attribute.init_parameter_kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+                continue
+            complete = False
+            if attribute.init_parameter_kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 self._unchecked.append(attribute.name)
-        told = {"transformer": _qualified(type(stage)), "repr": described(stage), "arguments": arguments}
+        told = {"transformer": _qualified(type(stage)), "arguments": arguments}
+        if not complete:  # else the names of models in it would count, which are others for the same weights
+            told["repr"] = described(stage)
         if not _is_transparent(type(stage)):
             del self._unchecked[before:]
             self._unchecked.append(described(stage))

@@ -258,9 +258,9 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             )
         if coverage.is_cut and not self._warned_cut:
             self._warned_cut = True
-            warnings.warn(
-                f"{name} did not read all of the text: {coverage} (see .coverage).", TruncationWarning, stacklevel=3
-            )
+            asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
+            losses = coverage.losses(" and ".join(each for each in asked if not each.endswith("None")) or "the server")
+            warnings.warn(f"{self!r} did not read {losses} (see .coverage).", TruncationWarning, stacklevel=3)
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:

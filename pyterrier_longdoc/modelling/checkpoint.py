@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import huggingface_hub
 import torch
@@ -22,13 +22,25 @@ from ..common.registry import defined_in
 from .backbones.hub import WITHOUT_HUB
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
-from .fingerprint import fingerprint
+from .fingerprint import WeightsWatch, fingerprint
 from .heads import Head, build_head
 from .scorer import LongDocScorer
 from .settings import Settings
 
 HeadSpec = tuple[str, dict[str, Any]]
 """Registered name and options of a head."""
+
+
+class Source(NamedTuple):
+    """Where weights lie.
+
+    Attributes:
+        name: what `load` takes, as it is written.
+        arguments: the model's arguments there, as they are shown.
+    """
+
+    name: str
+    arguments: dict[str, str]
 
 
 @dataclass(eq=False)
@@ -44,6 +56,8 @@ class Weights:
         trained: whether `fit` or `load` gave the weights, so that they must not be lost.
         history: one entry per epoch of training, and per validation.
         recipe: of the last training, JSON-able; None before one.
+        adopted: whether they were taken over from another model.
+        source: where trained weights were loaded from, or saved to; None where they have changed since.
     """
 
     scorer: LongDocScorer
@@ -54,6 +68,10 @@ class Weights:
     trained: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     recipe: dict[str, Any] | None = None
+    adopted: bool = False
+    source: Source | None = None
+    _watch: WeightsWatch = field(default_factory=WeightsWatch)
+    _digest: str = ""
 
     @classmethod
     def from_backbone(
@@ -78,6 +96,17 @@ class Weights:
         """From now on the weights, trained by this recipe, make sense and must not be lost."""
         self.trained = self.ready = True
         self.recipe = recipe
+        self._have_changed()
+
+    def _have_changed(self) -> None:
+        self.source = None
+        self._watch.forget()
+
+    def digest(self) -> str:
+        """Eight hexadecimal digits of the fingerprint, by which to tell models apart."""
+        if self._watch.changed(self.scorer, contents=False):
+            self._digest = fingerprint(self.scorer.state_dict())[:8]
+        return self._digest
 
     def exchange_head(self, head: HeadSpec, seed: int) -> bool:
         """Puts another head on the same encoder.
@@ -129,7 +158,8 @@ class Weights:
         elif type(old).warm_start is Head.warm_start:  # then its last layer scores what a checkpoint's does
             start = replace(self.scorer.take_over(self.backbone), final=old.final)
             self.ready = new.warm_start(start) and other.ready
-        self.trained = self.trained or other.trained
+        self.trained, self.adopted = self.trained or other.trained, True
+        self._have_changed()
         return None
 
     def adopt_backbone(self, encoder: WindowEncoder) -> str | None:
@@ -137,7 +167,8 @@ class Weights:
         difference = _difference(self.scorer.encoder.backbone, encoder.backbone)
         if difference is None:
             self.scorer.encoder.backbone.load_state_dict(encoder.backbone.state_dict())
-            self.ready = False
+            self.ready, self.adopted = False, True
+            self._have_changed()
         return difference
 
 

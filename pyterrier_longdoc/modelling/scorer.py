@@ -148,7 +148,8 @@ class LongDocScorer(nn.Module):
         """
         settings = self.settings
         coverage = Coverage(dtype=self.precision)
-        scored, cut = Scored(len(texts), coverage, per_pair=settings.reads_by_query), set[int]()
+        scored = Scored(len(texts), coverage, settings.left_out, per_pair=settings.reads_by_query)
+        cut: dict[int, int] = {}
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
         query_ids = self.read_queries(asked, coverage)
@@ -165,7 +166,7 @@ class LongDocScorer(nn.Module):
                     [query_ids[query] for query in block.query],
                     [tokenized[text] for text in block.text],
                 )
-                cut |= {q for q, own in zip(block.query, read.readings, strict=True) if self.cuts(query_ids[q], own)}
+                self.note_cuts(cut, block.query, query_ids, read.readings)
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
                 explanations = self.explanations(encoded, read) if explain else [None] * len(values)
@@ -173,7 +174,7 @@ class LongDocScorer(nn.Module):
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
                 pace.note(block)
-        coverage.queries_cut += len(cut)
+        coverage.add_cut(cut)
         work.end()
         return scored.checked()
 
@@ -248,9 +249,22 @@ class LongDocScorer(nn.Module):
             cuts.append((text, [(0, size)]))
         return queries, cuts
 
-    def cuts(self, query: np.ndarray, reading: Reading) -> bool:
-        """Whether a query was cut because it shares the input with a text of which so much was read."""
-        return self.settings.layout.shared_budget and len(query) + reading.tokens_read > self.layout.budget
+    def note_cuts(
+        self, cut: dict[int, int], queries: Sequence[int], query_ids: Sequence[np.ndarray], readings: Sequence[Reading]
+    ) -> None:
+        """Notes by query the most tokens that it lost because it shared the input with a text, if it lost any.
+
+        Args:
+            cut: where to.
+            queries: of P pairs the number of their query.
+            query_ids: of each query.
+            readings: what was read of each pair's text.
+        """
+        if self.settings.layout.shared_budget:
+            for query, reading in zip(queries, readings, strict=True):
+                lost = len(query_ids[query]) + reading.tokens_read - self.layout.budget
+                if lost > 0:
+                    cut[query] = max(lost, cut.get(query, 0))
 
     # Encode.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..common.coverage import LeftOut, Reading
 from .layout import LAYOUTS, InputLayout
 from .preselection import Preselection
 from .windows import Windows
@@ -54,3 +55,12 @@ class Settings:
     def reads_by_query(self) -> bool:
         """Whether it depends on the query what is read of a text."""
         return self.preselect is not None or self.layout.shared_budget
+
+    def left_out(self, reading: Reading) -> LeftOut:
+        """Why not all of a text was read of which so much was."""
+        within = reading.tokens if self.max_doc_len is None else min(reading.tokens, self.max_doc_len)
+        beyond = reading.tokens - max(within, reading.tokens_read)
+        if self.layout.shared_budget or (self.preselect is None and self.windows.max_windows is None):
+            return LeftOut(beyond)
+        offered = within if self.preselect is not None else self.windows.reach(within)
+        return LeftOut(beyond, offered - reading.tokens_read)

@@ -101,6 +101,10 @@ class Windows:
         """The most tokens that a window can have; None if only the backbone limits it."""
         raise NotImplementedError
 
+    def reach(self, length: int) -> int:
+        """How many of a text's `length` tokens all windows together cover, before `max_windows` leaves some out."""
+        return length
+
     def within(self, capacity: int) -> Windows:
         """These windows, checked against the number of document tokens that a backbone can take.
 
@@ -169,8 +173,11 @@ class Truncate(_TokenWindows):
         [(0, 4)]
     """
 
+    def reach(self, length: int) -> int:
+        return min(length, self.largest)
+
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, min(len(tokens), self.largest))]
+        return [(0, self.reach(len(tokens)))]
 
 
 @dataclass(frozen=True)
@@ -249,8 +256,11 @@ class FixedGrid(SlidingWindows):
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return self._select(self.spans(tokens), tokens)
 
+    def reach(self, length: int) -> int:
+        return min(length, self.length)
+
     def spans(self, tokens: Any) -> list[Span]:
-        end = min(len(tokens), self.length)
+        end = self.reach(len(tokens))
         return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
@@ -279,8 +289,11 @@ class WholeText(Windows):
     def within(self, capacity: int) -> Windows:
         return replace(self, size=min(self.size or capacity, capacity))
 
+    def reach(self, length: int) -> int:
+        return min(length, self.size or length)
+
     def spans(self, tokens: Any) -> list[Span]:
-        return [(0, min(len(tokens), self.size or len(tokens)))]
+        return [(0, self.reach(len(tokens)))]
 
 
 class _TextWindows(Windows):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns, texts_of
+from ..common.presentation import ShowsChanges, changes
 from ..experiment import Experiment, ExperimentResults
 from ..experiment.systems import asked_of, called_with
 from ..rerankers.base import LongDocReranker
@@ -38,8 +39,8 @@ Source = LongDocReranker | str | Path | Callable[[str, int], Any]
 # Data.
 
 
-@dataclass(frozen=True)
-class TopicSet:
+@dataclass(frozen=True, repr=False)
+class TopicSet(ShowsChanges):
     """Topics and their judgements.
 
     Attributes:
@@ -213,7 +214,7 @@ class ProtocolData:
 # A protocol.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Protocol:
     """How a collection is used: data, candidates, texts, recipe, folds, measures.
 
@@ -249,6 +250,10 @@ class Protocol:
     alpha: float = 0.05
     published: str | None = None
     note: str = ""
+
+    def __repr__(self) -> str:
+        known = [name for name, protocol in protocols.items() if protocol == self]
+        return f"protocols[{known[0]!r}]" if known else f"Protocol({', '.join(changes(self))})"
 
     @property
     def parts(self) -> tuple[TopicSet, ...]:
@@ -438,7 +443,7 @@ class _System:
             made.append(model)
             settings = {
                 **settings_of(self._prepared(model, seed)),
-                "protocol": repr(self.data.protocol),
+                "protocol": asdict(self.data.protocol),
                 "start": str(Path(start).resolve()) if isinstance(start, str | Path) else type(start).__name__,
             }
             note_settings(settings, models_folder(self.folder, self.name, seed))

@@ -41,7 +41,7 @@ from ..common.frames import (
     validated,
     with_scores,
 )
-from ..common.presentation import WithBackbone
+from ..common.presentation import HIDDEN, WithBackbone
 from ..common.progress import work_bar
 from ..common.registry import look_up
 from ..modelling.backbones.architectures import BackboneOptions
@@ -49,6 +49,7 @@ from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.checkpoint import (
     Adapter,
     HeadSpec,
+    Source,
     Weights,
     load_adapter,
     load_weights,
@@ -233,11 +234,38 @@ class WindowReranker(WithBackbone, pt.Transformer):
                 f"from those in float32 in the third digit. dtype='float32' gives these, dtype='bfloat16' is silent."
             )
             self._warn_once(message, PrecisionWarning, stacklevel=5)
-        if self.coverage.is_cut:
-            losses = self.coverage.losses()
-            message = f"{type(self).__name__} did not read all of the text: {losses} (see .coverage)."
-            self._warn_once(message, TruncationWarning, stacklevel=5)
+        self.warn_of_losses(self.coverage, stacklevel=6)
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+
+    def warn_of_losses(self, coverage: Coverage, task: str = "", *, stacklevel: int) -> None:
+        """Warns once of text that was not read, though nobody asked for a choice of windows.
+
+        Args:
+            coverage: of a run.
+            task: what the model was used for, where that is not plain.
+            stacklevel: of the caller to be named.
+        """
+        preselect, layout = getattr(self, "preselect", None), getattr(self, "layout", "pair")
+        asked = self.max_windows if self.windows is None else self.windows.max_windows
+        if asked is None and preselect is None:  # the class itself keeps one window, as FirstP does
+            coverage = replace(coverage, tokens_passed_over=0)
+        causes = [f"max_doc_len={self.max_doc_len}"] if coverage.tokens_beyond else []
+        if coverage.tokens_lost > coverage.tokens_beyond:
+            causes.append(self._cut_by())
+        of_documents, of_queries = " and ".join(causes), f"max_query_len={self.max_query_len}"
+        if resolve_layout(layout).shared_budget:
+            of_documents = of_queries = f"layout={layout!r}, with which query and text share one input"
+        losses = coverage.losses(of_documents, of_queries)
+        if losses:
+            self._warn_once(f"{self!r}{task} did not read {losses} (see .coverage).", TruncationWarning, stacklevel)
+
+    def _cut_by(self) -> str:
+        """What keeps the windows from covering all of a text."""
+        if self.windows is not None:
+            return f"windows={self.windows!r}"
+        if hasattr(self, "window_size"):
+            return f"window_size={self.load_scorer().settings.windows.largest}"
+        return "the longest input of the backbone"
 
     def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
         """Scores R pairs of query and text.
@@ -403,6 +431,18 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
         self._caches = True
         super().__post_init__()
+
+    def __repr__(self) -> str:
+        weights, shown = self._loaded, super().__repr__()
+        if weights is None or not (weights.trained or weights.adopted):
+            return shown
+        if weights.source is None:
+            return f"{shown[:-1]}, {'trained' if weights.trained else 'started'} {weights.digest()})"
+        source, saved = weights.source
+        given = {name: value for name, value in arguments_of(self).items() if name not in HIDDEN}
+        changed = changed_names(self, given.keys() - saved.keys())
+        changed += [name for name, value in saved.items() if repr(given[name]) != value]
+        return f"{type(self).__name__}.load({', '.join([source, *(f'{name}={given[name]!r}' for name in changed)])})"
 
     # What a subclass says of itself.
 
@@ -679,9 +719,21 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: for a backbone with remote code, whose code would be missing from the folder.
         """
+        self._save(Path(folder))
+        self._note_source(str(folder))
+
+    def _save(self, folder: Path) -> None:
         if self.trust_remote_code:
             raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
-        self._write(Path(folder))
+        self._write(folder)
+
+    def _note_source(self, name: str, revision: str | None = None) -> None:
+        """Remembers under which name the present weights can be loaded, and what arguments come with them."""
+        weights = cast(Weights, self._loaded)
+        if weights.trained:
+            saved = {name: repr(value) for name, value in arguments_of(self, *OF_THE_MODEL).items()}
+            del saved["trust_remote_code"]  # is not saved
+            weights.source = Source(repr(name) + ("" if revision is None else f", revision={revision!r}"), saved)
 
     def save_adapter(self, folder: str | Path, *, rank: int = 16) -> None:
         """Writes a model that was trained with LoRA as a small difference from its backbone.
@@ -738,7 +790,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             weights = load_adapter(original.load_weights(), folder, config, str(original.backbone))
         else:
             weights = load_weights(folder, config, original.settings(), original.made_for(), saved.encoder_class)
-        model._loaded = note_training(weights, folder, config)
+        model._loaded = original._loaded = note_training(weights, folder, config)
+        original._note_source(str(name), revision)
         return model
 
     @classmethod
@@ -772,9 +825,11 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
         api = huggingface_hub.HfApi()
         with tempfile.TemporaryDirectory() as folder:
-            self.save(folder)
+            self._save(Path(folder))
             api.create_repo(repo_id, private=private, exist_ok=True)
-            return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+            address = str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+        self._note_source(repo_id)
+        return address
 
 
 def _subclasses(cls: Any) -> list[Any]:

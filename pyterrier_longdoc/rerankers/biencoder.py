@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+
+import pandas as pd
+import pyterrier as pt
 
 from ..common.arguments import argument, check_choice, check_positive
 from ..modelling.embed import POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
@@ -49,6 +53,18 @@ class BiEncoder(WindowReranker):
     position_step: int = argument(1, role="input")
     window_size: int | None = argument(None, role="windows")
     stride: int = argument(100, role="windows")
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""
+        # PyTerrier's fit of a pipeline trains its Estimators, and where it has none it scores and does nothing else.
+        caller = sys._getframe(1)
+        fits = caller.f_code is pt.Compose.fit.__code__
+        if fits and not any(isinstance(stage, pt.Estimator) for stage in caller.f_locals["self"]):
+            raise TypeError(
+                f"{self!r} has no fit, nor has another stage of this pipeline: a bi-encoder needs no training here; to "
+                f"train its encoder as a cross-encoder, put MaxP(...).start_from(BiEncoder(...)) in its place"
+            )
+        return self.rerank(inp, self.score_pairs)
 
     def set_up(self) -> LongDocScorer:
         # Never trained, it need not be held on to: copies load it again where they need it.

@@ -90,7 +90,7 @@ class FusedRerankers(Fusable, pt.Transformer):
         return {"models": list(self.models)}
 
     def __repr__(self) -> str:
-        return f"({' ** '.join(map(repr, self.models))})"
+        return f"FusedRerankers({' ** '.join(map(repr, self.models))})"
 
 
 def _go_together(models: Sequence[Any]) -> bool:
@@ -200,7 +200,7 @@ def score_together(
     """
     first = scorers[0]
     asked, query_of_row = numbered(queries)
-    scored = [Scored(len(texts), Coverage(dtype=first.precision)) for _ in scorers]
+    scored = [Scored(len(texts), Coverage(dtype=first.precision), own.settings.left_out) for own in scorers]
     for own in scored:
         query_ids = first.read_queries(asked, own.coverage)
     workloads = [] if bar is None else [scorer.workload(query_ids, query_of_row, texts) for scorer in scorers]

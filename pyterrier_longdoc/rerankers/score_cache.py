@@ -136,7 +136,7 @@ def score_with_cache(
     coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
     asked, query_of_row = numbered(queries)
     query_ids = scorer.read_queries(asked, coverage)
-    scored = Scored(len(keys), coverage, per_pair=fresh.per_pair)
+    scored = Scored(len(keys), coverage, scorer.settings.left_out, per_pair=fresh.per_pair)
     rows: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
@@ -145,8 +145,9 @@ def score_with_cache(
     values = np.array([entry.score for entry in found])
     readings = [entry.reading for entry in found]
     asking = [query_of_row[own[0]] for own in rows.values()]
-    cut = {query for query, reading in zip(asking, readings, strict=True) if scorer.cuts(query_ids[query], reading)}
-    coverage.queries_cut += len(cut)
+    cut: dict[int, int] = {}
+    scorer.note_cuts(cut, asking, query_ids, readings)
+    coverage.add_cut(cut)
     scored.add(pairs, values, readings, [None] * len(found))
     return scored.checked()
 

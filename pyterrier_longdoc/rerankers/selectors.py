@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..common.frames import TruncationWarning
 from ..modelling.preselection import FOLDER, Preselection, WindowSelector
 from ..modelling.texts import Span, TokenizedText
 from .base import LongDocReranker, from_config
@@ -43,12 +41,7 @@ class ModelWindows(WindowSelector):
         # Weights that were loaded in the caller's inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score_pairs(asked, texts)
-        if scored.coverage.is_cut:
-            warnings.warn(
-                f"{self.model!r}, which selects windows, did not read all of them: {scored.coverage.losses()}",
-                TruncationWarning,
-                stacklevel=2,
-            )
+        self.model.warn_of_losses(scored.coverage, ", which selects windows,", stacklevel=4)
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
 
     def identity(self) -> dict[str, Any]:

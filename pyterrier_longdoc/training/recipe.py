@@ -15,7 +15,7 @@ from typing import Any
 import ir_measures
 
 from ..common.arguments import check_choice, check_given, check_positive, plain_fields
-from ..common.presentation import described
+from ..common.presentation import ShowsChanges, changes, described
 from .losses import LOSSES
 
 _COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
@@ -67,8 +67,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Lora:
+@dataclass(frozen=True, repr=False)
+class Lora(ShowsChanges):
     """Low-rank adapters (Hu et al. 2022) on the backbone, and on a pre-trained aggregator, themselves frozen.
 
     Needs `peft`. After training they are added to the weights, so that the model is saved and loaded like any other;
@@ -97,7 +97,7 @@ class Lora:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TrainingArgs:
     """How a model is trained; the defaults are rates, loss and sizes of Boytsov et al. 2025.
 
@@ -221,6 +221,16 @@ class TrainingArgs:
         # Nobody can change the caller's mapping or list behind a frozen recipe.
         object.__setattr__(self, "learning_rates", MappingProxyType(dict(self.learning_rates)))
         object.__setattr__(self, "trackers", tuple(self.trackers))
+
+    def __repr__(self) -> str:
+        """What differs from the defaults, or from a paper's recipe where that is less."""
+        shown = [(len(changes(self)), "TrainingArgs", changes(self))]
+        for name, (recipe, *further) in PRESETS.items():
+            if not further:
+                own = [repr(name), *changes(self, recipe)]
+                shown.append((len(own), "TrainingArgs.preset", own))
+        _, made_by, arguments = min(shown, key=lambda way: way[0])
+        return f"{made_by}({', '.join(arguments)})"
 
     def _check_rates(self) -> None:
         if not isinstance(self.learning_rates, Mapping):

@@ -112,7 +112,7 @@ class FoldModels(Presented, pt.Transformer):
         return pd.concat([model.history.assign(fold=i) for i, model in enumerate(self.models)], ignore_index=True)
 
     def __repr__(self) -> str:
-        return f"FoldModels({len(self.models)} x {self.models[0]!r})"
+        return f"FoldModels({len(self.models)} folds: {self.models[0]!r}, ...)"
 
 
 def k_fold_fit(

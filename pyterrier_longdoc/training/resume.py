@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -27,6 +28,7 @@ from ..common.presentation import described
 from ..experiment.identity import Identities
 from ..experiment.runs import read_run, write_run
 from ..modelling.fingerprint import fingerprint
+from ..modelling.preselection import Preselection
 from .examples import Group
 from .recipe import TrainingArgs
 
@@ -144,9 +146,19 @@ def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str,
 
 def _shown(value: Any) -> str:
     """An argument, alike in every process and however it was written."""
+    if isinstance(value, Preselection):  # with what models it has by their weights, not by where they were loaded from
+        told = json.dumps(_wherever(value.identity()), sort_keys=True, default=str)
+        return f"{type(value).__name__} {blake2b(told.encode(), digest_size=16).hexdigest()}"
     if isinstance(value, Path):
         value = str(value)
     return described(tuple(value) if isinstance(value, list) else value)
+
+
+def _wherever(told: Any) -> Any:
+    """An identity without where, and how exactly, models compute: a training may go on elsewhere."""
+    if not isinstance(told, dict):
+        return told
+    return {name: _wherever(value) for name, value in told.items() if name != "computed"}
 
 
 def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:

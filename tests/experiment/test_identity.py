@@ -18,6 +18,7 @@ from pyterrier_longdoc.data.files import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, ExperimentWarning, sweep_truncation
 from pyterrier_longdoc.experiment.identity import Identities, differences
 from pyterrier_longdoc.training import TrainingArgs
+from pyterrier_longdoc.training.repeat import FoldModels
 
 from ..support import synthetic
 from ..support.systems import make
@@ -63,7 +64,7 @@ def test_a_saved_run_is_that_of_the_weights(tmp_path, cross_encoder):
     assert after != before
     assert "not the same system.arguments.transformers.1.weights" in checks["made anew"]
     untrained = make("MaxP", cross_encoder, training=TRAINING)
-    assert repr(untrained) == shown
+    assert repr(untrained) != shown
     again, _ = value_of(tmp_path, {"maxp": texts >> untrained}, ASKED, JUDGED)
     assert again == before
 
@@ -78,6 +79,18 @@ def test_a_saved_run_of_the_same_model_is_read(tmp_path, cross_encoder, monkeypa
     monkeypatch.setattr(ld.MaxP, "transform", None)
     again, checks = value_of(tmp_path / "runs", {"maxp": texts >> loaded}, ASKED, JUDGED)
     assert (again, checks.keys() & {"unchecked", "made anew"}) == (before, set())
+
+
+def test_names_of_models_are_no_part_of_a_pipeline(tmp_path, cross_encoder):
+    texts = pt.Transformer.from_df(TEXTS)
+    model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
+    folds = FoldModels([model], [ASKED["qid"].tolist()], TEXTS)
+    before = [identity(made) for made in (texts >> model % 3, 0.5 * model, folds)]
+    names = repr(model), repr(folds)
+    model.save(tmp_path)
+    assert (repr(model), repr(folds)) != names
+    for was, made in zip(before, (texts >> model % 3, 0.5 * model, folds), strict=True):
+        assert not differences(identity(made).told, was.told)
 
 
 @pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])

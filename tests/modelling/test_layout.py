@@ -226,6 +226,7 @@ def test_what_was_cut_of_a_shared_budget(tmp_path):
         model(frame)
         coverage = model.coverage
         assert (coverage.queries, coverage.queries_cut) == (3, 2)
+        assert (coverage.query_tokens, coverage.query_tokens_read) == (2 + 30 + 15, 2 + 8 + 8)
         assert (coverage.documents, coverage.documents_cut) == (6, 3)
         assert coverage.tokens == 3 * (40 + 3)
         assert coverage.tokens_read == (17 - 2 + 3) + (17 - 8 + 3) + (17 - 8 + 3)

@@ -179,7 +179,7 @@ def test_nothing_in_nothing_out(backbone):
     coverage = scored.coverage
     assert (coverage, coverage.tokens_computed, coverage.padding) == (Coverage(), 0, 0.0)
     assert "padding" not in str(coverage)
-    assert coverage.losses() == "nothing"
+    assert coverage.losses() == ""
 
 
 def test_modes_are_restored(backbone):
@@ -235,10 +235,14 @@ def test_coverage(backbone):
         documents_cut=2,  # 95 and 41
         tokens=95 + 40 + 41 + 15 + 0,
         tokens_read=40 + 40 + 40 + 15 + 0,
+        tokens_passed_over=55 + 1,
         windows=3 + 3 + 3 + 1 + 1,
         queries=4,
         queries_cut=2,
+        query_tokens=2 + 4 + 4 + 3,
+        query_tokens_read=2 + 3 + 3 + 3,
     )
+    assert coverage.tokens_lost == 0  # by what no argument asked for
     assert coverage.is_cut
     assert coverage.share_read == (40 + 40 + 40 + 15) / (95 + 40 + 41 + 15)
     assert coverage.windows_per_document == 11 / 5
@@ -249,6 +253,7 @@ def test_coverage(backbone):
     coverage = scorer.score(["a"] * 3, [text_of(95), text_of(45), text_of(44)]).coverage
     assert (coverage.tokens, coverage.tokens_read) == (95 + 45 + 44, 45 + 45 + 44)
     assert (coverage.documents_cut, coverage.queries_cut) == (1, 0)
+    assert (coverage.tokens_beyond, coverage.tokens_passed_over, coverage.tokens_lost) == (50, 0, 50)
     scorer = make(backbone, windows=GreedyChunks(20, max_windows=2, selection="first_last_random"))
     assert scorer.score(["a"], [text_of(95)]).coverage.tokens_read == 20 + 15  # tokens 0-20 and 80-95
 

@@ -516,3 +516,12 @@ def test_bad_input(changes, message, tmp_path):
     arguments = {"models": {"MaxP": lambda seed: ld.MaxP()}, "datasets": MSMARCO, "seeds": [0], **changes}
     with pytest.raises(ValueError, match=message):
         ld.protocols["msmarco-document"].run(first_stage=Retriever(*V1), folder=tmp_path, **arguments)
+
+
+def test_protocols_show_what_they_are():
+    known = ld.protocols["robust04-title"]
+    assert repr(known) == "protocols['robust04-title']"
+    shown = repr(replace(known, depth=7))
+    assert shown.startswith("Protocol(test=(TopicSet(dataset=")
+    assert "depth=7" in shown
+    assert "=None" not in shown

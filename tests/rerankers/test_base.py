@@ -254,6 +254,69 @@ def test_text_loader_that_does_not_supply(results):
         make("FirstP", text_loader={"d1": "text"})
 
 
+WORDS = "snow in the city " * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "cut_by"),
+    [
+        ("MaxP", {"max_windows": 1}, None),
+        ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, None),
+        ("MaxP", {"preselect": ld.FirstK(1)}, None),
+        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, None),
+        ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, None),
+        ("MaxP", {"max_doc_len": 30}, "10 of 40 tokens of documents (25.0%), cut by max_doc_len=30 (see"),
+        ("MaxP", {"max_doc_len": 30, "max_windows": 1}, "10 of 40 tokens of documents (25.0%), cut by max_doc_len=30"),
+        ("FirstP", {}, "20 of 40 tokens of documents (50.0%), cut by window_size=20 (see"),
+        ("FirstP", {"max_doc_len": 30}, "20 of 40 tokens of documents (50.0%), cut by max_doc_len=30 and window_size"),
+        ("FirstP", {"windows": ld.SlidingWindows(10, 10), "window_size": None}, "30 of 40 tokens of documents (75.0%)"),
+        ("FirstP", {"layout": "shared", "max_doc_len": 20}, "cut by layout='shared', with which query and text share"),
+    ],
+)
+def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, arguments, cut_by, cross_encoder):
+    model = make(name, cross_encoder, **arguments)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model(tiny.frame(["old dog"], [WORDS]))
+    told = [str(w.message) for w in caught if w.category is ld.TruncationWarning]
+    assert model.coverage.is_cut
+    assert len(told) == (cut_by is not None)
+    assert cut_by is None or cut_by in told[0]
+
+
+# What a model looks like.
+
+
+def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_path):
+    model = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
+    copied, untrained = model.apply_attributes(), repr(model)
+    model.fit(results, QRELS)
+    first = repr(model)
+    assert first.startswith(untrained[:-1] + ", trained ")
+    assert repr(pickle.loads(pickle.dumps(model))) == repr(model.apply_attributes()) == first
+    assert repr(copied.fit(results, QRELS)) == first  # the same weights
+    with pytest.warns(UserWarning, match="trained already"):
+        model.fit(results, QRELS)
+    assert len({untrained, first, repr(model)}) == 3
+
+    model.save(tmp_path / "a")
+    assert repr(model) == f"MaxP.load({str(tmp_path / 'a')!r}, training={model.training!r})"
+    loaded = ld.MaxP.load(tmp_path / "a", stride=5)
+    assert repr(loaded) == f"MaxP.load({str(tmp_path / 'a')!r}, stride=5)"
+    loaded.batch_size = 3
+    assert repr(loaded).endswith(", batch_size=3, stride=5)")
+    loaded.training = model.training
+    with pytest.warns(UserWarning, match="trained already"):
+        loaded.fit(results, QRELS)
+    assert ".load(" not in repr(loaded)
+
+
+def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
+    started = make("MaxP", plain_encoder, pooling="cls")
+    before = repr(started)
+    assert repr(started.start_from(make("FirstP", cross_encoder, pooling="cls"))).startswith(before[:-1] + ", started ")
+
+
 # Weights: loaded late, pickled, reproducible.
 
 
@@ -316,9 +379,12 @@ def test_coverage(fresh, name, results):
 
 @only("FirstP", "BiEncoder-first")
 def test_one_truncation_warning(fresh, results):
-    with pytest.warns(ld.TruncationWarning, match=rf"{type(fresh).__name__} did not read all.*23 of 135 tok") as caught:
+    with pytest.warns(ld.TruncationWarning, match="did not read 112 of 135 tokens of documents") as caught:
         fresh(results)
-    assert [w.filename for w in caught if w.category is ld.TruncationWarning] == [__file__]
+    (told,) = [w for w in caught if w.category is ld.TruncationWarning]
+    assert told.filename == __file__
+    assert str(told.message).startswith(f"{fresh!r} did not read")
+    assert "cut by window_size=20 (see" in str(told.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ld.TruncationWarning)
         fresh(results.iloc[[1]])
@@ -329,7 +395,9 @@ def test_one_truncation_warning(fresh, results):
 
 @only("MaxP", "BiEncoder-max")
 def test_long_queries_are_reported(fresh, results):
-    with pytest.warns(ld.TruncationWarning, match=r"text: 1 of 2 queries were cut \(raise max_query_len\) \(see"):
+    with pytest.warns(
+        ld.TruncationWarning, match=r"32 of 44 tokens of queries \(72.7%, in 1 of 2 quer.*cut by max_query_len=8"
+    ):
         fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
 
 

@@ -77,7 +77,7 @@ def test_pipelines_fuse_when_compiled(results):
     assert isinstance(compiled[-1], FusedRerankers)
     topics = results[["qid", "query"]].drop_duplicates()
     assert_same(compiled(topics), pipeline(topics))
-    assert repr(compiled[-1]) == f"({' ** '.join(map(repr, compiled[-1].models))})"
+    assert repr(compiled[-1]) == f"FusedRerankers({' ** '.join(map(repr, compiled[-1].models))})"
     assert pt.inspect.subtransformers(compiled[-1]) == {"models": list(compiled[-1].models)}
     assert compiled[-1].schematic()["label"] == "MaxP ** FirstP ** AvgP"
 

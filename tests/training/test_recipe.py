@@ -97,6 +97,20 @@ def test_a_recipe_describes_its_augmentation_alike_in_every_process(augment, des
     assert TrainingArgs(augment=augment).as_dict()["augment"] == described
 
 
+def test_recipes_show_what_differs():
+    assert repr(TrainingArgs()) == "TrainingArgs()"
+    assert repr(TrainingArgs(epochs=2, seed=1)) == "TrainingArgs(epochs=2, seed=1)"
+    shown = repr(TrainingArgs(learning_rates={"": 1e-3}, lora=Lora(rank=4), augment=position_augmentation("windows")))
+    assert "learning_rates={'': 0.001}" in shown
+    assert "lora=Lora(rank=4)" in shown
+    assert " at 0x" not in shown
+    for name, rounds in PRESETS.items():
+        for recipe in rounds:
+            assert eval(repr(recipe), {"TrainingArgs": TrainingArgs}) == recipe
+        if len(rounds) == 1 and name != "robust04":
+            assert repr(replace(rounds[0], seed=7)) == f"TrainingArgs.preset({name!r}, seed=7)"
+
+
 def test_presets():
     assert {"boytsov2025", "parade", "cedr", "best", "robust04", "leaderboard"} <= set(PRESETS)
     # The defaults are Boytsov et al. 2025; over one epoch the preset differs in what candidates are drawn alone.

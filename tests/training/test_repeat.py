@@ -225,7 +225,7 @@ def test_in_a_pipeline_and_an_experiment(whole):
     topics = RUN[["qid", "query"]].drop_duplicates()
     table = pt.Experiment({"folds": retrieve >> folds, "run": folds.run}, topics, QRELS, ["map"], plan="tree")
     assert table["map"].nunique() == 1
-    assert "FoldModels(3 x MaxP(" in repr(folds)
+    assert repr(folds) == f"FoldModels(3 folds: {folds.models[0]!r}, ...)"
 
 
 def test_integer_qids(whole):
@@ -411,3 +411,14 @@ def test_means_over_seeds():
 def test_bad_seeds(model, seeds, error, message):
     with pytest.raises(error, match=message):
         fit_seeds(model, seeds, RUN, QRELS)
+
+
+def test_folds_with_a_selecting_model_are_read_again_whatever_it_is_called(cross_encoder, tmp_path):
+    """The selecting model is saved with each fold, and so goes by another name afterwards; its weights stay."""
+    make("FirstP", cross_encoder, training=TrainingArgs()).fit(RUN, QRELS).save(tmp_path / "selector")
+    made = []
+    for _ in range(2):
+        selector = ld.FirstP.load(tmp_path / "selector")
+        model = make("MaxP", cross_encoder, preselect=ld.CrossEncoderWindows(1, selector), training=TrainingArgs())
+        made.append(k_fold_fit(model, RUN, QRELS, FOLDS, folder=tmp_path / "folds"))
+    pd.testing.assert_frame_equal(made[0].run, made[1].run)
