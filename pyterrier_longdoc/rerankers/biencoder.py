@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyterrier as pt
@@ -57,7 +58,7 @@ class BiEncoder(WindowReranker):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""
         # PyTerrier's fit of a pipeline trains its Estimators, and where it has none it scores and does nothing else.
-        caller = getattr(inspect.currentframe(), "f_back", None)
+        caller: Any = getattr(inspect.currentframe(), "f_back", None)
         fits = caller is not None and caller.f_code is pt.Compose.fit.__code__
         if fits and not any(isinstance(stage, pt.Estimator) for stage in caller.f_locals["self"]):
             raise TypeError(
