@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyterrier as pt
@@ -57,8 +58,8 @@ class BiEncoder(WindowReranker):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""
         # PyTerrier's fit of a pipeline trains its Estimators, and where it has none it scores and does nothing else.
-        caller = sys._getframe(1)
-        fits = caller.f_code is pt.Compose.fit.__code__
+        caller: Any = getattr(inspect.currentframe(), "f_back", None)
+        fits = caller is not None and caller.f_code is pt.Compose.fit.__code__
         if fits and not any(isinstance(stage, pt.Estimator) for stage in caller.f_locals["self"]):
             raise TypeError(
                 f"{self!r} has no fit, nor has another stage of this pipeline: a bi-encoder needs no training here; to "
