@@ -75,7 +75,7 @@ def main() -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", message=".*did not read all of the text")
+    warnings.filterwarnings("ignore", message=".*did not read ")
     dataset, topics, qrels = collection(args.collection, args.topics)
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = first_stage(dataset, Path(scratch) / "index", args.depth) >> dataset.text_loader()

@@ -122,7 +122,7 @@ def main() -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", message=".*did not read all of the text")
+    warnings.filterwarnings("ignore", message=".*did not read ")
     model = load(args.model, args.device)
     topics, found, qrels = candidates(args, model.load_scorer().tokenizer)
     print(f"{args.model}: {len(topics)} topics, {len(found)} documents of more than {args.min_tokens} tokens")

@@ -172,7 +172,7 @@ def test_context_overflow_shortens_the_documents(api):
 
     with serving(answer) as server:
         ranker = RankGPT(api.backend(server.url))
-        with pytest.warns(UserWarning, match="3 of them cut"):
+        with pytest.warns(UserWarning, match="of documents .* cut by the server"):
             ranker(RUN.assign(text=[f"{i} " + "word " * 500 for i in range(3)]))
     assert 2 <= len(server.requests) < 8
     assert 0.2 < ranker.coverage.share_read < 0.5
@@ -380,7 +380,7 @@ def test_prompts_beyond_the_positions_are_shortened(causal_model):
     with pytest.raises(ContextOverflowError, match="the model takes 4096"):
         backend([{"role": "user", "content": "dog " * 5000}])
     ranker = RankGPT(backend, tokenizer=causal_model, **{**SILENT, "retries": 0})
-    with pytest.warns(UserWarning, match="did not read all of the text|no readable reply"):
+    with pytest.warns(UserWarning, match="did not read .* of documents|no readable reply"):
         ranker(RUN.assign(text=[f"{i} " + "dog " * 2000 for i in range(3)]))
     assert 0.3 < ranker.coverage.share_read < 0.7
     assert ranker.coverage.documents_cut == 3
