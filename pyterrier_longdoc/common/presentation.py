@@ -54,6 +54,10 @@ class ShowsChanges:
 class Presented:
     """What rerankers and judges have in common in how they show themselves."""
 
+    def __hash__(self) -> int:
+        # PyTerrier's is that of the repr, which tells the weights: keys of dictionaries would be lost by `fit`.
+        return object.__hash__(self)
+
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
         return {"label": type(self).__name__, "help_url": HELP_URL}

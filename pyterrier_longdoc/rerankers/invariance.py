@@ -151,7 +151,8 @@ def _each(model: Any, frame: pd.DataFrame, mate: int | None = None) -> np.ndarra
 def _padded(model: Any, frame: pd.DataFrame) -> np.ndarray:
     """Scores of the rows, each next to the longest one and, where the model divides its work, in the same pass."""
     mate = _longest(model, frame)
-    with _changed(model, **{name: sys.maxsize for name in ("max_batch_tokens", "batch_size") if hasattr(model, name)}):
+    sizes = ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens") else ()
+    with _changed(model, **dict.fromkeys(sizes, sys.maxsize)):
         return _each(model, frame, mate)
 
 

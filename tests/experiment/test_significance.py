@@ -121,7 +121,7 @@ def test_seeds_with_the_values_of_the_reference_are_neither_better_nor_worse(tes
     values = {"one": y[None], "thrice": np.stack([y + better] * 3)}
     seeds, qids = {"one": [None], "thrice": [0, 1, 2]}, list(map(str, range(40)))
     [row] = ExperimentResults(
-        values, seeds, qids, ["AP"], Statistics(baselines=("one",), test=test)
+        values, seeds, qids, ["AP"], Statistics(baseline=("one",), test=test)
     ).comparisons.to_dict("records")
     assert (row["+"], row["-"]) == (5, 0)
     assert row["p-value"] == p_values(y + better, y, test)[0]
