@@ -150,9 +150,8 @@ class Identities:
         if isinstance(function, types.MethodType):
             return {"function": self._told(function.__func__), "of": self._told(function.__self__)}
         if not isinstance(function, types.FunctionType):
-            if hasattr(
-                function, "__wrapped__"
-            ):  # functools.cache, say; a decorator written in Python has code of its own
+            # Of functools.cache, say; a decorator written in Python has code of its own.
+            if hasattr(function, "__wrapped__"):
                 return self._told(function.__wrapped__)
             self._unchecked.append(f"function {getattr(function, '__qualname__', described(function))}")
             return described(function)

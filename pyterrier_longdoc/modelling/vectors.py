@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from .backbones.alibi import AlibiBert
 from .backbones.architectures import InputRules
-from .backbones.load import build_backbone, described, load_backbone
+from .backbones.load import build_backbone, load_backbone, values_of
 
 # With these, positions and segments are added in `embeddings` and nowhere else.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -45,7 +45,7 @@ class VectorTransformer:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able configuration from which `vector_transformer` makes the same modules."""
-        return described(self.model.config)
+        return values_of(self.model.config)
 
 
 def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:

@@ -25,21 +25,10 @@ LONGEST, OFFSET, MAX_DOC_LEN = 96, 64, 224
 
 def collection() -> Any:
     """Known-item search in short documents of docstrings, the relevant one far into its document."""
-    import pyterrier_longdoc as ld
     from pyterrier_longdoc.data import DocstringsDataset
-    from pyterrier_longdoc.data.docstrings import split_of
+    from pyterrier_longdoc.data.provider import of_docstrings
 
-    short = [entry for entry in DocstringsDataset().entries if entry.tokens <= LONGEST]
-    rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
-    frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
-    return ld.far_relevant(
-        [{"docno": entry.docno, "text": entry.text} for entry in short],
-        frame[["qid", "query", "split"]],
-        frame[["qid", "docno", "label"]],
-        min_offset=OFFSET,
-        max_doc_len=MAX_DOC_LEN,
-        extra_passage=False,
-    )
+    return of_docstrings(DocstringsDataset(), LONGEST, min_offset=OFFSET, max_doc_len=MAX_DOC_LEN)
 
 
 def with_relevant(run: pd.DataFrame, topics: pd.DataFrame, qrels: pd.DataFrame, depth: int) -> pd.DataFrame:

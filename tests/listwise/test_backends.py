@@ -176,6 +176,7 @@ def test_context_overflow_shortens_the_documents(api):
             ranker(RUN.assign(text=[f"{i} " + "word " * 500 for i in range(3)]))
     assert 2 <= len(server.requests) < 8
     assert 0.2 < ranker.coverage.share_read < 0.5
+    assert ranker.coverage.documents_cut == 3
 
 
 def test_servers_say_in_many_ways_that_a_prompt_is_too_long():

@@ -586,7 +586,7 @@ def test_models_learn(name, loss, tmp_path):
         epochs=60, queries_per_step=5, learning_rates={"": 4e-3}, metric="RR", patience=40, **LOSSES.get(loss, {})
     )
     model = make(name, changes["backbone"]).apply_attributes(**changes, max_query_len=2, training=recipe)
-    assert evaluate(model(run), JUDGED, "RR") < 1.0
+    assert evaluate(model(run), JUDGED, "RR") <= 0.9
     model.fit(run, JUDGED, run, JUDGED)
     assert evaluate(model(run), JUDGED, "RR") == 1.0
     if loss is None:

@@ -118,7 +118,7 @@ class Backbone:
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
         return {
-            "config": described(self.model.config),
+            "config": values_of(self.model.config),
             "cross_encoder": self.representation is not None,
             "options": {**asdict(self.options), "pooling": self._vector, "template": self.template},
         }
@@ -183,7 +183,7 @@ def _past(sides: list[int | None], side: int) -> int:
     return len(sides) - sides[::-1].index(side)
 
 
-def described(config: Any) -> dict[str, Any]:
+def values_of(config: Any) -> dict[str, Any]:
     """A Hugging Face configuration as JSON-able values, without the place on this machine that it came from."""
     return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...common.arguments import check_choice
-from ..backbones.load import described
+from ..backbones.load import values_of
 from ..batching import Encoded
 from ..vectors import (
     Part,
@@ -177,7 +177,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         return {"aggregator": self.aggregator} if self._pretrained else {}
 
     def built_from(self) -> dict[str, Any]:
-        return {"aggregator": described(self.aggregator.config)} if self._pretrained else {}
+        return {"aggregator": values_of(self.aggregator.config)} if self._pretrained else {}
 
     def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
         """What stands between the first special vectors and the windows."""
