@@ -23,6 +23,9 @@ _OVERFLOW = re.compile(
 )
 """What servers say of a prompt that is too long, and not of a `max_tokens` that is too large."""
 
+_REFUSED = (400, 413, 422)
+"""Statuses with which servers say so: bad request, content too large, content that cannot be processed."""
+
 # Of all backends while they connect, and while a local model generates: a lock of each could not be pickled.
 _CONNECTING, _GENERATING = threading.Lock(), threading.Lock()
 
@@ -174,7 +177,7 @@ class ServerBackend(ABC):
             where = "" if url is None else f" at {_without_secrets(url)}"
             hint = self._address_hint(url) if getattr(response, "status_code", None) in (404, 405) else ""
             reason = _public(f"{type(error).__name__}{where}: {said}", client) + hint
-            too_long = isinstance(error, library.BadRequestError) and (
+            too_long = getattr(response, "status_code", None) in _REFUSED and (
                 getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(said)
             )
             failure = (ContextOverflowError if too_long else BackendError)(f"{self.model}: {reason}")
@@ -199,7 +202,8 @@ class ServerBackend(ABC):
             raise self._malformed(client, answer.to_dict() if hasattr(answer, "to_dict") else answer) from None
 
     def _malformed(self, client: Any, answer: Any) -> MalformedReplyError:
-        hint = self._address_hint(client.base_url) or "; is its address right?"
+        has_reason = isinstance(answer, Mapping) and answer.get("error")
+        hint = self._address_hint(client.base_url) or ("" if has_reason else "; is its address right?")
         said = _public(f"at {_without_secrets(client.base_url)}: {_message(answer)}", client)
         return MalformedReplyError(f"{self.model}: no answer of {self._vendor}'s API {said}{hint}")
 
@@ -239,7 +243,7 @@ class OpenAIBackend(ServerBackend):
         max_retries: most further requests after failed ones.
 
     Raises:
-        ValueError: for parameters that could hold keys.
+        ValueError: for parameters that could hold keys, or an address that is none.
     """
 
     _: KW_ONLY
@@ -248,6 +252,11 @@ class OpenAIBackend(ServerBackend):
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"temperature": 0.0})
 
     _vendor = "OpenAI"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.base_url is not None and urlsplit(str(self.base_url)).scheme not in ("http", "https"):
+            raise ValueError(f"base_url={self.base_url!r} must begin with http:// or https://")
 
     def _address(self) -> dict[str, Any]:
         # None lets the client read OPENAI_API_KEY; other servers often want some key, but not that one.

@@ -187,8 +187,9 @@ def test_servers_say_in_many_ways_that_a_prompt_is_too_long():
         OpenAI.error("too big", "context_length_exceeded"),
         {"detail": "This model's maximum context length is 8192 tokens."},
     ]
-    with serving(*[Answer(error, 400) for error in errors]) as server:
-        for _ in errors:
+    answers = [Answer(error, status) for error in errors for status in (400, 413, 422)]
+    with serving(*answers) as server:
+        for _ in answers:
             with pytest.raises(ContextOverflowError):
                 OpenAI.backend(server.url)(QUESTION)
     answer_too_long = OpenAI.error("max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens")
@@ -224,6 +225,18 @@ def test_what_is_no_answer_is_shown_with_its_address(api):
         api.backend(server.url, max_retries=0)(QUESTION)
     assert server.url in str(caught.value)
     assert "Unexpected endpoint, your key *** is good" in str(caught.value)
+
+
+def test_an_outage_told_with_status_200_does_not_blame_the_address():
+    refusal = Answer({"error": {"message": "the model is busy", "code": 503}})
+    with serving(refusal) as server, pytest.raises(MalformedReplyError, match="the model is busy$"):
+        OpenAI.backend(server.url, max_retries=0)(QUESTION)
+
+
+@pytest.mark.parametrize("address", ["localhost:8000/v1", "127.0.0.1:8000/v1", "//host/v1", ""])
+def test_an_address_without_a_protocol_is_refused(address):
+    with pytest.raises(ValueError, match=f"base_url='{address}' must begin with http:// or https://"):
+        OpenAIBackend("tiny", base_url=address)
 
 
 @pytest.mark.parametrize("answer", [Answer({"detail": "Not Found"}, 404), Answer(b"", 405), Answer(b"<h1>UI</h1>")])
