@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import huggingface_hub
 import torch
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
-from .backbones.hub import WITHOUT_HUB
+from .backbones.hub import WITHOUT_HUB, unreachable
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
 from .fingerprint import WeightsWatch, fingerprint
@@ -286,6 +286,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
 
     Raises:
         ValueError: if that is not a model saved by this package, or one saved by a newer version of it.
+        OSError: if it is not on this machine and the hub cannot be asked.
     """
     folder = model_folder(name)
     if not folder.is_dir():
@@ -294,6 +295,8 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+        except LocalEntryNotFoundError as error:
+            raise unreachable(str(name), error.__cause__ or error) from error
         except (OSError, ValueError, HfHubHTTPError) as error:
             raise ValueError(
                 f"{str(name)!r} is no folder, and the hub does not give such a model: {error}. {WITHOUT_HUB}"

@@ -243,7 +243,6 @@ def test_no_such_place(tmp_path, cross_encoder, saved, results):
     for place, message in (
         (tmp_path / "nothing", "neither a folder nor the id of a model"),
         (tmp_path / "file", "neither a folder nor"),
-        ("models/maxp", "'models/maxp' is no folder, and the hub does not give such a model"),
         (tmp_path / "empty", r"has no config\.json"),
         (cross_encoder, r"no model saved by this package.*give it as the backbone"),
     ):

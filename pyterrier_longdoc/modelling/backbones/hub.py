@@ -38,9 +38,19 @@ def reachable(name: str) -> str:
         try:
             return str(huggingface_hub.snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
-            raise OSError(
-                f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
-                f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
-                f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
-            ) from error
+            raise unreachable(name, error) from error
     return name
+
+
+def unreachable(name: str, error: BaseException) -> OSError:
+    """What to raise for a checkpoint that is not here and cannot be had.
+
+    Args:
+        name: a model on the Hugging Face hub.
+        error: why the hub cannot be asked.
+    """
+    return OSError(
+        f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
+        f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
+        f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
+    )
