@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from html import escape
 from pathlib import Path
 from typing import Any
+
+import pyterrier as pt
 
 from .arguments import arguments_of, changed_names
 
@@ -61,6 +64,11 @@ class Presented:
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
         return {"label": type(self).__name__, "help_url": HELP_URL}
+
+    def _repr_html_(self) -> str | None:
+        """PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""
+        drawing: str | None = pt.Transformer._repr_html_(self)
+        return None if drawing is None else f"<code>{escape(repr(self))}</code>{drawing}"
 
     def subtransformers(self) -> dict[str, Any]:
         """None: a text loader given as argument is no step of its own."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..common.arguments import check_choice, check_given, check_positive, plain_fields
 from ..common.language import sentence_starts
+from ..common.presentation import ShowsChanges
 from ..common.registry import defined_in, look_up, register
 from .texts import Span, TokenizedText
 
@@ -34,8 +35,8 @@ _CLASSES: dict[str, type[Windows]] = {}
 _WORD = re.compile(r"\S+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Windows:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Windows(ShowsChanges):
     """Base class: cuts a tokenised document into windows.
 
     A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`; one that reads the text sets
@@ -140,7 +141,7 @@ def windows_from_config(config: dict[str, Any]) -> Windows:
     return found(**arguments)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _TokenWindows(Windows):
     """Windows of a number of tokens."""
 
@@ -161,7 +162,7 @@ class _TokenWindows(Windows):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Truncate(_TokenWindows):
     """One window: the first `size` tokens (FirstP, and LongP with a large size).
 
@@ -180,7 +181,7 @@ class Truncate(_TokenWindows):
         return [(0, self.reach(len(tokens)))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GreedyChunks(_TokenWindows):
     """Disjoint chunks of `size` tokens; the last one may be shorter (AvgP, CEDR, Neural Model 1).
 
@@ -196,7 +197,7 @@ class GreedyChunks(_TokenWindows):
         return _slide(len(tokens), self.largest, self.largest)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SlidingWindows(_TokenWindows):
     """Windows of `size` tokens that begin every `stride` tokens (MaxP, SumP, PARADE).
 
@@ -226,7 +227,7 @@ class SlidingWindows(_TokenWindows):
         return _slide(len(tokens), self.size, self.stride)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FixedGrid(SlidingWindows):
     """The windows of `length` tokens for every document, those of padding alone included (FlexNeuART).
 
@@ -264,7 +265,7 @@ class FixedGrid(SlidingWindows):
         return [(min(a, end), min(b, end)) for a, b in _slide(self.length, self.size, self.stride)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WholeText(Windows):
     """One window: as much of the text as the backbone takes (LongP).
 
@@ -318,7 +319,7 @@ class _TextWindows(Windows):
         return self
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SlidingWords(_TextWindows):
     """Windows of `size` whitespace-separated words that begin every `stride` words (PARADE, section 3.1).
 
@@ -344,7 +345,7 @@ class SlidingWords(_TextWindows):
         return _divide(spans, self.max_tokens)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SentenceWindows(_TextWindows):
     """Disjoint windows of whole sentences (BeST; with one sentence each, Birch).
 

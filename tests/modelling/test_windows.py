@@ -360,6 +360,12 @@ def test_characters_are_those_of_the_original_text():
     assert tokens.characters((len(tokens), len(tokens))) == (len(text), len(text))
 
 
+def test_windows_show_what_differs():
+    assert repr(SlidingWindows(40, 20)) == "SlidingWindows(size=40, stride=20)"
+    assert repr(SentenceWindows(max_windows=3, max_tokens=63)) == "SentenceWindows(max_windows=3, max_tokens=63)"
+    assert repr(GreedyChunks()) == "GreedyChunks()"
+
+
 def test_heads_of_tokenised_texts():
     tokens = tokens_of("the cat and the dog")
     head = tokens.head(2)
