@@ -16,7 +16,7 @@ from ..common.arguments import check_choice
 from ..common.frames import as_strings, check_columns
 from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
 from ..experiment.results import ExperimentResults, mean_by_query, query_groups
-from ..experiment.significance import p_values, resampled_means
+from ..experiment.significance import p_values, quiet, resampled_means
 from .positions import RelevantPositions
 
 
@@ -188,7 +188,7 @@ class PositionEffectiveness:
         if self._paired:
             p = p_values(worst[:, None], best[:, None], "t")[0]
         elif min(len(worst), len(best)) > 1:
-            with np.errstate(invalid="ignore", divide="ignore"):
+            with quiet():
                 p = stats.ttest_ind(worst, best, equal_var=False).pvalue
         return float(np.minimum(1.0, p * math.comb(len(self.groups), 2)))
 

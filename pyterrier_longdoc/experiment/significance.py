@@ -214,7 +214,7 @@ def p_values(
     if test == "bootstrap":
         return _bootstrap(x - y, resamples, seed)
     function = test if callable(test) else {"t": stats.ttest_rel, "wilcoxon": stats.wilcoxon}[test]
-    with _quiet():
+    with quiet():
         columns = zip(np.ascontiguousarray(x.T), np.ascontiguousarray(y.T), strict=True)
         p = [1.0 if np.array_equal(of_x, of_y) else float(function(of_x, of_y)[1]) for of_x, of_y in columns]
     return np.array(p)
@@ -232,7 +232,7 @@ def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.nd
 
     missing = np.isnan(p)
     try:
-        with _quiet():
+        with quiet():
             rejected, corrected, _, _ = multipletests(np.where(missing, 1.0, p), alpha=alpha, method=method)
     except ValueError:
         raise ValueError(f"correction={method!r} is unknown; choose one of {', '.join(CORRECTIONS)}") from None
@@ -249,7 +249,7 @@ def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndar
     from statsmodels.stats.weightstats import ttost_paired
 
     bound = margin * y.mean(0)
-    with _quiet():
+    with quiet():
         p = ttost_paired(x, y, -bound, bound)[0]
     # Without it equal systems with the mean 0 had no bounds to be within.
     return np.where((x == y).all(0) & (len(x) > 1), 0.0, p)
@@ -261,7 +261,7 @@ def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     NaN where all differences are equal.
     """
     difference = x - y
-    with _quiet():
+    with quiet():
         spread = difference.std(0, ddof=1)
         return np.where(spread > 0, difference.mean(0) / spread, np.nan)
 
@@ -296,12 +296,12 @@ def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """`mean / reference - 1`; NaN where the reference is 0."""
-    with _quiet():
+    with quiet():
         return np.where(reference != 0, mean / reference - 1.0, np.nan)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No warnings of equal systems or single queries: the checks name them."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -335,7 +335,7 @@ def _bootstrap(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
 
 
 def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np.ndarray:
-    with _quiet():
+    with quiet():
         variance = np.maximum(mean_square - mean**2, 0.0) / np.float64(queries - 1)
         return mean / np.sqrt(variance)
 

@@ -584,6 +584,7 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     ax = ax or new_axes()
     lines = ax.plot(history["step"], history["loss"], marker=".", color="C0", label="loss")
     ax.set_xlabel("optimiser steps")
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel("loss")
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -127,6 +129,14 @@ def test_groups_too_small_or_without_any_success():
     assert found.ratios[["ratio", "low", "high", "p-value"]].isna().all(axis=None)
     one = ld.effectiveness_by_position(experiment({"m": [1.0, 0.5, 0.25]}), positions, edges=[0, 512]).ratios
     assert np.isnan(one["p-value"][0])
+
+
+def test_groups_of_equal_values_are_compared_without_a_word_of_scipy():
+    results = experiment({"m": [1.0, 1.0, 0.5, 0.5]})
+    positions = pd.DataFrame({"qid": ["q0", "q1", "q2", "q3"], "first_token": [0, 0, 600, 600]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        assert ld.effectiveness_by_position(results, positions, edges=[0, 512]).ratios["ratio"][0] == 0.5
 
 
 @pytest.mark.parametrize("length", [400, 1000, 10_000])

@@ -337,6 +337,8 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert list(left.lines[0].get_xdata()) == [3, 6, 9, 12]
     assert list(right.lines[0].get_xdata()) == [3, 6]
     assert list(right.lines[0].get_ydata()) == first["validation"].tolist()
+    two_steps = plot_history(history.assign(step=[5, 6, 7, 8]).head(2))
+    assert all(step == round(step) for step in two_steps.get_xticks())
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
 
 
