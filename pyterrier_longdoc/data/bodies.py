@@ -158,11 +158,19 @@ class DecodedDataset(Collection):
 
     Args:
         name: of a dataset of ir_datasets.
+
+    Raises:
+        ValueError: if ir_datasets has none of that name.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._plain: Any = pt.get_dataset(f"irds:{name}")
+        try:
+            self._plain: Any = pt.get_dataset(f"irds:{name}")
+        except KeyError as error:
+            raise ValueError(
+                f"ir_datasets has no dataset {name!r}; https://ir-datasets.com lists those it has"
+            ) from error
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """The topics as ``irds:`` gives them."""

@@ -61,7 +61,7 @@ def test_collections_by_name_and_argument():
     with pytest.raises(FileNotFoundError, match="nowhere"):
         pt.get_dataset("longdoc:folder:nowhere")
     assert isinstance(pt.get_dataset("longdoc:irds:gov2/trec-tb-2004"), DecodedDataset)
-    with pytest.raises(KeyError):
+    with pytest.raises(ValueError, match="ir_datasets has no dataset 'no-such-dataset'"):
         pt.get_dataset("longdoc:irds:no-such-dataset")
 
 
