@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable
 from dataclasses import field, fields
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -39,9 +39,13 @@ def argument(default: Any, *, role: Role) -> Any:
         role: what the argument decides: `"checkpoint"`, `"weights"`, `"head"`, `"windows"`, `"input"`, `"computing"` or
             `"call"`; all but the last two are saved with the model.
 
+    Raises:
+        ValueError: for an unknown role: the argument would not be saved.
+
     Example:
         `share: float = ld.argument(0.5, role="head")`.
     """
+    check_choice("role", role, get_args(Role))
     return field(default=default, metadata={"role": role})
 
 

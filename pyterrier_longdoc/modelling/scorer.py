@@ -284,9 +284,20 @@ class LongDocScorer(nn.Module):
     # Aggregate.
 
     def aggregate(self, encoded: Encoded) -> torch.Tensor:
-        """`(B,)` scores. Heads work in fp32, in training as in inference."""
+        """`(B,)` scores. Heads work in fp32, in training as in inference.
+
+        Raises:
+            ValueError: if the head, which may be somebody's own, does not give a score for each document: losses would
+                broadcast what it gives.
+        """
         with torch.autocast(self.settings.device.type, enabled=False):
-            return self.head(encoded)
+            scores: torch.Tensor = self.head(encoded)
+        if scores.shape != encoded.mask.shape[:1]:
+            raise ValueError(
+                f"the head {self.head.name!r} gave scores of the shape {tuple(scores.shape)} for "
+                f"{len(encoded.mask)} documents: its forward must return one score for each document, (B,)"
+            )
+        return scores
 
     def explanations(self, encoded: Encoded, read: Read) -> list[Explanation]:
         """How each window, and each query token where the head can tell, contributed to B scores."""

@@ -201,7 +201,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def default_windows(self) -> Windows:
         """Windows where `windows` is not given."""
-        raise NotImplementedError(f"{type(self).__name__} names no windows; use FirstP, MaxP, PARADE, ...")
+        raise NotImplementedError(
+            f"{type(self).__name__} names no windows: use FirstP, MaxP, PARADE, ..., or define its default_windows"
+        )
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Scores every row.
@@ -449,7 +451,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def head_spec(self) -> HeadSpec:
         """Name and options of the head."""
         if not self.head_name:
-            raise NotImplementedError(f"{type(self).__name__} names no head; use FirstP, MaxP, PARADE, ...")
+            raise NotImplementedError(
+                f"{type(self).__name__} names no head: use FirstP, MaxP, PARADE, ..., or define its head_spec"
+            )
         return self.head_name, {}
 
     def _load_backbone(self) -> Backbone:

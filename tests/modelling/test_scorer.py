@@ -69,6 +69,13 @@ def each_alone(scorer) -> np.ndarray:
     return np.array([scores(scorer, [query], [text])[0] for query, text in zip(QUERIES, TEXTS, strict=True)])
 
 
+def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypatch):
+    scorer = make(roberta)
+    monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
+    with pytest.raises(ValueError, match=r"head 'maxp' gave scores of the shape \(2, \d\) for 2 documents.*\(B,\)"):
+        scorer(QUERIES[:2], TEXTS[:2])
+
+
 # Batches, order, padding.
 
 

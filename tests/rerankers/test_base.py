@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pickle
+import re
 import socket
 import sys
 import unittest
@@ -311,6 +313,13 @@ def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_pa
     assert ".load(" not in repr(loaded)
 
 
+def test_notebooks_show_the_words_too(cross_encoder):
+    models = [make("MaxP", cross_encoder), make("MaxP", cross_encoder, stride=5)]
+    for model in models:
+        assert html.escape(repr(model)) in model._repr_html_()
+        assert "MaxP</div>" in re.sub(r"\s+", "", model._repr_html_())  # PyTerrier's drawing
+
+
 def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
     started = make("MaxP", plain_encoder, pooling="cls")
     before = repr(started)
@@ -496,15 +505,22 @@ def test_an_argument_without_a_role_would_not_be_saved():
         WithoutRole("backbone")
 
 
+def test_a_misspelt_role_is_refused():
+    with pytest.raises(ValueError, match=r"role='haed' is unknown; choose one of checkpoint, weights, head"):
+        ld.argument(0.5, role="haed")
+
+
 def test_numpy_numbers_are_numbers(results):
     pd.testing.assert_frame_equal(
         make("MaxP", batch_size=np.int64(3), seed=np.int64(42))(results), make("MaxP")(results)
     )
 
 
-def test_the_base_class_says_what_to_use():
-    with pytest.raises(NotImplementedError, match="FirstP, MaxP, PARADE"):
+def test_the_base_class_says_what_to_use(cross_encoder):
+    with pytest.raises(NotImplementedError, match=r"FirstP, MaxP, PARADE, \.\.\., or define its default_windows"):
         ld.LongDocReranker()
+    with pytest.raises(NotImplementedError, match=r"FirstP, MaxP, PARADE, \.\.\., or define its head_spec"):
+        ld.LongDocReranker(cross_encoder, windows=ld.GreedyChunks(20)).load_weights()
 
 
 # PyTerrier's own checks.
