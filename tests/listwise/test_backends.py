@@ -229,7 +229,7 @@ def test_what_is_no_answer_is_shown_with_its_address(api):
 
 def test_an_outage_told_with_status_200_does_not_blame_the_address():
     refusal = Answer({"error": {"message": "the model is busy", "code": 503}})
-    with serving(refusal) as server, pytest.raises(MalformedReplyError, match="the model is busy$"):
+    with serving(refusal) as server, pytest.raises(MalformedReplyError, match=r"the model is busy$"):
         OpenAI.backend(server.url, max_retries=0)(QUESTION)
 
 
