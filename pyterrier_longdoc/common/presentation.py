@@ -67,7 +67,7 @@ class Presented:
 
     def _repr_html_(self) -> str | None:
         """PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""
-        drawing: str | None = pt.Transformer._repr_html_(self)
+        drawing: str | None = pt.Transformer._repr_html_(self)  # type: ignore[arg-type]
         return None if drawing is None else f"<code>{escape(repr(self))}</code>{drawing}"
 
     def subtransformers(self) -> dict[str, Any]:
