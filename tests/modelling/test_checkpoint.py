@@ -302,7 +302,7 @@ class LowestPHead(ld.Head, name="lowestp"):
 
 
 @dataclass(frozen=True)
-class Halves(ld.Windows):
+class TwoTens(ld.Windows):
     needs_text = False
     largest = 20
 
@@ -322,7 +322,7 @@ class LowestP(ld.LongDocReranker):
         return "lowestp", {}
 
     def default_windows(self):
-        return Halves()
+        return TwoTens()
 """
 
 
@@ -335,7 +335,7 @@ def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder
         import some_parts
 
         given = {"device": "cpu", "max_query_len": 8}
-        some_parts.LowestP(cross_encoder, windows=some_parts.Halves(), **given).save(folder)
+        some_parts.LowestP(cross_encoder, windows=some_parts.TwoTens(), **given).save(folder)
         without = some_parts.LowestP(cross_encoder, **given)
         restored = ld.LongDocReranker.load(folder, device="cpu")
         assert type(restored) is some_parts.LowestP
@@ -353,7 +353,7 @@ def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder
     with pytest.raises(ValueError, match=f"saved' needs the unknown head 'lowestp', {where}"):
         ld.LongDocReranker.load(folder)
     edit(folder, head={**config["head"], "name": "firstp"})
-    with pytest.raises(ValueError, match=f"unknown windows 'Halves', {where}"):
+    with pytest.raises(ValueError, match=f"unknown windows 'TwoTens', {where}"):
         ld.LongDocReranker.load(folder)
     edit(folder, **{"class": "LowestP", "module": "__main__"})
     with pytest.raises(ValueError, match="holds a 'LowestP', which a script or notebook defined: define it here"):
