@@ -18,9 +18,9 @@ from torch import nn
 
 from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
-from ..common.frames import check_columns, strings
+from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
-from .examples import Group, keys_of, make_groups
+from .examples import Group, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
 from .recipe import TrainingArgs

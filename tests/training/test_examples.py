@@ -12,8 +12,9 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.frames import keys_of
 from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, add_judged, make_groups, pseudo_qrels
-from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, keys_of, make_example
+from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_example
 
 from ..support.toy import qrels
 
