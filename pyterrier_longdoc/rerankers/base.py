@@ -34,7 +34,6 @@ from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
     TextField,
     TruncationWarning,
-    check_columns,
     field_names,
     strings,
     texts_of,
@@ -656,7 +655,6 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         if results is None or qrels is None:
             raise ValueError("validation needs both candidates and qrels, or neither")
         validated(results, self.text_field, self.text_loader, self)
-        check_columns(qrels, ("qid", "docno", "label"), "the validation qrels")
         queries = check_validation(results, qrels)
 
         def validate() -> float:

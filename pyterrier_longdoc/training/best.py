@@ -23,6 +23,7 @@ from ..common.language import sentence_starts
 from .examples import Group, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
+from .queries import check_validation
 from .recipe import TrainingArgs
 from .resume import SELECTION, TrainingData, check_new, fit_or_load, is_first_process, training_settings
 
@@ -131,6 +132,7 @@ def fit_on_best_segments(
             model twice, or the folder holds other models.
     """
     check_given(iterations=iterations, patience=patience)
+    check_validation(topics_or_res_va, qrels_va)
     ranker, selector = make(), make()
     check_new(selector, [ranker])
     args: TrainingArgs = ranker.training or TrainingArgs.preset("best")

@@ -25,6 +25,7 @@ from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
+from .queries import labels_of
 from .recipe import Lora, TrainingArgs, measure_named
 from .resume import Checkpoint, ScheduleWarning
 
@@ -610,7 +611,9 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
-    judged = qrels[["qid", "docno", "label"]].astype({"qid": str, "docno": str, "label": int}).rename(columns=names)
+    judged = (
+        qrels[["qid", "docno"]].astype(str).assign(label=labels_of(qrels, "qrels").astype(int)).rename(columns=names)
+    )
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 

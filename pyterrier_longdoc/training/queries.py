@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, keys_of, numbers
+from ..common.frames import as_strings, check_columns, keys_of, numbers
 from .recipe import TrainingArgs
 
 
@@ -143,8 +143,10 @@ def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> ValidatedOn:
     """Counts the queries of a validation.
 
     Raises:
-        ValueError: if no query has a relevant candidate, so that all weights are equally good, or a label is no number.
+        ValueError: if the qrels lack a column, no query has a relevant candidate, so that all weights are equally good,
+            or a label is no number.
     """
+    check_columns(qrels, ("qid", "docno", "label"), "the validation qrels")
     found = _judged(results, qrels, 1, "the validation qrels")
     error = _no_relevant_candidate(found, results, qrels, "validation", 1)
     if error is not None:
