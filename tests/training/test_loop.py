@@ -235,9 +235,7 @@ def test_training_that_diverges(cross_encoder):
     assert not model.training
     model, before = Broken(2, math.inf), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
-    with pytest.raises(
-        FloatingPointError, match=r"the loss is nan in step 3, .* before it: lower learning_rates"
-    ):
+    with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3, .* before it: lower learning_rates"):
         train(model, toy_groups(5), args, on_step=lambda: before.append(model.head.weight.item()))
     assert len(before) == 2
     with pytest.raises(FloatingPointError, match="use dtype='bfloat16' or 'float32'"):
