@@ -377,14 +377,16 @@ class Run:
         return True
 
     def _extend(self, length: Mapping[str, Any], done: int) -> None:
-        """Refuses to make a training of that length shorter, and says if its steps so far had other learning rates."""
+        """Refuses what does not make a training of that length longer; says if its steps so far had other rates."""
         args, total = self.args, self.total_steps
-        before = number_of_steps(dataclasses.replace(args, **length), self.steps_per_epoch)
-        if total < before:
-            told = ", ".join(f"{name}={value}" for name, value in length.items())
+        earlier = dataclasses.replace(args, **length)
+        before = number_of_steps(earlier, self.steps_per_epoch)
+        if total < before or (total == done and earlier != args):
             raise ValueError(
-                f"the checkpoint folder {str(args.checkpoint)!r} holds a training of {before} steps ({told}), and this "
-                f"one has {total}: a training can be made longer, but not shorter; name another folder"
+                f"the checkpoint folder {str(args.checkpoint)!r} holds a training of {before} steps "
+                f"(epochs={earlier.epochs}, max_steps={earlier.max_steps}), and this one has {total} "
+                f"(epochs={args.epochs}, max_steps={args.max_steps}): it can only be made longer, by raising what ends "
+                f"it; or name another folder"
             )
         rates = [[rate_factor(args, step, self.steps_per_epoch, n) for step in range(done)] for n in (before, total)]
         if rates[0] != rates[1]:
@@ -404,7 +406,7 @@ class Run:
             return f"resuming at step {step + 1} of {total}"
         if step < total:
             return f"nothing to do: ended at step {step} of {total}, as patience={self.args.patience} says"
-        return f"nothing to do: all {total} steps are done (max_steps or epochs can be raised)"
+        return f"nothing to do: all {total} steps are done; for more raise max_steps or epochs"
 
 
 def number_of_steps(args: TrainingArgs, steps_per_epoch: int) -> int:
@@ -515,6 +517,8 @@ def _cycle(args: TrainingArgs, step: int, total: int) -> tuple[float, bool]:
     """How high a cycle is at a step, 0 at its ends and 1 at its peak, and whether it is before the peak."""
     # Its steps are counted as OneCycleLR does: the peak is reached at this one.
     peak, last = args.warmup * total - 1, total - 1
+    if total == 1:  # there it would be at its end, and the step learn next to nothing
+        return 1.0, True
     if step <= peak:
         return (step / peak if peak > 0 else 1.0), True
     return 1.0 - (step - peak) / (last - peak), False
@@ -611,9 +615,8 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
-    judged = (
-        qrels[["qid", "docno"]].astype(str).assign(label=labels_of(qrels, "qrels").astype(int)).rename(columns=names)
-    )
+    labels = labels_of(qrels, "qrels").astype(int)
+    judged = qrels[["qid", "docno"]].astype(str).assign(label=labels).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 

@@ -94,6 +94,7 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
         # Of a single step there is no warm-up: it would learn nothing.
         ({"warmup": 1.0}, 1, [1.0]),
         ({"warmup": 1.0, "schedule": "linear"}, 1, [1.0]),
+        ({"schedule": "one_cycle"}, 1, [1.0]),
         ({"warmup": 1.0, "restart_each_epoch": True}, 1, [1.0, 1.0, 1.0]),
         ({"schedule": "linear", "warmup": 0.2}, 10, [0, 1 / 2, *(i / 8 for i in range(8, 0, -1))]),
         ({"epoch_decay": 0.5, "warmup": 0.0}, 2, [1, 1, 0.5, 0.5, 0.25, 0.25]),

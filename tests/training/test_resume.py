@@ -156,9 +156,10 @@ def test_state_of_another_training(stopped):
         with pytest.raises(ValueError, match=f"not the same are its {message}"):
             train(model, toy_groups(queries), replace(args, **changes))
         assert path.read_bytes() == before
-    with pytest.raises(
-        ValueError, match=r"holds a training of 6 steps \(epochs=2, max_steps=None\), and this one has 5"
-    ):
+    shorter = (
+        r"of 6 steps \(epochs=2, max_steps=None\), and this one has 5 \(epochs=2, max_steps=5\): it can only .*longer"
+    )
+    with pytest.raises(ValueError, match=shorter):
         train(Toy(), toy_groups(3), replace(args, max_steps=5))
     assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
@@ -238,6 +239,7 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
         ({}, "resuming at step 3 of 6"),
         ({}, "nothing to do: all 6 steps are done"),
         ({"epochs": 4}, "resuming at step 7 of 12"),
+        ({"epochs": 4}, "nothing to do: all 12 steps are done"),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
@@ -245,6 +247,11 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
         said = capsys.readouterr().out
         assert said.startswith(line)
         assert said.count("\n") == 1
+    # Raising what does not end it would do nothing.
+    with pytest.raises(
+        ValueError, match=r"this one has 12 \(epochs=4, max_steps=20\): .* longer, by raising what ends"
+    ):
+        train(Toy(), toy_groups(3), replace(args, epochs=4, max_steps=20))
 
 
 def test_state_of_another_model(cross_encoder, plain_encoder, tmp_path):
