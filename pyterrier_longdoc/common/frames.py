@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from .arguments import plain
+
 TextField = str | tuple[str, ...] | list[str]
 
 
@@ -162,6 +164,39 @@ def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) ->
 def as_strings(column: pd.Series) -> pd.Series:
     """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
+
+
+def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
+    """The query and document of each row, as strings."""
+    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
+
+
+def numbers(frame: pd.DataFrame, column: str, what: str, advice: str, *, infinite: bool = False) -> np.ndarray:
+    """A column as float64; numbers that are written as text are read.
+
+    Args:
+        frame: has the column.
+        column: its name.
+        what: whose column it is, for the error.
+        advice: what to do about a value that is no number.
+        infinite: whether infinity may stand there.
+
+    Raises:
+        ValueError: if a value is no number, is missing or is infinite; the message names the first one's row, from 0.
+    """
+    values = frame[column]
+    if not pd.api.types.is_numeric_dtype(values):
+        values = pd.to_numeric(values.astype(object), errors="coerce")
+    found = values.to_numpy(dtype="float64", na_value=np.nan)
+    bad = np.flatnonzero(np.isnan(found) if infinite else ~np.isfinite(found))
+    if len(bad):
+        row = frame.iloc[bad[0]]
+        ids = ", ".join(f"{name} {str(row[name])!r}" for name in ("qid", "docno") if name in frame.columns)
+        raise ValueError(
+            f"{what}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}), and in {len(bad)} of "
+            f"{len(frame)} rows no {'' if infinite else 'finite '}number: {advice}"
+        )
+    return found
 
 
 def frame_digest(frame: pd.DataFrame | None) -> str | None:

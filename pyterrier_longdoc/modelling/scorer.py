@@ -56,6 +56,41 @@ class Read:
     readings: Sequence[Reading]
 
 
+class Census:
+    """Counts what a training reads: each distinct query and text once, however often it is drawn.
+
+    Attributes:
+        coverage: the counts.
+        work: counts what the encoder computes for it.
+    """
+
+    def __init__(self, scorer: LongDocScorer, coverage: Coverage) -> None:
+        self.scorer, self.coverage, self.work = scorer, coverage, Work(coverage)
+        self._queries: set[str] = set()
+        self._texts: set[int] = set()  # hashes: augmented texts are as many as draws
+        self._cut: dict[str, int] = {}
+
+    def add(self, queries: Sequence[str], texts: Sequence[str], query_ids: Sequence[np.ndarray], read: Read) -> None:
+        """Counts B pairs of a query and a text, and what is read of them."""
+        settings = self.scorer.settings
+        new = [query for query in dict.fromkeys(queries) if query not in self._queries]
+        self.scorer.read_queries(new, self.coverage)
+        self._queries.update(new)
+        for query, text, reading in zip(queries, texts, read.readings, strict=True):
+            key = hash((query, text) if settings.reads_by_query else text)
+            if key not in self._texts:
+                self._texts.add(key)
+                self.coverage.add(reading, settings.left_out(reading))
+        cut: dict[int, int] = {}
+        self.scorer.note_cuts(cut, range(len(queries)), query_ids, read.readings)
+        for number, lost in cut.items():
+            self._cut[queries[number]] = max(lost, self._cut.get(queries[number], 0))
+
+    def end(self) -> None:
+        """Counts what queries lost to texts with which they share an input."""
+        self.coverage.add_cut(self._cut)
+
+
 class LongDocScorer(nn.Module):
     """Scores (query, text) pairs: text, windows, encoder, head.
 
@@ -90,6 +125,7 @@ class LongDocScorer(nn.Module):
         self.tokenizer = tokenizer
         self.head = head
         self.tokens = TokenCache() if tokens is None else tokens
+        self._census: Census | None = None
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -120,8 +156,26 @@ class LongDocScorer(nn.Module):
         """
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
-        read = self.read(queries, self.read_queries(queries), self.tokenize(texts))
-        return self.aggregate(self.encode(read))
+        query_ids = self.read_queries(queries)
+        read = self.read(queries, query_ids, self.tokenize(texts))
+        if self._census is None:
+            return self.aggregate(self.encode(read))
+        self._census.add(queries, texts, query_ids, read)
+        return self.aggregate(self.encode(read, self._census.work))
+
+    @contextmanager
+    def counting(self, dtype: str) -> Iterator[Coverage]:
+        """Within, `forward` counts what it reads: each distinct text and query once, however often it is drawn.
+
+        Args:
+            dtype: the precision to note.
+        """
+        self._census = Census(self, Coverage(dtype=dtype))
+        try:
+            yield self._census.coverage
+        finally:
+            self._census.end()
+            self._census = None
 
     @torch.inference_mode()
     def score(

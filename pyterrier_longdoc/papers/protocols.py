@@ -17,13 +17,13 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_seeds
-from ..common.frames import as_strings, check_columns, texts_of
+from ..common.frames import as_strings, check_columns, keys_of, texts_of
 from ..common.presentation import ShowsChanges, changes
 from ..experiment import Experiment, ExperimentResults
 from ..experiment.systems import asked_of, called_with
 from ..rerankers.base import LongDocReranker
 from ..training import TrainingArgs, add_judged, k_fold_fit
-from ..training.examples import drawable, keys_of
+from ..training.examples import drawable
 from ..training.resume import MODEL, TrainingData, check_new, fit_or_load, note_settings, settings_of
 from .presets import Named, presets, with_own_rates
 

@@ -34,7 +34,6 @@ from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
     TextField,
     TruncationWarning,
-    check_columns,
     field_names,
     strings,
     texts_of,
@@ -71,6 +70,8 @@ from ..modelling.texts import written
 from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     ContinuedTrainingWarning,
+    LeftOutWarning,
+    TrainedOn,
     TrainingArgs,
     add_judged,
     evaluate,
@@ -79,7 +80,8 @@ from ..training import (
     train,
     training_settings,
 )
-from ..training.resume import is_resumed
+from ..training.queries import ValidatedOn, check_validation, trained_on
+from ..training.resume import is_first_process, is_resumed
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
 
@@ -128,8 +130,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         seed: of weights that start at random and of the choice of windows.
 
     Attributes:
-        coverage: how much of the text the last `transform` read, with which precision, and how much of what was
-            computed was padding; None before.
+        coverage: how much of the text the last `transform` or `fit` read, with which precision, and how much of what
+            was computed was padding; None before.
     """
 
     backbone: str | Path = argument(DEFAULT_BACKBONE, role="checkpoint")
@@ -416,6 +418,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
     All other arguments: see `WindowReranker`.
+
+    Attributes:
+        trained_on: which queries the last `fit` learned from, and why not from the others; None before.
     """
 
     _: KW_ONLY
@@ -432,6 +437,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def __post_init__(self) -> None:
         self._loaded: Weights | None = None  # PyTerrier takes an attribute _x for the value of an argument x
         self._caches = True
+        self.trained_on: TrainedOn | None = None
         super().__post_init__()
 
     def __repr__(self) -> str:
@@ -569,9 +575,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             This transformer.
 
         Raises:
-            ValueError: if no training query has a positive and a negative candidate, none is judged in validation, the
-                text of judged documents is missing and there is no `text_loader`, or the recipe does not fit the data
-                or the checkpoint folder.
+            ValueError: if no training query has a positive and a negative candidate, or in validation none a positive
+                one (the message says why), a label or score is no number, the text of judged documents is missing and
+                there is no `text_loader`, or the recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             OSError: if the state cannot be written to the checkpoint folder.
             ImportError: if the recipe needs accelerate or peft and they are missing.
@@ -579,7 +585,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         A model that is trained already, by `fit` or `load`, goes on from its weights and says so
         (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best
         weights so far if some were validated, else those of the last step. Killed, it continues when the program is
-        started again, if the recipe names a checkpoint folder.
+        started again, if the recipe names a checkpoint folder; finished, when `max_steps` or `epochs` are raised.
+
+        Afterwards `trained_on` tells which queries were trained on, and `coverage` what was read of their texts, of
+        each distinct one that was drawn (after a kill: since then). With `verbose` each is a line.
         """
         args = self.recipe
         if self.is_trained and not is_resumed(args):
@@ -589,23 +598,40 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 ContinuedTrainingWarning,
                 stacklevel=2,
             )
-        validate = self._validation(topics_or_res_va, qrels_va, args.metric)
+        validate, validation = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         run = self.training_candidates(topics_or_res_tr, qrels_tr)
         texts = texts_of(run, fields, self.text_loader)
         groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
+        added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
+        self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)
+        self._tell(str(self.trained_on))
+        if self.trained_on.most_left_out:
+            deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
+            warnings.warn(f"{type(self).__name__}: {self.trained_on}{deeper}", LeftOutWarning, stacklevel=2)
         weights = self.load_weights()
-        train(
-            weights.scorer,
-            groups,
-            args,
-            validate=validate,
-            on_step=partial(weights.mark_trained, args.as_dict()),
-            history=weights.history,
-            settings=partial(training_settings, self, topics_or_res_va, qrels_va),
-            verbose=self.verbose,
-        )
+        with weights.scorer.counting(args.dtype) as coverage:
+            try:
+                train(
+                    weights.scorer,
+                    groups,
+                    args,
+                    validate=validate,
+                    on_step=partial(weights.mark_trained, args.as_dict()),
+                    history=weights.history,
+                    settings=partial(training_settings, self, topics_or_res_va, qrels_va),
+                    verbose=self.verbose,
+                )
+            finally:
+                self.coverage = coverage
+        if coverage.documents:
+            self._tell(f"trained on {coverage}")
+        self.warn_of_losses(coverage, " in fit", stacklevel=4)
         return self
+
+    def _tell(self, line: str) -> None:
+        if self.verbose and is_first_process():
+            pt.tqdm.write(f"{type(self).__name__}: {line}")
 
     def training_candidates(self, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
         """The candidates that `fit` trains on: with the judged documents that were not retrieved if the recipe says so.
@@ -623,16 +649,17 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def _validation(
         self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
-    ) -> Callable[[], float] | None:
-        """What tells the figure of merit, after a look at its data: not only when the first epoch is over."""
+    ) -> tuple[Callable[[], float] | None, ValidatedOn | None]:
+        """What tells the figure of merit, and on how many queries.
+
+        The data is looked at now, not only when the first epoch is over.
+        """
         if results is None and qrels is None:
-            return None
+            return None, None
         if results is None or qrels is None:
             raise ValueError("validation needs both candidates and qrels, or neither")
         validated(results, self.text_field, self.text_loader, self)
-        check_columns(qrels, ("qid", "docno", "label"), "qrels")
-        if not set(qrels["qid"].astype(str)) & set(results["qid"].astype(str)):
-            raise ValueError("the validation qrels judge none of the validation candidates' queries: check the qids")
+        queries = check_validation(results, qrels)
 
         def validate() -> float:
             # The cache would fill with scores of weights that no later run has.
@@ -642,7 +669,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             finally:
                 self._caches = True
 
-        return validate
+        return validate, queries
 
     def start_from(self, other: WindowReranker) -> LongDocReranker:
         """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.

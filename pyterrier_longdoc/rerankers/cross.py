@@ -14,7 +14,7 @@ import pandas as pd
 
 from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_choice, check_positive
 from ..common.caches import CACHED_BYTES
-from ..common.frames import validated, with_scores
+from ..common.frames import numbers, validated, with_scores
 from ..modelling.apart import (
     DEFAULT_BART,
     DEFAULT_INTERACTION,
@@ -151,9 +151,8 @@ class Birch(KMaxP):
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""
         validated(inp, self.text_field, self.text_loader, self, further=("score",))
-        first_stage = inp["score"].to_numpy(dtype="float64")
-        if not np.isfinite(first_stage).all():
-            raise ValueError(f"{type(self).__name__} mixes in the first stage's score, which is not finite in some row")
+        name = type(self).__name__
+        first_stage = numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
         out = super().transform(inp)
         a = self.first_stage_weight
         return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())

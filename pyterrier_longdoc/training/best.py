@@ -18,11 +18,12 @@ from torch import nn
 
 from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
-from ..common.frames import check_columns, strings
+from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
-from .examples import Group, keys_of, make_groups
+from .examples import Group, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
+from .queries import check_validation
 from .recipe import TrainingArgs
 from .resume import SELECTION, TrainingData, check_new, fit_or_load, is_first_process, training_settings
 
@@ -131,6 +132,7 @@ def fit_on_best_segments(
             model twice, or the folder holds other models.
     """
     check_given(iterations=iterations, patience=patience)
+    check_validation(topics_or_res_va, qrels_va)
     ranker, selector = make(), make()
     check_new(selector, [ranker])
     args: TrainingArgs = ranker.training or TrainingArgs.preset("best")

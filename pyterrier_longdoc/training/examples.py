@@ -12,7 +12,8 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
-from ..common.frames import TextField, as_strings, check_columns, field_names, with_text
+from ..common.frames import TextField, as_strings, check_columns, field_names, keys_of, numbers, with_text
+from .queries import labels_of, nothing_to_train_on
 from .recipe import TrainingArgs
 
 
@@ -63,12 +64,12 @@ def make_groups(
         The queries that have at least one positive and one negative among their candidates, in order of appearance.
 
     Raises:
-        ValueError: if qrels lack a column, no query has both a positive and a negative, or a teacher's scores are not
-            finite.
+        ValueError: if qrels lack a column, no query has both a positive and a negative (the message says why), or a
+            label, a score or a teacher's score is no number.
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    judged = dict(zip(keys_of(qrels), qrels["label"].astype(float), strict=True))
+    judged = dict(zip(keys_of(qrels), labels_of(qrels, "qrels"), strict=True))
     frame = pd.DataFrame(
         {
             "qid": results["qid"].astype(str).tolist(),
@@ -79,23 +80,14 @@ def make_groups(
         }
     )
     if args.teacher_field in results.columns:
-        frame["target"] = results[args.teacher_field].to_numpy(dtype=float)
-        if not np.isfinite(frame["target"]).all():
-            of_judged = (
-                "; with judged='all' let the teacher score the judged documents too: "
-                "TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
-            )
-            raise ValueError(
-                f"the teacher's scores in the column {args.teacher_field!r} are not all finite numbers"
-                f"{of_judged if args.judged == 'all' else ''}"
-            )
+        advice = "let the teacher score every candidate"
+        if args.judged == "all":
+            advice += ", judged ones too: TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
+        frame["target"] = numbers(results, args.teacher_field, "the teacher's scores", advice)
     groups = [_group(str(qid), candidates, args) for qid, candidates in frame.groupby("qid", sort=False)]
     found = [group for group in groups if group is not None]
     if not found:
-        raise ValueError(
-            "no training query has both a relevant and a non-relevant candidate: check that the qids and docnos of "
-            "the run and the qrels match, and that the first stage retrieves deep enough"
-        )
+        raise nothing_to_train_on(results, qrels, args)
     return found
 
 
@@ -173,11 +165,6 @@ def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> 
     return results.iloc[sorted(int(row) for group in groups for row in group.texts)]
 
 
-def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """The query and document of each row, as strings."""
-    return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
-
-
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
     """The candidates that may be drawn, the same in every epoch; None without a positive or a negative.
 
@@ -212,10 +199,12 @@ def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
 
 def _positions(results: pd.DataFrame) -> list[int]:
     """Rank of each row within its query, by score if there is one, from 0."""
+    advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
     if "score" in results.columns:
-        ranks = results.groupby("qid", sort=False)["score"].rank(ascending=False, method="first") - 1
+        scores = pd.Series(numbers(results, "score", "the candidates", advice, infinite=True), index=results.index)
+        ranks = scores.groupby(results["qid"].to_numpy(), sort=False).rank(ascending=False, method="first") - 1
     elif "rank" in results.columns:
-        ranks = results["rank"]
+        ranks = pd.Series(numbers(results, "rank", "the candidates", advice))
     else:
         ranks = results.groupby("qid", sort=False).cumcount()
     return ranks.astype(int).tolist()

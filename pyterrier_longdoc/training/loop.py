@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,9 @@ from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
+from .queries import labels_of
 from .recipe import Lora, TrainingArgs, measure_named
-from .resume import Checkpoint
+from .resume import Checkpoint, ScheduleWarning
 
 Objective = Callable[[Any, Sequence[Group], TrainingArgs], torch.Tensor]
 """`(scorer, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
@@ -37,7 +39,7 @@ def train(
     args: TrainingArgs,
     *,
     validate: Callable[[], float] | None = None,
-    on_step: Callable[[], None] | None = None,
+    on_step: Callable[[], object] = lambda: None,
     history: list[dict[str, Any]] | None = None,
     objective: Objective | None = None,
     settings: Callable[[], Mapping[str, Any]] = dict,
@@ -46,7 +48,8 @@ def train(
     """Trains `scorer` in place.
 
     Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step.
-    With a checkpoint folder, a training that was killed goes on from its last saved state.
+    With a checkpoint folder, a training that was killed goes on from its last saved state, and one that is finished
+    when it is made longer.
 
     Args:
         scorer: `scorer(queries, texts) -> (B,)` scores with a graph.
@@ -58,7 +61,7 @@ def train(
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
         settings: gives those of the model, JSON-able: with others a training is not continued.
-        verbose: show a progress bar.
+        verbose: show a progress bar, and tell where a training goes on.
 
     Returns:
         `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
@@ -85,8 +88,10 @@ def train(
         steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
         run = Run(scorer, args, objective or ranking_loss, steps, history)
         within.callback(run.end)
-        if args.checkpoint is not None and run.restore(groups, settings()) and on_step is not None:
+        if args.checkpoint is not None and run.restore(groups, settings()):
             on_step()
+            if verbose and run.rank == 0:
+                pt.tqdm.write(run.where())
         progress = run.progress
         scorer.train()
         while not progress.finished:
@@ -98,8 +103,7 @@ def train(
                     # Each process takes a part of the step's queries.
                     own = [make_example(pick, args, progress.epoch) for pick in chosen[run.rank :: run.processes]]
                     run.step(own, len(chosen))
-                    if on_step is not None:
-                        on_step()
+                    on_step()
                     bar.update(len(chosen))
                     loss, rate, speed = run.figures().values()
                     bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s")
@@ -172,8 +176,8 @@ class Run:
         self.optimizer = make_optimizer(scorer, args)
         self.device = next(scorer.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.dtype == "float16")
-        self.steps_per_epoch, steps = steps_per_epoch, args.epochs * steps_per_epoch
-        self.total_steps = steps if args.max_steps is None else min(steps, args.max_steps)
+        self.steps_per_epoch = steps_per_epoch
+        self.total_steps = number_of_steps(args, steps_per_epoch)
         self.progress = Progress()
         self.best: dict[str, torch.Tensor] | None = None  # the weights that validated best
         self.checkpoint: Checkpoint | None = None
@@ -196,7 +200,10 @@ class Run:
             loss, documents = self._sum_over_processes(loss, documents)
         if not math.isfinite(loss):
             queries = ", ".join([repr(example.qid) for example in examples])
-            raise FloatingPointError(f"the loss is {loss} in the step of the queries {queries}; lower learning_rates")
+            raise FloatingPointError(
+                f"the loss is {loss} in step {progress.step + 1}, that of the queries {queries}, and the weights are "
+                f"those before it: {self._ways_out()}"
+            )
         if self.processes > 1:
             self._sum_gradients()
         if args.max_grad_norm is not None:
@@ -226,6 +233,14 @@ class Run:
                 break
             self.scaler.scale(loss / divisor).backward()
         return total
+
+    def _ways_out(self) -> str:
+        """What to do about a loss that is not finite."""
+        if self.args.dtype == "float16":
+            return "use dtype='bfloat16' or 'float32'"
+        if not self.progress.step:  # nothing was learned that could have gone wrong
+            return "a weight of the model is not finite, or a label or teacher's score is too large for the loss"
+        return "lower learning_rates, or set max_grad_norm"
 
     def _sum_over_processes(self, *values: float) -> list[float]:
         total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
@@ -281,9 +296,13 @@ class Run:
             if self.accelerator is not None:
                 self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
             progress.loss, progress.examples, progress.documents, progress.seconds = 0.0, 0, 0.0, 0.0
-        progress.finished = last or (args.patience is not None and progress.worse >= args.patience)
+        progress.finished = self._is_over()
         if self.checkpoint is not None and self.rank == 0:
             self._save(self.checkpoint)
+
+    def _is_over(self) -> bool:
+        patience = self.args.patience
+        return self.progress.step == self.total_steps or (patience is not None and self.progress.worse >= patience)
 
     def _validate(self, validate: Callable[[], float]) -> float:
         self.scorer.eval()
@@ -335,10 +354,12 @@ class Run:
         """Continues from the state in the checkpoint folder, which must be of this training, if there is one."""
         checkpoint = Checkpoint(self.scorer, groups, self.args, settings, len(self.history))
         found = checkpoint.load()
-        self.checkpoint = checkpoint  # not before it is known to be of this training
         if found is None:
+            self.checkpoint = checkpoint
             return False
         sections, values = found
+        self._extend(values["length"], values["progress"]["step"])
+        self.checkpoint = checkpoint  # not before it is known to be of this training
         restore_tensors(self.scorer, sections["model"])
         parameters = dict(self.scorer.named_parameters())
         for key, value in sections.get("optimizer", {}).items():
@@ -350,9 +371,48 @@ class Run:
         self.earlier_entries = checkpoint.entries
         self.history[checkpoint.entries :] = values["history"]
         self.progress = Progress(**values["progress"])
+        self.progress.finished = self._is_over()
         if "best" in sections:
             self.best = {name: tensor.to(self.device) for name, tensor in sections["best"].items()}
         return True
+
+    def _extend(self, length: Mapping[str, Any], done: int) -> None:
+        """Refuses what does not make a training of that length longer; says if its steps so far had other rates."""
+        args, total = self.args, self.total_steps
+        earlier = dataclasses.replace(args, **length)
+        before = number_of_steps(earlier, self.steps_per_epoch)
+        if total < before or (total == done and earlier != args):
+            raise ValueError(
+                f"the checkpoint folder {str(args.checkpoint)!r} holds a training of {before} steps "
+                f"(epochs={earlier.epochs}, max_steps={earlier.max_steps}), and this one has {total} "
+                f"(epochs={args.epochs}, max_steps={args.max_steps}): it can only be made longer, by raising what ends "
+                f"it; or name another folder"
+            )
+        rates = [[rate_factor(args, step, self.steps_per_epoch, n) for step in range(done)] for n in (before, total)]
+        if rates[0] != rates[1]:
+            warnings.warn(
+                f"the training is extended from {before} to {total} steps: its first {done} had the learning rates of "
+                f"{before} steps (schedule={args.schedule!r}, warmup={args.warmup}), all others have those of {total}, "
+                f"so that it ends elsewhere than a training of {total} steps in one go; with schedule='constant' and "
+                f"warmup=0.0 it would not",
+                ScheduleWarning,
+                stacklevel=5,
+            )
+
+    def where(self) -> str:
+        """Where a training goes on that was continued."""
+        step, total = self.progress.step, self.total_steps
+        if not self.progress.finished:
+            return f"resuming at step {step + 1} of {total}"
+        if step < total:
+            return f"nothing to do: ended at step {step} of {total}, as patience={self.args.patience} says"
+        return f"nothing to do: all {total} steps are done; for more raise max_steps or epochs"
+
+
+def number_of_steps(args: TrainingArgs, steps_per_epoch: int) -> int:
+    """The optimiser steps of a training that nothing ends early."""
+    steps = args.epochs * steps_per_epoch
+    return steps if args.max_steps is None else min(steps, args.max_steps)
 
 
 def trained_tensors(scorer: nn.Module) -> dict[str, torch.Tensor]:
@@ -421,7 +481,8 @@ def rate_factor(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps
     """By what the learning rates are multiplied at a step.
 
     A function of the step (from 0), not one of torch's schedulers: a training that continues needs no state of it.
-    Warm-up begins with a rate of 0, and so does nothing at its first step, as in transformers and BERT's own code.
+    Warm-up begins with a rate of 0, and so does nothing at its first step, as in transformers and BERT's own code; of a
+    single step there is none, or else it would learn nothing.
     """
     decay = args.epoch_decay ** (step // steps_per_epoch)
     step, total = _step_of_schedule(args, step, steps_per_epoch, total_steps)
@@ -429,7 +490,7 @@ def rate_factor(args: TrainingArgs, step: int, steps_per_epoch: int, total_steps
         height, rises = _cycle(args, step, total)
         low = 1 / ONE_CYCLE_START if rises else 1 / (ONE_CYCLE_START * ONE_CYCLE_END)
         return decay * (low + (1.0 - low) * height)
-    warmup = int(args.warmup * total)
+    warmup = int(args.warmup * total) if total > 1 else 0
     if step < warmup:
         return decay * (step / warmup)
     return decay * (1.0 if args.schedule == "constant" else (total - step) / (total - warmup))
@@ -456,6 +517,8 @@ def _cycle(args: TrainingArgs, step: int, total: int) -> tuple[float, bool]:
     """How high a cycle is at a step, 0 at its ends and 1 at its peak, and whether it is before the peak."""
     # Its steps are counted as OneCycleLR does: the peak is reached at this one.
     peak, last = args.warmup * total - 1, total - 1
+    if total == 1:  # there it would be at its end, and the step learn next to nothing
+        return 1.0, True
     if step <= peak:
         return (step / peak if peak > 0 else 1.0), True
     return 1.0 - (step - peak) / (last - peak), False
@@ -552,7 +615,8 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
-    judged = qrels[["qid", "docno", "label"]].astype({"qid": str, "docno": str, "label": int}).rename(columns=names)
+    labels = labels_of(qrels, "qrels").astype(int)
+    judged = qrels[["qid", "docno"]].astype(str).assign(label=labels).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 

@@ -108,7 +108,8 @@ class TrainingArgs:
 
     Args:
         epochs: passes over the queries.
-        max_steps: end after so many optimiser steps; None for all epochs.
+        max_steps: end after so many optimiser steps; None for all epochs. A training with a checkpoint folder goes on
+            when this or `epochs` is raised.
         loss: a name in `pyterrier_longdoc.training.LOSSES`.
         margin: of the margin losses, `max(0, margin - s+ + s-)`.
         alpha: weight of the labels beside the teacher in the `"distillation"` loss; 0.75 in PARADE.
@@ -157,7 +158,8 @@ class TrainingArgs:
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
         checkpoint: a folder for the state of the training: a run that was killed continues from there when it is
-            started again, and ends with the same weights as if it had not been. None keeps no state.
+            started again, and ends with the same weights as if it had not been; one that is finished continues when it
+            is made longer. None keeps no state.
         save_steps: write it every so many steps, and after each epoch and validation.
         trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
         seed: order of the queries, choice of positives and negatives, dropout.

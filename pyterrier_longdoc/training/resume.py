@@ -33,11 +33,16 @@ from .examples import Group
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
-_FORMAT = 1
+_FORMAT = 2
+_LENGTH = ("epochs", "max_steps")
 
 
 class ContinuedTrainingWarning(UserWarning):
     """`fit` of a model that is trained already goes on from its weights."""
+
+
+class ScheduleWarning(UserWarning):
+    """A training is extended, and its steps so far followed a schedule of the shorter length."""
 
 
 Sections = dict[str, dict[str, torch.Tensor]]
@@ -51,13 +56,15 @@ class Checkpoint:
     """The folder of a training's state: one safetensors file, replaced as a whole, and what must be the same.
 
     Tensors are named `SECTION/NAME`; all else is JSON in the file's header. The scorer is as it was before the training
-    (`entries`: of the history then), or as the training that is to be continued has left it in this process.
+    (`entries`: of the history then), or as the training that is to be continued has left it in this process. How long
+    the training is may differ: it can be extended.
     """
 
     def __init__(
         self, scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs, settings: Mapping[str, Any], entries: int
     ) -> None:
         self.file = Path(str(args.checkpoint)) / STATE_FILE
+        self.length = {name: getattr(args, name) for name in _LENGTH}
         self.entries, self.start = entries, fingerprint(scorer.state_dict())
         before, end = _ended.get(scorer, (None, ""))
         if before is not None and (before.file, end) == (self.file, self.start) and self.file.exists():
@@ -68,7 +75,7 @@ class Checkpoint:
         self.identity: dict[str, Any] = {
             "format": _FORMAT,
             **settings,
-            "recipe": args.as_dict(),
+            "recipe": {name: value for name, value in args.as_dict().items() if name not in _LENGTH},
             "training data": data,
             "starting weights": self.start,
             "trainable weights": sorted(name for name, value in scorer.named_parameters() if value.requires_grad),
@@ -100,7 +107,7 @@ class Checkpoint:
             for section, named in sections.items()
             for name, tensor in named.items()
         }
-        about = _as_json({**values, "identity": self.identity})
+        about = _as_json({**values, "length": self.length, "identity": self.identity})
         try:
             with replacing(self.file, only_writer=True) as part:
                 save_file(tensors, part, metadata={"about": about})

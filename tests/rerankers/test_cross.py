@@ -44,8 +44,14 @@ def test_birch_mixes_in_the_first_stage(results):
     for a in (0.0, 0.3, 1.0):
         birch = make("Birch", first_stage_weight=a)
         np.testing.assert_allclose(scores(birch, results), a * first_stage + (1 - a) * neural, atol=1e-6)
-    with pytest.raises(ValueError, match="not finite"):
-        birch(results.assign(score=[1.0, None, 1.0, 1.0, 1.0]))
+    for scores_of, told in (
+        ([1.0, None, 1.0, 1.0, 1.0], "nan in row 1"),
+        (["1", "2", "3", "high", "5"], "'high' in row 3"),
+    ):
+        with pytest.raises(ValueError, match=f"'score' holds {told} .*Birch mixes in the first stage's score"):
+            birch(results.assign(score=scores_of))
+    written = birch(results.assign(score=results["score"].map(str)))  # numbers, as a file without types has them
+    np.testing.assert_array_equal(written["score"], birch(results)["score"])
 
 
 def test_a_sum_with_the_first_stage(results):

@@ -91,6 +91,11 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
         ({"warmup": 0.0}, 5, [1.0] * 10),
         ({"warmup": 0.2}, 5, [0.0, 0.5] + [1.0] * 8),
         ({"warmup": 1.0}, 5, [i / 10 for i in range(10)]),
+        # Of a single step there is no warm-up: it would learn nothing.
+        ({"warmup": 1.0}, 1, [1.0]),
+        ({"warmup": 1.0, "schedule": "linear"}, 1, [1.0]),
+        ({"schedule": "one_cycle"}, 1, [1.0]),
+        ({"warmup": 1.0, "restart_each_epoch": True}, 1, [1.0, 1.0, 1.0]),
         ({"schedule": "linear", "warmup": 0.2}, 10, [0, 1 / 2, *(i / 8 for i in range(8, 0, -1))]),
         ({"epoch_decay": 0.5, "warmup": 0.0}, 2, [1, 1, 0.5, 0.5, 0.25, 0.25]),
         ({"epoch_decay": 0.5, "warmup": 0.5, "restart_each_epoch": True}, 4, [0, 0.5, 1, 1, 0, 0.25, 0.5, 0.5]),
@@ -225,10 +230,17 @@ def test_training_that_diverges(cross_encoder):
     model = Toy()
     torch.nn.init.constant_(model.head.weight, math.nan)
     with pytest.raises(
-        FloatingPointError, match=r"the loss is nan in the step of the queries 'q\d', 'q\d'; lower learning_rates"
+        FloatingPointError, match=r"the loss is nan in step 1, that of the queries 'q\d', 'q\d', .*: a weight"
     ):
         train(model, toy_groups(2), TrainingArgs())
     assert not model.training
+    model, before = Broken(2, math.inf), []
+    args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
+    with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3, .* before it: lower learning_rates"):
+        train(model, toy_groups(5), args, on_step=lambda: before.append(model.head.weight.item()))
+    assert len(before) == 2
+    with pytest.raises(FloatingPointError, match="use dtype='bfloat16' or 'float32'"):
+        train(model, toy_groups(2), replace(args, dtype="float16"))
     model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
     with pytest.raises(FloatingPointError, match="after step 1 there are weights that are not finite"):
         model.fit(RUN, JUDGED)
@@ -269,6 +281,8 @@ def test_evaluate():
     judged = qrels(("1", "a", 1), ("2", "b", 2))
     assert evaluate(run, judged, "RR") == pytest.approx((1 + 1 / 2) / 2)
     assert evaluate(run, judged, "P@1") == pytest.approx(1 / 2)
+    written = judged.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
+    assert evaluate(run, written, "RR") == evaluate(run, judged, "RR")
     # Judgements of a larger collection do not lower the figure of a sample of its queries.
     assert evaluate(run, pd.concat([judged, qrels(("other", "d", 1))]), "RR") == evaluate(run, judged, "RR")
 
@@ -349,8 +363,13 @@ def test_validation_data_is_checked_before_training(cross_encoder, monkeypatch):
         model.fit(RUN, JUDGED, RUN.drop(columns="text"), JUDGED)
     with pytest.raises(ValueError, match=r"qrels lack the column\(s\) label"):
         model.fit(RUN, JUDGED, RUN, JUDGED.drop(columns="label"))
-    with pytest.raises(ValueError, match="validation qrels judge none"):
+    with pytest.raises(ValueError, match="qids of the validation candidates and of their qrels do not match"):
         model.fit(RUN, JUDGED, RUN, JUDGED.assign(qid="other"))
+    # All weights would be equally good.
+    with pytest.raises(ValueError, match="no positives among the validation candidates"):
+        model.fit(RUN, JUDGED, RUN[RUN["docno"] != "d0"], pd.concat([JUDGED, JUDGED.assign(docno="d1", label=0)]))
+    with pytest.raises(ValueError, match="the validation qrels: the column 'label' holds 'relevant' in row 0"):
+        model.fit(RUN, JUDGED, RUN, JUDGED.assign(label="relevant"))
     with pytest.raises(ValueError, match="both candidates and qrels"):
         model.fit(RUN, JUDGED, RUN)
 

@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Lora, TrainingArgs, resume, train
+from pyterrier_longdoc.training import Lora, ScheduleWarning, TrainingArgs, resume, train
 from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
@@ -147,7 +148,6 @@ def test_state_of_another_training(stopped):
     frozen.encoder.requires_grad_(False)
     torch.nn.init.ones_(other.encoder["first"].bias)
     for model, queries, changes, message in (
-        (Toy(), 3, {"epochs": 3}, r"recipe \(epochs\)"),
         (Toy(), 3, {"seed": 1, "margin": 2.0}, r"recipe \(margin, seed\)"),
         (Toy(), 2, {}, "training data"),
         (frozen, 3, {}, "trainable weights"),
@@ -156,6 +156,12 @@ def test_state_of_another_training(stopped):
         with pytest.raises(ValueError, match=f"not the same are its {message}"):
             train(model, toy_groups(queries), replace(args, **changes))
         assert path.read_bytes() == before
+    shorter = (
+        r"of 6 steps \(epochs=2, max_steps=None\), and this one has 5 \(epochs=2, max_steps=5\): it can only .*longer"
+    )
+    with pytest.raises(ValueError, match=shorter):
+        train(Toy(), toy_groups(3), replace(args, max_steps=5))
+    assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
     train(Toy(), toy_groups(3), replace(args, save_steps=2))
 
@@ -172,6 +178,80 @@ def test_finished_run_is_not_trained_again(tmp_path):
     assert steps == [1]  # the model counts as trained
     assert torch.equal(again.head.weight, first.head.weight)
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"save_steps": 1}]
+)
+@pytest.mark.parametrize(("first", "then"), [({"max_steps": 4}, {"max_steps": 8}), ({"epochs": 1}, {"epochs": 3})])
+def test_extended_training_ends_with_the_same_weights(changes, first, then, cross_encoder, tmp_path):
+    """Under a schedule that does not depend on the length, with dropout, in the middle and at the end of an epoch."""
+    args = replace(RECIPE, schedule="constant", warmup=0.0, **changes)
+    whole = make("MaxP", cross_encoder, training=replace(args, **then)).fit(RUN, JUDGED)
+    args = replace(args, checkpoint=tmp_path)
+    short = make("MaxP", cross_encoder, training=replace(args, **first)).fit(RUN, JUDGED)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ScheduleWarning)
+        extended = make("MaxP", cross_encoder, training=replace(args, **then)).fit(RUN, JUDGED)
+    states = [model.load_scorer().state_dict() for model in (whole, extended, short)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
+    assert extended.history["step"].tolist() == sorted({*short.history["step"], *whole.history["step"]})
+
+
+def test_extended_in_the_same_session(tmp_path):
+    args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, warmup=0.0)
+    whole, model = Toy(), Toy()
+    train(whole, toy_groups(3), replace(args, checkpoint=None, epochs=4))
+    figures = iter([0.9, 0.1, 0.1, 0.95])
+    # The model has the best weights meanwhile, those of the first epoch; it goes on from the last ones.
+    for epochs in (2, 4):
+        train(model, toy_groups(3), replace(args, epochs=epochs), validate=lambda: next(figures))
+        assert len(model.calls) == 3 * epochs
+    assert torch.equal(model.head.weight, whole.head.weight)
+
+
+@pytest.mark.parametrize("changes", [{"schedule": "linear"}, {"schedule": "one_cycle"}, {"warmup": 0.5}])
+def test_extension_follows_the_schedule_of_the_whole_and_says_so(changes, tmp_path):
+    args = TrainingArgs(queries_per_step=1, max_steps=4, checkpoint=tmp_path, **changes)
+    whole = replace(args, max_steps=8, checkpoint=None)
+    with optimizer_steps() as expected:
+        train(Toy(), toy_groups(8), whole)
+    train(Toy(), toy_groups(8), args)
+    with optimizer_steps() as steps, pytest.warns(ScheduleWarning, match="from 4 to 8 steps: its first 4 had"):
+        train(Toy(), toy_groups(8), replace(args, max_steps=8))
+    assert [rate for rate, *_ in steps] == [rate for rate, *_ in expected][4:]
+
+
+def test_a_training_that_patience_ended_is_not_extended(tmp_path, capsys):
+    args = TrainingArgs(queries_per_step=3, epochs=5, patience=1, checkpoint=tmp_path, warmup=0.0)
+    figures = iter([0.5, 0.1])
+    train(Toy(), toy_groups(3), args, validate=lambda: next(figures))
+    again = Toy()
+    train(again, toy_groups(3), replace(args, epochs=9), validate=lambda: pytest.fail("validated"), verbose=True)
+    assert not again.calls
+    assert "nothing to do: ended at step 2 of 9, as patience=1 says" in capsys.readouterr().out
+
+
+def test_where_a_training_goes_on_is_said(stopped, capsys):
+    args, _ = stopped
+    for changes, line in (
+        ({}, "resuming at step 3 of 6"),
+        ({}, "nothing to do: all 6 steps are done"),
+        ({"epochs": 4}, "resuming at step 7 of 12"),
+        ({"epochs": 4}, "nothing to do: all 12 steps are done"),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ScheduleWarning)
+            train(Toy(), toy_groups(3), replace(args, **changes), verbose=True)
+        said = capsys.readouterr().out
+        assert said.startswith(line)
+        assert said.count("\n") == 1
+    # Raising what does not end it would do nothing.
+    with pytest.raises(
+        ValueError, match=r"this one has 12 \(epochs=4, max_steps=20\): .* longer, by raising what ends"
+    ):
+        train(Toy(), toy_groups(3), replace(args, epochs=4, max_steps=20))
 
 
 def test_state_of_another_model(cross_encoder, plain_encoder, tmp_path):
