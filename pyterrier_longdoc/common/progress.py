@@ -120,15 +120,16 @@ class _Line:
             vars(bar).update(state)
             bar.reset(total=total)
             vars(bar).update(state)
+            bar.refresh()
 
     def end(self) -> None:
         """All is done: the line keeps the figures of its one work, or shows how long all of them have taken."""
         bar = self.bar
-        if self.works > 1:
+        if self.works != 1:
             bar.unit, bar.unit_scale, bar.postfix, bar.initial = self._unit, False, None, 0
             bar.reset(total=1)
             bar.start_t = self._start
-        bar.update(bar.total - bar.n)
+            bar.update(1)
 
     def _describe(self) -> None:
         self.bar.set_description(", ".join(self.names), refresh=False)
