@@ -163,6 +163,7 @@ def _clear_of_warnings(bar: Any) -> Iterator[None]:
     def show(*args: Any, **options: Any) -> None:
         bar.clear()
         usual(*args, **options)
+        sys.stderr.flush()  # notebooks keep no order of their own between two streams
         bar.refresh()
 
     warnings.showwarning = show
