@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,34 @@ def test_plots_show_themselves():
     for cell in plots:
         assert ["image/png" in output["data"] for output in cell["outputs"]] == [False, True], cell["source"]
     assert last["outputs"][0]["data"]["text/plain"] == "[]"
+
+
+LINES = """
+import warnings
+from pyterrier_longdoc.common.progress import counting, one_line
+
+for fold in (1, 2):
+    with one_line(f"fold {fold}", "fold", shown=True), counting("MaxP", "doc", 3, shown=True) as done:
+        done(2)
+        warnings.warn(f"something in fold {fold}", stacklevel=1)
+        done()
+"""
+
+
+@pytest.mark.slow
+def test_lines_are_no_errors_and_warnings_stand_between_them():
+    pytest.importorskip("nbclient")
+    from nbclient import NotebookClient
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    notebook = new_notebook(cells=[new_code_cell(LINES)])
+    NotebookClient(notebook, timeout=600).execute()
+    streams = [(name, "".join(each.text for each in own)) for name, own in groupby(notebook.cells[0].outputs, _name)]
+    assert [name for name, _ in streams] == ["stdout", "stderr", "stdout", "stderr", "stdout"]
+    screen = [[line.split("\r")[-1] for line in text.split("\n")] for name, text in streams if name == "stdout"]
+    shown = [[line.split("|")[0] for line in lines] for lines in screen]
+    assert shown == [[""], ["fold 1: 100%", ""], ["fold 2: 100%", ""]]
+
+
+def _name(output):
+    return output["name"]

@@ -29,6 +29,7 @@ from ..common.frames import (
 )
 from ..common.language import named_tokenizer, token_spans
 from ..common.presentation import Presented
+from ..common.progress import counting
 from ..listwise.client import AsksLLM, read_reply
 from ..listwise.messages import (
     IncompleteReplyWarning,
@@ -222,8 +223,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             return label, grades, shown, best, shown[-1][1] / spans[text][-1][1] if shown else 1.0
 
         self._warn_of_unread(list(spans.values()))
-        with pt.tqdm(total=total, desc="RelevanceJudge", unit="chunk", disable=not self.verbose) as bar:
-            judgements = in_parallel(judge, list(qids), self.concurrency, on_step=bar.update)
+        with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as done:
+            judgements = in_parallel(judge, list(qids), self.concurrency, on_step=done)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
             warnings.warn(

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyterrier as pt
 
 from ..common.arguments import check_given, check_positive
 from ..common.frames import (
@@ -29,6 +28,7 @@ from ..common.frames import (
     texts_of,
 )
 from ..common.language import named_tokenizer
+from ..common.progress import counting
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS
@@ -277,11 +277,11 @@ def relevant_positions(
     def read(docno: str) -> TokenizedText | None:
         return tokens_of(texts[docno]) if docno in texts else None
 
-    with pt.tqdm(total=len(pairs), desc="relevant_positions", unit="doc", disable=not verbose) as bar:
+    with counting("relevant_positions", "doc", len(pairs), shown=verbose) as done:
         if passages is not None:
-            found = _located(pairs, read, passages, locator or PassageLocator(), bar)
+            found = _located(pairs, read, passages, locator or PassageLocator(), done)
             return RelevantPositions(_frame(pairs, found, _PASSAGE_COLUMNS))
-        judged = _judged(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, bar)
+        judged = _judged(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, done)
     return _estimated(pairs, judged, estimator)
 
 
@@ -313,7 +313,7 @@ def _relevant_pairs(
 
 
 def _located(
-    pairs: pd.DataFrame, read: Read, passages: pd.DataFrame, locator: PassageLocator, bar: Any
+    pairs: pd.DataFrame, read: Read, passages: pd.DataFrame, locator: PassageLocator, done: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
     check_columns(passages, ("qid", "text"), "passages")
     own = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
@@ -325,7 +325,7 @@ def _located(
             found.append({"reason": NOT_THERE})
         else:
             found.append(_locate(of_query.get(qid, own["text"].head(0)), document, locator))
-        bar.update()
+        done(1)
     return found
 
 
@@ -359,7 +359,7 @@ def _judged(
     estimator: Estimator,
     chunk_tokens: int,
     max_chunks: int | None,
-    bar: Any,
+    done: Callable[[int], Any],
 ) -> list[JudgedDocument]:
     # Chunked before anybody is asked: tokenizers may not be shared between threads.
     chunked: dict[str, JudgedDocument] = {}
@@ -371,7 +371,7 @@ def _judged(
         shown = chunked[docno].chunks[: chunked[docno].shown]
         text = "" if document is None else document.text
         jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in shown]))
-    numbers = judge(jobs, estimator, bar.update)
+    numbers = judge(jobs, estimator, done)
     return [replace(chunked[docno], numbers=own) for docno, own in zip(pairs["docno"], numbers, strict=True)]
 
 

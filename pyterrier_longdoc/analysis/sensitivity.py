@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyterrier as pt
 
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
+from ..common.progress import one_line
 from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from ..modelling.texts import Span
@@ -166,7 +166,7 @@ def position_sensitivity(
         tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted; None counts words
             and punctuation marks.
         text_field: the text column.
-        verbose: show a progress bar.
+        verbose: show a line for each system, with its progress.
 
     Returns:
         The scores, their table and their plot; `dataclasses.replace` of `test`, `alpha` and so on tests them anew.
@@ -185,10 +185,10 @@ def position_sensitivity(
     texts = texts_of_corpus(corpus, set(spans["docno"]), text_field)
     versions = _versions(spans, texts, at, token_reader(tokenizer), text_field)
     to_score = versions[["qid", "query", text_field]]
-    frames = [
-        versions.assign(name=name, score=scores_by_row(system, to_score, repr(name)))
-        for name, system in pt.tqdm(named.items(), desc="position_sensitivity", unit="system", disable=not verbose)
-    ]
+    frames = []
+    for name, system in named.items():
+        with one_line(name, "system", shown=verbose):
+            frames.append(versions.assign(name=name, score=scores_by_row(system, to_score, repr(name))))
     columns = ["name", "qid", "docno", "place", "real_place", "first_token", "length", "score"]
     scores = pd.concat(frames, ignore_index=True)[columns]
     return PositionSensitivity(scores)

@@ -19,6 +19,7 @@ from ..common.arguments import check_choice
 from ..common.frames import as_strings
 from ..common.language import digest, token_counter
 from ..common.presentation import HELP_URL
+from ..common.progress import counting
 
 Documents = Mapping[str, Mapping[str, str]]
 """docno -> {"docno": ..., "text": ..., further fields}."""
@@ -90,8 +91,11 @@ class TextLoader(pt.Transformer):
         documents = self.documents
         if isinstance(documents, StreamedDocuments):
             documents = documents.many(distinct)
-        shown = pt.tqdm(distinct, desc=repr(self), unit="d", disable=not self.verbose)
-        rows = {docno: self._look_up(documents, docno) for docno in shown}
+        rows = {}
+        with counting(repr(self), "doc", len(distinct), shown=self.verbose) as done:
+            for docno in distinct:
+                rows[docno] = self._look_up(documents, docno)
+                done()
         columns = {name: [rows[docno][name] for docno in docnos] for name in self.fields}
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.

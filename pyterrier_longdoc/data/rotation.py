@@ -22,6 +22,7 @@ from ..common.arguments import check_choice, check_positive
 from ..common.frames import strings
 from ..common.language import sentences
 from ..common.presentation import Presented, changed_arguments
+from ..common.progress import counting
 
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""
@@ -121,7 +122,10 @@ class RotateDocuments(Presented, pt.Transformer):
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
         augment = position_augmentation(self.augmentation, words=self.words)
-        rows = pt.tqdm(texts, desc="RotateDocuments", unit="doc", disable=not self.verbose)
+        changed = []
         # Random numbers of the text itself: a document is changed alike in every run and batch.
-        changed = [augment(text, random.Random(f"{self.seed}/{text}")) for text in rows]
+        with counting("RotateDocuments", "doc", len(texts), shown=self.verbose) as done:
+            for text in texts:
+                changed.append(augment(text, random.Random(f"{self.seed}/{text}")))
+                done()
         return inp.assign(**{self.text_field: pd.Series(changed, dtype=str).array})

@@ -18,7 +18,7 @@ from ..common.arguments import check_positive, check_seeds
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
-from ..common.progress import line_of_run
+from ..common.progress import one_line
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
@@ -231,7 +231,7 @@ class _Runner:
         costs: list[Cost] = []
         parts: list[_Part] = []
         for job in jobs:
-            with line_of_run("" if places is None else f"{next(places)} {job}", shown=places is not None):
+            with one_line("" if places is None else f"{next(places)} {job}", shown=places is not None):
                 parts.append(self._run(job))
             run |= parts[-1].run
             costs += [] if parts[-1].cost is None else [parts[-1].cost]

@@ -16,7 +16,7 @@ from ..common.arguments import arguments_of, check_choice, check_given, check_po
 from ..common.coverage import Coverage
 from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
 from ..common.presentation import Presented, changed_arguments, described
-from ..common.progress import work_bar
+from ..common.progress import counting
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
@@ -202,11 +202,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
 
         lists = sum(len(schedule.places(len(one.texts))) for one in candidates)
         total = lists * max(self.shuffles, 1)
-        with work_bar(type(self).__name__, " prompts", shown=verbose) as bar:
-            if bar is None:
-                return in_parallel(rank, candidates, self.concurrency)
-            bar.reset(total=total)
-            return in_parallel(rank, candidates, self.concurrency, on_step=bar.update)
+        with counting(type(self).__name__, "prompt", total, shown=verbose) as done:
+            return in_parallel(rank, candidates, self.concurrency, on_step=done)
 
     def _candidates(self, inp: pd.DataFrame, text_columns: list[str]) -> list[Candidates]:
         queries, texts = strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader)

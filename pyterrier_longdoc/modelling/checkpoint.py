@@ -71,7 +71,7 @@ class Weights:
     adopted: bool = False
     source: Source | None = None
     _watch: WeightsWatch = field(default_factory=WeightsWatch)
-    _digest: str = ""
+    _fingerprint: str = ""
 
     @classmethod
     def from_backbone(
@@ -102,11 +102,19 @@ class Weights:
         self.source = None
         self._watch.forget()
 
+    def fingerprint(self, *, contents: bool = True) -> str:
+        """The weights' fingerprint, made anew when they have changed.
+
+        Args:
+            contents: also notice writes that torch does not count, see `WeightsWatch`.
+        """
+        if self._watch.changed(self.scorer, contents=contents):
+            self._fingerprint = fingerprint(self.scorer.state_dict())
+        return self._fingerprint
+
     def digest(self) -> str:
         """Eight hexadecimal digits of the fingerprint, by which to tell models apart."""
-        if self._watch.changed(self.scorer, contents=False):
-            self._digest = fingerprint(self.scorer.state_dict())[:8]
-        return self._digest
+        return self.fingerprint(contents=False)[:8]
 
     def exchange_head(self, head: HeadSpec, seed: int) -> bool:
         """Puts another head on the same encoder.

@@ -349,10 +349,13 @@ class WindowReranker(WithBackbone, pt.Transformer):
             "max_doc_len": settings.max_doc_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
             "layout": repr(scorer.layout),
-            "weights": fingerprint(scorer.state_dict()),
+            "weights": self._weights_fingerprint(),
             "tokenizer": blake2b(tokenizer).hexdigest(),
             "computed": [settings.device.type, dtype_name(settings.dtype), settings.runtime],
         }
+
+    def _weights_fingerprint(self) -> str:
+        return fingerprint(self.load_scorer().state_dict())
 
     def _warn_once(self, message: str, category: type[Warning], stacklevel: int) -> None:
         if category not in self.warned:
@@ -503,6 +506,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """As `load_scorer`, with where the weights came from."""
         self.load_scorer()
         return cast(Weights, self._loaded)
+
+    def _weights_fingerprint(self) -> str:
+        return self.load_weights().fingerprint()
 
     def set_up(self) -> LongDocScorer:
         """See the base class."""

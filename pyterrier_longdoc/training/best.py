@@ -20,6 +20,7 @@ from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
 from ..common.frames import check_columns, keys_of, strings
 from ..common.language import sentence_starts
+from ..common.progress import one_line
 from .examples import Group, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
@@ -155,8 +156,9 @@ def fit_on_best_segments(
         ranker.training, fit = args, fit_first if iteration == 1 else None
         own = None if folder is None else Path(folder) / f"iteration-{iteration}"
         earlier = len(ranker.history)
-        ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
-        selections.append(_select_or_read(ranker, candidates, own))
+        with one_line(f"iteration {iteration}", "iteration", shown=ranker.verbose):
+            ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
+            selections.append(_select_or_read(ranker, candidates, own))
         value = float(ranker.history["validation"].iloc[earlier:].max())  # of the weights that were kept
         row: dict[str, Any] = {"iteration": iteration, "validation": value}
         rows.append(row if gold is None else {**row, "precision": segment_precision(selections[-1], gold)})

@@ -15,12 +15,12 @@ from typing import Any
 
 import ir_measures
 import pandas as pd
-import pyterrier as pt
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
+from ..common.progress import aside, one_line, work_bar
 from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
@@ -61,7 +61,7 @@ def train(
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
         objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
         settings: gives those of the model, JSON-able: with others a training is not continued.
-        verbose: show a progress bar, and tell where a training goes on.
+        verbose: show a line for each epoch, and tell where a training goes on.
 
     Returns:
         `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
@@ -96,22 +96,31 @@ def train(
         scorer.train()
         while not progress.finished:
             picks = draw_epoch(groups, args, progress.epoch)
-            hidden, label = not (verbose and run.rank == 0), f"epoch {progress.epoch + 1}"
-            with pt.tqdm(total=len(picks), initial=progress.position, desc=label, unit="query", disable=hidden) as bar:
+            name, shown = f"epoch {progress.epoch + 1}", verbose and run.rank == 0
+            with (
+                one_line(name, "epoch", shown=shown),
+                work_bar(name, "query", shown=shown, total=len(picks), done=progress.position) as bar,
+            ):
                 while progress.position < len(picks) and not progress.finished:
                     chosen = picks[progress.position : progress.position + args.queries_per_step]
                     # Each process takes a part of the step's queries.
                     own = [make_example(pick, args, progress.epoch) for pick in chosen[run.rank :: run.processes]]
                     run.step(own, len(chosen))
                     on_step()
-                    bar.update(len(chosen))
-                    loss, rate, speed = run.figures().values()
-                    bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s")
+                    _show(bar, len(chosen), run.figures())
                     run.report(validate, epoch_ends=progress.position == len(picks))
             progress.epoch, progress.position = progress.epoch + 1, 0
             if args.restart_each_epoch:
                 run.optimizer.state.clear()
     return history
+
+
+def _show(bar: Any, queries: int, figures: Mapping[str, float]) -> None:
+    """So many more queries are done; None is no bar."""
+    if bar is not None:
+        loss, rate, speed = figures.values()
+        bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
+        bar.update(queries)
 
 
 def _check(groups: Sequence[Group], args: TrainingArgs, validates: bool) -> None:
@@ -306,7 +315,8 @@ class Run:
 
     def _validate(self, validate: Callable[[], float]) -> float:
         self.scorer.eval()
-        value = validate()
+        with aside("validation"):
+            value = validate()
         if self.processes > 1:  # the first one's counts
             (value,) = self._sum_over_processes(value if self.rank == 0 else 0.0)
         self.scorer.train()

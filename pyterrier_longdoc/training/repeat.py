@@ -16,6 +16,7 @@ import pyterrier as pt
 from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns
 from ..common.presentation import Presented
+from ..common.progress import one_line
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
 from .recipe import TrainingArgs
 from .resume import TrainingData, check_new, fit_further, fit_or_load, transform_or_read
@@ -144,7 +145,7 @@ def k_fold_fit(
         seed: of the choice of that share.
         folder: for models and runs. A second call with the same arguments goes on where the first one was interrupted:
             finished folds are read, the one under way continues.
-        verbose: show a progress bar over the folds.
+        verbose: show a line for each fold, with the progress of its training.
 
     Returns:
         A transformer that sends each query to the model of its fold; `.models`, and `.run`: the folds' runs as one
@@ -172,12 +173,13 @@ def k_fold_fit(
         raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
     models: list[Any] = []
     runs: list[pd.DataFrame] = []
-    for fold in pt.tqdm(prepared, desc="k_fold_fit", unit="fold", disable=not verbose):
+    for place, fold in enumerate(prepared, 1):
         own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
         new = _new(model, {})
         check_new(new, models)
-        trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
-        runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
+        with one_line(f"fold {place}/{len(prepared)}", "fold", shown=verbose):
+            trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
+            runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
         models.append(_off_device(trained))
     return FoldModels(models, [fold.test_topics["qid"].tolist() for fold in prepared], pd.concat(runs).sort_index())
 
@@ -247,7 +249,7 @@ def fit_seeds(
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
         folder: for the models. A second call goes on where the first one was interrupted.
-        verbose: show a progress bar over the seeds.
+        verbose: show a line for each seed, with the progress of its training.
 
     Returns:
         The models by seed.
@@ -260,14 +262,15 @@ def fit_seeds(
     check_seeds(seeds)
     data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
     models = SeedModels()
-    for seed in pt.tqdm(list(seeds), desc="fit_seeds", unit="seed", disable=not verbose):
+    for seed in list(seeds):
         # A seed of its own would ask for other weights than the trained ones.
         new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
         if hasattr(new, "recipe"):
             new.training = replace(new.recipe, seed=int(seed))
         check_new(new, models.values())
         own_folder = None if folder is None else Path(folder) / f"seed-{seed}"
-        models[int(seed)] = _off_device(fit_or_load(new, data, own_folder))
+        with one_line(f"seed {seed}", "seed", shown=verbose):
+            models[int(seed)] = _off_device(fit_or_load(new, data, own_folder))
     return models
 
 

@@ -16,6 +16,7 @@ from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
 from ..support import tiny
+from ..support.lines import shown_lines
 from ..support.passages import Writer, collection
 
 KNOWN = collection(6)
@@ -242,6 +243,11 @@ def test_a_reranker_as_judge(monkeypatch):
     assert strict["chunk"].fillna(-1).tolist() == [-1, -1, -1, -1, 1]
     monkeypatch.setattr("pyterrier_longdoc.analysis.judging.BLOCK_DOCUMENTS", 1)
     pd.testing.assert_frame_equal(judged(documents, wet_words(), **above).frame, frame)
+
+
+def test_one_line_whatever_the_judge_shows(cross_encoder, capsys):
+    ld.relevant_positions(TOPICS, QRELS, CORPUS, judge=ld.FirstP(cross_encoder, verbose=True), verbose=True)
+    assert shown_lines(capsys) == ["relevant_positions"]
 
 
 def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], Any]:

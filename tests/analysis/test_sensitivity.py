@@ -13,6 +13,7 @@ from pyterrier_longdoc.analysis import PositionSensitivity
 from pyterrier_longdoc.analysis.sensitivity import moved
 
 from ..support import tiny
+from ..support.lines import shown_lines
 from ..support.passages import Writer, collection
 
 NEEDLE = "Seventeen purple elephants march."
@@ -40,6 +41,12 @@ def test_a_moved_passage_keeps_all_words_and_sentences(place):
         assert sentences[0] == sentences[1]
         assert abs(begins - place * (len(version) - len(NEEDLE) - 1)) <= max(map(len, sentences[0]))
         assert len(version) == len(text)
+
+
+def test_one_line_for_each_system(cross_encoder, capsys):
+    systems = {name: ld.MaxP(cross_encoder, window_size=40, stride=30, verbose=True) for name in ("one", "other")}
+    ld.position_sensitivity(systems, TOPICS, CORPUS.head(2), GOLD.head(2), places=[0, 1], verbose=True)
+    assert shown_lines(capsys) == ["one", "other"]
 
 
 def test_moving_to_the_ends():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import re
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ from pyterrier_longdoc.modelling.settings import Settings
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows, SlidingWords, Truncate
 from pyterrier_longdoc.modelling.workload import window_sizes
 
+from ..support.lines import shown_lines
 from ..support.scorers import Passes
 from ..support.systems import QUIET, make
 from ..support.tiny import LONG
@@ -83,12 +83,6 @@ def test_progress_is_the_share_of_what_is_encoded(name, changes, monkeypatch):
 def test_windows_of_a_text_of_a_hundred_tokens(settings, expected):
     assert window_sizes(settings, 100) == expected
     assert window_sizes(settings, 0) == [0]
-
-
-def shown_lines(capsys) -> list[str]:
-    """The names of the bars that were shown to their end."""
-    lines = [line.split("\r")[-1] for line in capsys.readouterr().err.split("\n")[:-1]]  # a bar is written many times
-    return [re.match(r"(.*):\s+100%\|", line)[1] for line in lines]
 
 
 def test_an_experiment_shows_one_line_for_each_run(capsys):

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import checkpoint
 from pyterrier_longdoc.modelling import scorer as scorer_module
+from pyterrier_longdoc.modelling.fingerprint import fingerprint
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache, pair_key
 
 from ..support import processes, tiny
@@ -125,6 +127,43 @@ def test_weights_are_part_of_the_key(path, results, tmp_path):
     for name, backbone in (("SumP", tiny.encoder()), ("MaxP", tiny.checkpoint(tmp_path / "other", seed=1))):
         found = scores(make(name, backbone, score_cache=path), results)
         np.testing.assert_allclose(found, scores(make(name, backbone), results), rtol=1e-5)
+
+
+def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, plain_encoder, monkeypatch):
+    model, other = make("MaxP", score_cache=path, training=FAST_LEARNING), make("MaxP")
+    with torch.no_grad():
+        other.load_scorer().head.final.weight.mul_(2)
+    made = []
+
+    def counted(weights):
+        made.append(fingerprint(weights))
+        return made[-1]
+
+    monkeypatch.setattr(checkpoint, "fingerprint", counted)
+    for _ in range(3):
+        model(results)
+        repr(model)
+    assert len(made) == 1
+    weight = max(model.load_scorer().parameters(), key=torch.numel)
+    seen = [made[0]]
+    for change in (
+        lambda: weight.data.mul_(1.01),
+        lambda: weight.data.copy_(weight.data.flip(0)),
+        lambda: setattr(weight, "data", weight.data + 0.01),
+        lambda: torch.nn.init.normal_(weight),
+        lambda: model.load_scorer().load_state_dict(other.load_scorer().state_dict()),
+        lambda: model.fit(results, QRELS),
+        lambda: model.start_from(other),
+    ):
+        change()
+        for _ in range(2):
+            told = model.describe()["weights"]
+            assert told == fingerprint(model.load_scorer().state_dict())
+        assert told != seen[-1]
+        assert len(ScoreCache(path)) == 5 * len(seen)
+        model(results)
+        seen.append(told)
+        assert len(made) <= 2 * len(seen)
 
 
 def test_text_and_query_do_not_run_together():

@@ -28,6 +28,7 @@ from pyterrier_longdoc.training import (
 from pyterrier_longdoc.training.best import _joint_loss
 
 from ..support import tiny
+from ..support.lines import shown_lines
 from ..support.toy import optimizer_steps, qrels
 
 TEXT = " ".join(f"{'word ' * (3 + i % 5)}end{i}." for i in range(60))
@@ -203,6 +204,13 @@ def test_each_iteration_is_validated_as_often_as_its_recipe_says(cross_encoder, 
     kept = [evaluate(transform(ranker, RUN), JUDGED, "RR") for ranker in rankers]
     assert result.iterations["validation"].tolist() == kept
     assert kept == [ranker.history["validation"].max() for ranker in rankers]
+
+
+def test_one_line_for_each_iteration(cross_encoder, capsys):
+    recipe = TrainingArgs(epochs=2, learning_rates={"": 5e-3}, metric="RR")
+    make, _ = maker(cross_encoder, recipe, verbose=True)
+    fit_on_best_segments(make, RUN, JUDGED, RUN, JUDGED, segments=ONE_SENTENCE, iterations=2)
+    assert shown_lines(capsys) == ["iteration 1", "iteration 2"]
 
 
 def test_judged_documents_are_cut_too(cross_encoder):

@@ -382,6 +382,16 @@ def test_progress_bar_only_when_asked(cross_encoder, capfd):
         assert all((part in shown) == verbose for part in ("epoch 2", "loss=", "lr=", "documents="))
 
 
+def test_one_line_for_each_epoch_with_its_validation_within(cross_encoder, capsys):
+    model = make("MaxP", cross_encoder, training=RECIPE, verbose=True)
+    model.fit(RUN, JUDGED, RUN, JUDGED)
+    shown = capsys.readouterr().err
+    assert "epoch 2, validation" in shown
+    lines = [line.split("\r")[-1] for line in shown.split("\n")]
+    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2", ""]
+    assert all("100%" in line and "loss=" in line for line in lines[:-1])
+
+
 # Interruptions.
 
 FAST = TrainingArgs(queries_per_step=1, learning_rates={"": 3e-2}, metric="RR")

@@ -26,6 +26,7 @@ from pyterrier_longdoc.training import (
     recipes,
 )
 
+from ..support.lines import shown_lines
 from ..support.systems import make
 from ..support.toy import optimizer_steps, qrels, toy_task
 
@@ -226,6 +227,14 @@ def test_in_a_pipeline_and_an_experiment(whole):
     table = pt.Experiment({"folds": retrieve >> folds, "run": folds.run}, topics, QRELS, ["map"], plan="tree")
     assert table["map"].nunique() == 1
     assert repr(folds) == f"FoldModels(3 folds: {folds.models[0]!r}, ...)"
+
+
+def test_one_line_for_each_fold_and_seed(cross_encoder, capsys):
+    model = make("MaxP", cross_encoder, training=RECIPE, verbose=True)
+    k_fold_fit(model, RUN, QRELS, FOLDS, validation="next fold", verbose=True)
+    assert shown_lines(capsys) == ["fold 1/3", "fold 2/3", "fold 3/3"]
+    fit_seeds(model, [0, 7], RUN, QRELS, RUN, QRELS, verbose=True)
+    assert shown_lines(capsys) == ["seed 0", "seed 7"]
 
 
 def test_integer_qids(whole):
