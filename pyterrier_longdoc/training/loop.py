@@ -15,6 +15,7 @@ from typing import Any
 
 import ir_measures
 import pandas as pd
+import pyterrier as pt
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
