@@ -1,4 +1,4 @@
-"""Warnings that come once: for a transformer, or for a system of an experiment with all its runs, batches and copies."""
+"""Warnings that come once: for a transformer, or for a system with all its runs, batches and copies."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def warn_of_cuts(transformer: Any, told: Told, causes: Iterable[str], what: str,
     """
     system = _SYSTEM.get()
     name = None if system is None else system.name
-    if any([is_news(told, TruncationWarning, name, cause) for cause in causes]):
+    news = [is_news(told, TruncationWarning, name, cause) for cause in causes]
+    if any(news):
         who = repr(transformer) if name is None else f"{name!r}: {transformer!r}"
         warnings.warn(f"{who}{what} (see .coverage).", TruncationWarning, stacklevel=stacklevel)

@@ -27,9 +27,9 @@ from transformers import AutoConfig, AutoModel
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.hub import reachable
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
-from .backbones.hub import reachable
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
 from .devices import current_dtype

@@ -21,9 +21,9 @@ from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from .backbones.classifiers import Representation
-from .backbones.hub import reachable
 from .backbones.load import Backbone, load_backbone
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
@@ -228,6 +228,8 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
         trust_remote_code: run modelling code that the checkpoint brings along.
     """
     name = encoder_folder(name)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     key = (name, trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:

@@ -12,9 +12,9 @@ import huggingface_hub
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.hub import reachable
 from pyterrier_longdoc.common.packaged import packaged_models
 from pyterrier_longdoc.listwise import HuggingFaceBackend
-from pyterrier_longdoc.modelling.backbones.hub import reachable
 
 NAME = "someone/cross-encoder"
 
