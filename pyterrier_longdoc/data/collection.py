@@ -199,7 +199,7 @@ class Collection(pt.datasets.Dataset):
         """
         count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self._lengths(tokenizer)
         rows = []
-        for split in (*self._splits(), "all"):
+        for split in dict.fromkeys((*self._splits(), "all")):
             own = lengths[self._documents_of(split)]
             sizes = {"documents": len(own), "document_tokens": np.mean(own) if len(own) else np.nan}
             sizes |= {"median": np.median(own) if len(own) else np.nan}
