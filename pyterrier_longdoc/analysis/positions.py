@@ -29,6 +29,7 @@ from ..common.frames import (
 )
 from ..common.language import named_tokenizer
 from ..common.progress import counting
+from ..data.recorded import RecordedTokenizer
 from ..experiment.plots import finish, new_axes
 from ..modelling.texts import TokenizedText
 from ..modelling.windows import CHUNK_TOKENS
@@ -244,8 +245,8 @@ def relevant_positions(
         chunk_tokens: most tokens of a chunk: 256 in the paper, 128 for BEIR.
         max_chunks: judge at most so many chunks of a document (36 in the paper, about 9,000 tokens); None for all.
             Longer documents are warned of.
-        tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted: BERT-base's in the
-            paper. None counts words and punctuation marks.
+        tokenizer: a fast Hugging Face tokenizer, its name or folder, or a collection's `.tokenizer`, whose tokens are
+            counted: BERT-base's in the paper. None counts words and punctuation marks.
         relevant_from: smallest label that is relevant.
         sample: a random choice of so many relevant (query, document) pairs (500 to 2,000 in the paper); None for all.
         seed: of that choice.
@@ -458,6 +459,8 @@ def _only(fields: list[str], row: Mapping[str, Any]) -> dict[str, Any]:
 
 def token_reader(tokenizer: Any) -> Callable[[str], TokenizedText]:
     """What finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
+    if isinstance(tokenizer, RecordedTokenizer):
+        tokenizer = tokenizer.load()
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(tokenizer)
     if tokenizer is not None and not getattr(tokenizer, "is_fast", False):

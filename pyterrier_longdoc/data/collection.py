@@ -17,7 +17,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.frames import as_strings
-from ..common.language import digest, token_counter
+from ..common.language import Counter, digest, token_counter
 from ..common.presentation import HELP_URL
 from ..common.progress import counting
 
@@ -141,6 +141,7 @@ class Collection(pt.datasets.Dataset):
     """A test collection. Subclasses give ``name``, ``documents``, topics and qrels."""
 
     name: str
+    tokenizer: Any = None
 
     @property
     def documents(self) -> Documents:
@@ -183,6 +184,65 @@ class Collection(pt.datasets.Dataset):
     def describe(self) -> dict[str, Any]:
         """Whose texts these are, JSON-able: documents count by their contents, see `TextLoader.describe`."""
         return TextLoader(self.documents, self._fields(), self.name).describe()
+
+    def statistics(self, tokenizer: Any = None, *, limits: Sequence[int] = (1431, 1500)) -> pd.DataFrame:
+        """Sizes of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
+
+        Args:
+            tokenizer: in whose tokens, see `token_counter`; that of BERT in the paper. None for the collection's own,
+                words and punctuation marks if it has none.
+            limits: lengths in tokens; the share of longer documents is told.
+
+        Returns:
+            A row for each variant of topics and qrels and one for `all` (`split`): number of `queries`, their mean
+            length `query_tokens`, and the mean number of their relevant documents (`positives`); number of `documents`
+            (of collections with several lengths those of the variant's, else all), their mean length
+            `document_tokens`, its `median`, `p90` and `max`, and the share of those `over_1431` and so on; of the
+            relevant passages' first tokens, in the collection's own tokens, `first_min`, `first_mean` and `first_max`.
+            NaN is what is not known.
+        """
+        count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self._lengths(tokenizer)
+        rows = []
+        for split in dict.fromkeys((*self._splits(), "all")):
+            own = lengths[self._documents_of(split)]
+            sizes = {"documents": len(own), "document_tokens": np.mean(own) if len(own) else np.nan}
+            sizes |= {"median": np.median(own) if len(own) else np.nan}
+            sizes |= {"p90": np.percentile(own, 90) if len(own) else np.nan, "max": own.max(initial=0)}
+            sizes |= {f"over_{limit}": np.mean(own > limit) if len(own) else np.nan for limit in limits}
+            rows.append({"split": split, **self._of_queries(split, count), **sizes, **self._first_tokens(split)})
+        return pd.DataFrame(rows)
+
+    def _lengths(self, tokenizer: Any) -> np.ndarray:
+        """`(D,)` int64 tokens of the documents, in their order."""
+        count = token_counter(tokenizer)
+        return np.fromiter((count([row["text"]])[0] for row in self.documents.values()), dtype=np.int64)
+
+    def _splits(self) -> list[str]:
+        """Variants of topics and qrels."""
+        return []
+
+    def _documents_of(self, split: str) -> Any:
+        """Which documents belong to a variant, to index `_lengths`."""
+        return slice(None)
+
+    def _judged(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
+        """Topics and qrels of a variant; None of what the collection lacks."""
+        topics = self.get_topics() if self._describe_component("topics") else None
+        return topics, self.get_qrels() if self._describe_component("qrels") else None
+
+    def _first_tokens(self, split: str) -> dict[str, float]:
+        return dict.fromkeys(("first_min", "first_mean", "first_max"), np.nan)
+
+    def _of_queries(self, split: str, count: Counter) -> dict[str, Any]:
+        topics, qrels = self._judged(split)
+        if topics is None or not len(topics):
+            return {"queries": 0, "query_tokens": np.nan, "positives": np.nan}
+        # Topics of ir_datasets may have several fields and no query.
+        tokens = np.mean(count(topics["query"].tolist())) if "query" in topics else np.nan
+        positives = np.nan
+        if qrels is not None:
+            positives = qrels.query("label > 0").groupby("qid").size().reindex(topics["qid"]).fillna(0).mean()
+        return {"queries": len(topics), "query_tokens": tokens, "positives": positives}
 
     def _fields(self) -> list[str]:
         return [name for name in next(iter(self.documents.values()), {"text": ""}) if name != "docno"]
@@ -337,38 +397,24 @@ class PositionedCollection(Collection):
             return np.fromiter(self.parts.lengths(), dtype=np.int64)
         return np.fromiter((self._count([row["text"]])[0] for row in self.corpus), dtype=np.int64)
 
-    def document_statistics(self, limits: tuple[int, ...] = (1431, 1500)) -> pd.DataFrame:
-        """Sizes of the documents, as in Table 8 and Section C.2 of Boytsov et al. 2025.
+    def _lengths(self, tokenizer: Any) -> np.ndarray:
+        return self.lengths() if tokenizer is None else super()._lengths(tokenizer)
 
-        Returns:
-            One row: number of `documents`; `mean`, `median`, `p90` and `max` of their length in tokens; the share of
-            those longer than each limit (`over_1431`); and of the relevant passages' first tokens the `first_min`,
-            `first_mean` and `first_max`.
-        """
-        lengths, first = self.lengths(), self.gold["first_token"]
-        row: dict[str, Any] = {"documents": len(lengths)}
-        if len(lengths):
-            row |= {"mean": lengths.mean(), "median": np.median(lengths), "p90": np.percentile(lengths, 90)}
-            row |= {"max": lengths.max(), **{f"over_{limit}": (lengths > limit).mean() for limit in limits}}
-        if len(first):
-            row |= {"first_min": first.min(), "first_mean": first.mean(), "first_max": first.max()}
-        return pd.DataFrame([row])
+    def _splits(self) -> list[str]:
+        return list(self.parts.splits)
 
-    def query_statistics(self) -> pd.DataFrame:
-        """Sizes of the topics, as in Table 7 of Boytsov et al. 2025.
+    def _documents_of(self, split: str) -> Any:
+        groups = self.parts.groups
+        if split not in groups.values():
+            return slice(None)
+        return np.fromiter((groups.get(docno) == split for docno in self.documents), bool, len(self.documents))
 
-        Returns:
-            A row for each split, and for `all` of them: number of `queries`, their `mean_tokens`, and the mean number
-            of `relevant` documents.
-        """
-        positive = self.qrels.query("label > 0").groupby("qid").size()
-        rows = []
-        for split in [*self.splits, None]:
-            topics = self.topics if split is None else self.get_topics(split)
-            tokens = self._count(topics["query"].tolist())
-            relevant = positive.reindex(topics["qid"]).fillna(0)
-            rows.append((split or "all", len(topics), float(np.mean(tokens or [0])), float(relevant.mean())))
-        return pd.DataFrame(rows, columns=["split", "queries", "mean_tokens", "relevant"])
+    def _judged(self, split: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        return (self.topics, self.qrels) if split == "all" else (self.get_topics(split), self.get_qrels(split))
+
+    def _first_tokens(self, split: str) -> dict[str, float]:
+        first = self.gold[self.gold["qid"].isin(self._judged(split)[0]["qid"])]["first_token"]
+        return {f"first_{what}": float(first.agg(what)) for what in ("min", "mean", "max")}
 
     def _of_variant(self, frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
         variant = variant or self._default

@@ -29,7 +29,6 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 
@@ -196,24 +195,6 @@ class DocstringsDataset(PositionedCollection):
         packages = installed_packages() if self._packages is None else self._packages
         return {name: _version(name) for name in packages}
 
-    def statistics(self) -> pd.DataFrame:
-        """Sizes of the collection.
-
-        Returns:
-            A row for each split and one for ``all``, with the number of ``documents``, of ``topics`` and of
-            ``topics_long``, and the ``median``, ``mean``, ``p90`` and ``max`` of the document length in
-            tokens (`count_tokens`). A document counts in the split of its docno, topic or not.
-        """
-        rows = []
-        for split in (*SPLITS, "all"):
-            entries = [e for e in self.entries if split in ("all", split_of(e.docno))]
-            tokens = np.array([e.tokens for e in entries] or [0])
-            has_topic = np.array([bool(e.query) for e in entries] or [False])
-            row = {"split": split, "documents": len(entries), "topics": has_topic.sum()}
-            row |= {"topics_long": (has_topic & (tokens > LONG_TOKENS)).sum(), "median": np.median(tokens)}
-            rows.append({**row, "mean": tokens.mean(), "p90": np.percentile(tokens, 90), "max": tokens.max()})
-        return pd.DataFrame(rows)
-
     def get_topics_lang(self) -> str:
         """Documentation is in English."""
         return "en"
@@ -235,7 +216,13 @@ class DocstringsDataset(PositionedCollection):
             if e.tokens > LONG_TOKENS:
                 splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
         documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
-        return Parts(documents, frame[["qid", "query"]], frame[["qid", "docno", "label"]], splits=splits)
+        return Parts(
+            documents,
+            frame[["qid", "query"]],
+            frame[["qid", "docno", "label"]],
+            splits=splits,
+            lengths=lambda: (e.tokens for e in self.entries),
+        )
 
     def __repr__(self) -> str:
         return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..common.arguments import check_choice
 from ..common.files import read_jsonl
-from ..common.language import Counter, token_counter
+from ..common.language import Counter, named_tokenizer, token_counter
 
 WORDS, NAMED, UNNAMED = "words", "named", "unnamed"
 
@@ -56,11 +56,19 @@ class RecordedTokenizer:
 
     @cached_property
     def _count(self) -> Counter:
+        return token_counter(self.load())
+
+    def load(self) -> Any:
+        """The tokenizer itself; None where words and punctuation marks are counted.
+
+        Raises:
+            ValueError: if it cannot be loaded.
+        """
         advice = f"this collection was written in {self}; read it with tokenizer=, by which all is counted anew"
         if not self.is_named:
             raise ValueError(f"{advice}: that tokenizer has no name by which it could be loaded")
         try:
-            return token_counter(self.name if self.tokens == NAMED else None)
+            return named_tokenizer(self.name) if self.tokens == NAMED else None
         except (ValueError, ImportError) as error:
             raise ValueError(f"{advice}: {error}") from error
 

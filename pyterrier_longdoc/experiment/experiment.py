@@ -18,6 +18,7 @@ from ..common.arguments import check_positive, check_seeds
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
+from ..common.notices import one_system
 from ..common.progress import one_line
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
@@ -144,8 +145,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     number = sum(len(jobs) for runs in planned.values() for jobs in runs)
     places = (f"{place}/{number}" for place in range(1, number + 1))
     for name, runs in planned.items():
-        for jobs in runs:
-            evaluated[name].append(runner.evaluate(jobs, places if verbose else None))
+        with one_system(name, set()):
+            evaluated[name] += [runner.evaluate(jobs, places if verbose else None) for jobs in runs]
     costs = {name: [run.cost for run in runs if run.cost is not None] for name, runs in evaluated.items()}
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},

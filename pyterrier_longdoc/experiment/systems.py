@@ -274,7 +274,8 @@ def asked_of(function: Callable[..., Any], offers: Sequence[str], who: str) -> d
         By offer its parameter, those that are asked for.
 
     Raises:
-        ValueError: if the function needs more, or takes anything (`**options`), so that it cannot be told.
+        ValueError: if the function needs more, or takes anything (`**options`), so that it cannot be told, or seems to
+            have a seed by another name (`s=0`).
     """
     set_already = function.keywords if isinstance(function, partial) else {}
     parameters = [p for p in inspect.signature(function).parameters.values() if p.name not in set_already]
@@ -288,7 +289,14 @@ def asked_of(function: Callable[..., Any], offers: Sequence[str], who: str) -> d
     if len(listed) < len(parameters) and not found and not others and not listed:
         raise ValueError(f"{who} takes any arguments: name those that it wants, {forms}")
     found |= {name: Asked(p.name, True) for name, p in zip(free, others, strict=False)}
+    meant = [p for p in listed if p.name not in offers and p.default is not p.empty and _sounds_like_a_seed(p.name)]
+    if "seed" in offers and "seed" not in found and meant:
+        raise ValueError(f"{who} would not get a seed in {meant[0]}: name it seed, or give it no default")
     return found
+
+
+def _sounds_like_a_seed(name: str) -> bool:
+    return name == "s" or "seed" in name
 
 
 def called_with(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Callable[[], Any]:

@@ -439,7 +439,7 @@ class HuggingFaceBackend:
             import torch
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
-            from ..modelling.backbones.hub import reachable
+            from ..common.hub import reachable
 
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)

@@ -14,7 +14,8 @@ import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_choice, check_given, check_positive
 from ..common.coverage import Coverage
-from ..common.frames import TextField, TruncationWarning, field_names, strings, texts_of, validated, with_scores
+from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
+from ..common.notices import Told, warn_of_cuts
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from .backends import CallableBackend
@@ -105,7 +106,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self.counts: pd.DataFrame | None = None
-        self._warned_cut = False
+        self.warned: Told = set()
         self._check()
 
     def __repr__(self) -> str:
@@ -253,11 +254,10 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
                 IncompleteReplyWarning,
                 stacklevel=3,
             )
-        if coverage.is_cut and not self._warned_cut:
-            self._warned_cut = True
+        if coverage.is_cut:
             asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
-            losses = coverage.losses(" and ".join(each for each in asked if not each.endswith("None")) or "the server")
-            warnings.warn(f"{self!r} did not read {losses} (see .coverage).", TruncationWarning, stacklevel=3)
+            cause = " and ".join(each for each in asked if not each.endswith("None")) or "the server"
+            warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}", stacklevel=4)
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:

@@ -27,9 +27,9 @@ from transformers import AutoConfig, AutoModel
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.hub import reachable
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
-from .backbones.hub import reachable
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
 from .devices import current_dtype
@@ -112,15 +112,9 @@ class ApartEncoder(WindowEncoder):
             made |= zip(part, states, strict=True)
         return [made[i] for i in range(len(sequences))]
 
-    def room_apart(self, settings: Settings, specials: int) -> int | None:
-        """Tokens of an input of its own next to special ones; None where nothing limits it.
-
-        Where the query does not fit, `max_query_len` is to blame: less than one.
-        """
-        if self.longest_input is None:
-            return None
-        room = self.longest_input - specials
-        return room if settings.max_query_len <= room else room - settings.max_query_len
+    def room_apart(self, specials: int) -> int | None:
+        """Tokens of an input of its own next to special ones; None where nothing limits it."""
+        return None if self.longest_input is None else self.longest_input - specials
 
     def by_length(
         self,
@@ -257,11 +251,11 @@ class LateInteractionEncoder(ApartEncoder):
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         """See the base class; texts have the layout for pairs with an empty query, as in Boytsov et al. 2025."""
         specials = self.pair_layout.specials
-        room = self.room_apart(settings, specials)
+        room = self.room_apart(specials)
+        together = None if room is None else 2 * room
         if self.longest_interaction is not None:
-            together = self.longest_interaction - _SPECIALS - settings.max_query_len - 2 * specials
-            room = together if room is None else min(room, together)
-        settings = self.within(settings, room, specials)
+            together = self.longest_interaction - _SPECIALS - 2 * specials
+        settings = self.within(settings, together, specials, room)
 
         query = self.padded(self.pair_layout, settings, 0, settings.max_query_len)
         if query.types is not None:
@@ -413,7 +407,8 @@ class MoresEncoder(ApartEncoder):
 
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
-        settings = self.within(settings, self.room_apart(settings, specials), specials)
+        room = self.room_apart(specials)
+        settings = self.within(settings, None if room is None else 2 * room, specials, room)
         return settings, ApartLayout(
             self.text_layout, self.padded(self.text_layout, settings, 0, settings.windows.largest)
         )

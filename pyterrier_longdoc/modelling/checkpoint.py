@@ -17,9 +17,9 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from ..common.files import replacing
+from ..common.hub import WITHOUT_HUB, unreachable
 from ..common.packaged import model_folder
 from ..common.registry import defined_in
-from .backbones.hub import WITHOUT_HUB, unreachable
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
 from .fingerprint import WeightsWatch, fingerprint

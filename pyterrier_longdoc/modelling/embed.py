@@ -21,9 +21,9 @@ from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from .backbones.classifiers import Representation
-from .backbones.hub import reachable
 from .backbones.load import Backbone, load_backbone
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
@@ -83,7 +83,7 @@ class EmbeddingEncoder(WindowEncoder):
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         if self.longest_input is None:
             return settings, self.layout
-        layouts = (self.layout.query, settings.max_query_len), (self.layout.text, 1)
+        layouts = (self.layout.query, settings.max_query_len or 1), (self.layout.text, 1)
         for (name, prefix), (layout, tokens) in zip(self.prefixes.items(), layouts, strict=True):
             room = self.longest_input - layout.specials
             if room < 1:
@@ -93,7 +93,8 @@ class EmbeddingEncoder(WindowEncoder):
                     f"max_query_len={tokens} does not fit: next to prefix and special tokens the backbone takes {room} "
                     f"query tokens"
                 )
-        return replace(settings, windows=settings.windows.within(room)), self.layout
+        query = settings.max_query_len or self.longest_input - self.layout.query.specials
+        return replace(settings, windows=settings.windows.within(room), max_query_len=query), self.layout
 
     def begin(self, settings: Settings) -> None:
         self.shared.forget_if_changed(self)
@@ -227,6 +228,8 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
         trust_remote_code: run modelling code that the checkpoint brings along.
     """
     name = encoder_folder(name)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     key = (name, trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:

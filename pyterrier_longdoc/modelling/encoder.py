@@ -105,16 +105,17 @@ class WindowEncoder(nn.Module):
                 f"{self.template!r}: leave layout='pair'"
             )
         self.runtime.use(settings.runtime, self.backbone)
-        layout = self.padded(self.pair_layout, settings, settings.max_query_len)
+        query = settings.max_query_len or 0  # None goes with no layout that needs it
+        layout = self.padded(self.pair_layout, settings, query)
         specials = layout.specials + layout.query_trail_size
-        room = None if self.longest_input is None else self.longest_input - settings.max_query_len - specials
-        settings = self.within(settings, room, specials)
+        together = None if self.longest_input is None else self.longest_input - specials
+        settings = self.within(settings, together, specials)
         if settings.layout.pad_query:
             layout = replace(layout, window_size=settings.windows.largest)
         if settings.layout.shared_budget:
             text = min(filter(None, (settings.windows.largest, settings.max_doc_len)), default=sys.maxsize)
-            together = min(settings.max_query_len + text + PUBLISHED_SPECIALS, self.longest_input or sys.maxsize)
-            layout = replace(layout, budget=together - specials)
+            longest = min(query + text + PUBLISHED_SPECIALS, self.longest_input or sys.maxsize)
+            layout = replace(layout, budget=longest - specials)
         return settings, layout
 
     def padded(self, layout: PairLayout, settings: Settings, query: int, window: int | None = None) -> PairLayout:
@@ -122,11 +123,22 @@ class WindowEncoder(nn.Module):
         asked = settings.layout
         return layout.fixed(query, window, skips_padding=asked.positions != "columns") if asked.pad_query else layout
 
-    def within(self, settings: Settings, room: int | None, specials: int) -> Settings:
-        """The settings with windows of at most `room` document tokens; None if nothing limits them."""
-        if room is None:
+    def within(self, settings: Settings, together: int | None, specials: int, alone: int | None = None) -> Settings:
+        """The settings with queries and windows that fit.
+
+        Args:
+            settings: as they are given.
+            together: most tokens of a query and a window; None if nothing limits them.
+            specials: tokens of an input that are special.
+            alone: most tokens of either; None if only `together` limits them.
+        """
+        if together is None:
             return settings
-        if room < 1:
+        alone = together if alone is None else alone
+        if settings.max_query_len is None:
+            return settings.sharing(together, alone)
+        room = min(alone, together - settings.max_query_len)
+        if room < 1 or settings.max_query_len > alone:
             raise ValueError(
                 f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
                 f"{self.longest_input} tokens, {specials} of them special; lower max_query_len"

@@ -52,8 +52,13 @@ class InputLayout:
         if self.positions != "columns" and not self.pad_query:
             raise ValueError(f"positions={self.positions!r} would have no effect without pad_query=True")
 
-    def check(self, windows: Windows, preselect: object) -> None:
+    def check(self, windows: Windows, preselect: object, max_query_len: int | None) -> None:
         """Raises ValueError if it is not for models that read so."""
+        if self.is_for_pairs and max_query_len is None:
+            raise ValueError(
+                f"max_query_len=None does not go with {self!r}, where it decides about the form of all inputs: give a "
+                f"number, 32 in Boytsov et al. 2025, or leave layout='pair'"
+            )
         if self.shared_budget and (preselect is not None or not isinstance(windows, Truncate | WholeText)):
             raise ValueError(
                 f"shared_budget lets a query and the beginning of its text share one input: it is for models with one "

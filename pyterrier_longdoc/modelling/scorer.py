@@ -253,7 +253,7 @@ class LongDocScorer(nn.Module):
     def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
         """Token ids of queries as far as they are read whatever the text, which `coverage` counts."""
         settings = self.settings
-        limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len
+        limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len or sys.maxsize
         queries = settings.layout.read(queries)
         tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
         if coverage is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +21,7 @@ class Settings:
     Attributes:
         windows: how texts are cut; checked against the backbone's longest input.
         max_doc_len: read only this many tokens of a text; None reads all.
-        max_query_len: read only this many tokens of a query; 32 in Boytsov et al. 2025.
+        max_query_len: read only this many tokens of a query, 32 in Boytsov et al. 2025; None reads what fits.
         layout: how a query and a window become one input.
         preselect: which windows are read for a query; None reads all.
         batch_size: most windows in one pass through the backbone.
@@ -37,7 +37,7 @@ class Settings:
 
     windows: Windows
     max_doc_len: int | None = None
-    max_query_len: int = 32
+    max_query_len: int | None = 32
     layout: InputLayout = LAYOUTS["pair"]
     preselect: Preselection | None = None
     batch_size: int = 64
@@ -49,12 +49,30 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preselect is not None:
             self.preselect.check(self.windows)
-        self.layout.check(self.windows, self.preselect)
+        self.layout.check(self.windows, self.preselect, self.max_query_len)
 
     @property
     def reads_by_query(self) -> bool:
         """Whether it depends on the query what is read of a text."""
         return self.preselect is not None or self.layout.shared_budget
+
+    def sharing(self, together: int, alone: int) -> Settings:
+        """The settings with all of a query that fits, for `max_query_len=None`.
+
+        Windows of a given size have it, and queries have the rest; windows of no given size leave a quarter to queries.
+        So the room is the same for all queries of a model, and no score depends on other queries.
+
+        Args:
+            together: most tokens of a query and a window.
+            alone: most tokens of either.
+
+        Raises:
+            ValueError: if a window leaves no room for a query.
+        """
+        windows = self.windows.within(min(alone, together - 1))
+        if windows != self.windows:  # of no given size
+            windows = self.windows.within(min(alone, together - together // 4))
+        return replace(self, windows=windows, max_query_len=min(alone, together - (windows.largest or 0)))
 
     def left_out(self, reading: Reading) -> LeftOut:
         """Why not all of a text was read of which so much was."""

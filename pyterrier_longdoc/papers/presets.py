@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
+from ..modelling.layout import resolve_layout
+
 if TYPE_CHECKING:
     from ..training import TrainingArgs
 
@@ -106,11 +108,18 @@ class Preset:
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
 
         Raises:
-            ValueError: with `as_published`, for a model that cannot be had so, or if `windows` is given.
+            ValueError: with `as_published`, for a model that cannot be had so, or if `windows` or another kind of
+                `layout` is given.
         """
         package = importlib.import_module("pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
         if as_published:
+            own, asked = (resolve_layout(given.get("layout", "pair")) for given in (self.arguments, arguments))
+            if (own.pad_query, own.shared_budget) != (asked.pad_query, asked.shared_budget):
+                raise ValueError(
+                    f"layout={arguments['layout']!r} is not what was published, layout="
+                    f"{self.arguments.get('layout', 'pair')!r}: leave layout out, or as_published=False"
+                )
             arguments = self._with_fixed_grid(arguments, package.FixedGrid)
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:

@@ -33,13 +33,13 @@ from ..common.arguments import (
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.frames import (
     TextField,
-    TruncationWarning,
     field_names,
     strings,
     texts_of,
     validated,
     with_scores,
 )
+from ..common.notices import Told, is_news, warn_of_cuts
 from ..common.presentation import HIDDEN, WithBackbone
 from ..common.progress import work_bar
 from ..common.registry import look_up
@@ -110,7 +110,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
         max_windows: keep at most this many windows of a document; None keeps all.
         selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
-        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025.
+        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits: windows
+            of a given size have it, and queries have the rest of the backbone's longest input; windows of no given size
+            (`window_size=None`, `LongP`) leave a quarter of it to queries. Not for layouts other than `"pair"`.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
         batch_size: most windows in one pass through the backbone.
@@ -140,7 +142,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
     max_windows: int | None = argument(None, role="windows")
     selection: str = argument("first", role="windows")
     max_doc_len: int | None = argument(None, role="windows")
-    max_query_len: int = argument(32, role="input")
+    max_query_len: int | None = argument(32, role="input")
     text_field: TextField = argument("text", role="input")
     text_loader: Any = argument(None, role="call")
     batch_size: int = argument(64, role="computing")
@@ -155,7 +157,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def __post_init__(self) -> None:
         check_roles(self)
         self.coverage: Coverage | None = None
-        self.warned: set[type[Warning]] = set()  # of what it has warned
+        self.warned: Told = set()
         self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
 
@@ -169,9 +171,12 @@ class WindowReranker(WithBackbone, pt.Transformer):
         field_names(self.text_field)
         check_dtype(self.dtype)
         check_device(self.device)
-        check_given(batch_size=self.batch_size, max_query_len=self.max_query_len)
+        check_given(batch_size=self.batch_size)
         check_positive(
-            max_batch_tokens=self.max_batch_tokens, max_windows=self.max_windows, max_doc_len=self.max_doc_len
+            max_batch_tokens=self.max_batch_tokens,
+            max_windows=self.max_windows,
+            max_doc_len=self.max_doc_len,
+            max_query_len=self.max_query_len,
         )
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
             raise ValueError(f"seed={self.seed!r} must be a whole number")
@@ -242,7 +247,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
     def warn_of_losses(self, coverage: Coverage, task: str = "", *, stacklevel: int) -> None:
-        """Warns once of text that was not read, though nobody asked for a choice of windows.
+        """Warns of text that was not read, though nobody asked for a choice of windows; once for each cause.
 
         Args:
             coverage: of a run.
@@ -257,11 +262,14 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if coverage.tokens_lost > coverage.tokens_beyond:
             causes.append(self._cut_by())
         of_documents, of_queries = " and ".join(causes), f"max_query_len={self.max_query_len}"
+        if self.max_query_len is None:
+            of_queries = f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
         if resolve_layout(layout).shared_budget:
             of_documents = of_queries = f"layout={layout!r}, with which query and text share one input"
         losses = coverage.losses(of_documents, of_queries)
         if losses:
-            self._warn_once(f"{self!r}{task} did not read {losses} (see .coverage).", TruncationWarning, stacklevel)
+            cut_by = [of_documents] * bool(coverage.tokens_lost) + [of_queries] * bool(coverage.queries_cut)
+            warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}", stacklevel=stacklevel)
 
     def _cut_by(self) -> str:
         """What keeps the windows from covering all of a text."""
@@ -358,8 +366,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         return fingerprint(self.load_scorer().state_dict())
 
     def _warn_once(self, message: str, category: type[Warning], stacklevel: int) -> None:
-        if category not in self.warned:
-            self.warned.add(category)
+        if is_news(self.warned, category):
             warnings.warn(message, category, stacklevel=stacklevel)
 
 
@@ -489,7 +496,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             raise ValueError(f"score_cache={self.score_cache!r} must be the name of a file, or None")
         windows = self.make_windows()
         check_preselection(self.preselect, windows)
-        resolve_layout(self.layout).check(windows, self.preselect)
+        resolve_layout(self.layout).check(windows, self.preselect, self.max_query_len)
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder

@@ -380,6 +380,8 @@ class CEDR(AvgP):
     def check(self) -> None:
         super().check()
         check_choice("aggregation", self.aggregation, ("knrm", "pacrr", "drmm"))
+        if self.aggregation == "pacrr" and self.max_query_len is None:
+            raise ValueError("aggregation='pacrr' has weights for each token of a query: max_query_len needs a number")
 
 
 @dataclass(eq=False, repr=False)

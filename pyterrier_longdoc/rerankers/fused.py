@@ -114,8 +114,9 @@ def _is_plain(model: Any) -> bool:
 def _reads_alike(model: Any, other: Any) -> bool:
     if model.text_loader is not other.text_loader:
         return False
-    if resolve_layout(model.layout).pad_query and model.make_windows().largest != other.make_windows().largest:
-        return False  # the fixed layout pads windows to their full size
+    room_by_windows = resolve_layout(model.layout).pad_query or model.max_query_len is None
+    if room_by_windows and model.make_windows().largest != other.make_windows().largest:
+        return False  # the fixed layout pads windows to their full size; queries have what windows leave
     return arguments_of(model, "input", "computing") == arguments_of(other, "input", "computing")
 
 
@@ -137,7 +138,11 @@ def _same_encoder(one: Weights, other: Weights) -> bool:
         return True
     if one.backbone.describe() != other.backbone.describe() or a.encoder.pooling != b.encoder.pooling:
         return False
-    if a.layout != b.layout or not same_tokens(a.tokenizer, b.tokenizer):
+    if (
+        a.layout != b.layout
+        or a.settings.max_query_len != b.settings.max_query_len
+        or not same_tokens(a.tokenizer, b.tokenizer)
+    ):
         return False
     states, others = a.encoder.state_dict(), b.encoder.state_dict()
     return states.keys() == others.keys() and all(

@@ -15,6 +15,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns
+from ..common.notices import Told, one_system
 from ..common.presentation import Presented
 from ..common.progress import one_line
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
@@ -76,6 +77,7 @@ class FoldModels(Presented, pt.Transformer):
         self.models = list(models)
         self.folds = [tuple(fold) for fold in folds]
         self.run = run
+        self.warned: Told = set().union(*(getattr(model, "warned", ()) for model in models))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Scores every row with the model of its query's fold.
@@ -102,7 +104,8 @@ class FoldModels(Presented, pt.Transformer):
             )
         numbers = np.array([fold_of[qid] for qid in qids])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        parts = [self.models[numbers[own[0]]].transform(inp.iloc[own]) for own in rows]
+        with one_system(None, self.warned):
+            parts = [self.models[numbers[own[0]]].transform(inp.iloc[own]) for own in rows]
         if [len(part) for part in parts] != [len(own) for own in rows]:
             raise ValueError("a fold's model does not return the rows that it is given: put it after FoldModels")
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
@@ -173,11 +176,12 @@ def k_fold_fit(
         raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
     models: list[Any] = []
     runs: list[pd.DataFrame] = []
+    told: Told = set()
     for place, fold in enumerate(prepared, 1):
         own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
         new = _new(model, {})
         check_new(new, models)
-        with one_line(f"fold {place}/{len(prepared)}", "fold", shown=verbose):
+        with one_line(f"fold {place}/{len(prepared)}", "fold", shown=verbose), one_system(None, told):
             trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
             runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
         models.append(_off_device(trained))
@@ -262,6 +266,7 @@ def fit_seeds(
     check_seeds(seeds)
     data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
     models = SeedModels()
+    told: Told = set()
     for seed in list(seeds):
         # A seed of its own would ask for other weights than the trained ones.
         new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
@@ -269,7 +274,7 @@ def fit_seeds(
             new.training = replace(new.recipe, seed=int(seed))
         check_new(new, models.values())
         own_folder = None if folder is None else Path(folder) / f"seed-{seed}"
-        with one_line(f"seed {seed}", "seed", shown=verbose):
+        with one_line(f"seed {seed}", "seed", shown=verbose), one_system(None, told):
             models[int(seed)] = _off_device(fit_or_load(new, data, own_folder))
     return models
 

@@ -7,7 +7,7 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.common.language import count_tokens
-from pyterrier_longdoc.data import check_leaks, far_relevant, find_leaks
+from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, check_leaks, far_relevant, find_leaks, passkey
 from pyterrier_longdoc.data.collection import Parts, PositionedCollection, TextLoader
 
 from ..support.sources import build, passages, topics
@@ -156,21 +156,46 @@ def test_parts_are_made_at_the_first_use():
     assert collection.gold.dtypes.astype(str)["start"] == "int64"
 
 
+COUNTS = ["queries", "documents", "max"]
+
+
 def test_statistics_are_those_of_the_texts():
     collection = build(splits={"a": 1, "b": 1}, distractors=4)
     sizes = [count_tokens(row["text"]) for row in collection.corpus]
-    [row] = collection.document_statistics(limits=(50,)).to_dict("records")
+    table = collection.statistics(limits=(50,)).set_index("split")
+    assert list(table.index) == ["a", "b", "all"]
+    row = table.loc["all"]
     assert row["documents"] == 14
-    assert row["mean"] == np.mean(sizes)
+    assert row["document_tokens"] == np.mean(sizes)
     assert row["max"] == max(sizes)
     assert row["over_50"] == np.mean([size > 50 for size in sizes])
     assert row["first_min"] == collection.gold["first_token"].min()
-    table = collection.query_statistics().set_index("split")
-    assert table.loc["all"].tolist() == [5, 3.0, 2.0]
-    assert sorted(table.index) == ["a", "all", "b"]
+    assert row[["queries", "query_tokens", "positives"]].tolist() == [5, 3.0, 2.0]
+    assert table["queries"].sum() == 10
     assert planted().lengths().tolist() == [4, 4, 2]
-    [empty] = planted(documents={}, gold=[]).document_statistics().to_dict("records")
-    assert empty == {"documents": 0}
+    words = collection.statistics(lambda text: len(text.split())).set_index("split").loc["all"]
+    assert words["document_tokens"] == np.mean([len(row["text"].split()) for row in collection.corpus])
+    assert np.isnan(planted(documents={}, gold=[]).statistics()["document_tokens"]).all()
+
+
+def test_all_collections_have_the_same_statistics(tmp_path):
+    (tmp_path / "docs.jsonl").write_text('{"docno": "a", "text": "one two three"}\n{"docno": "b", "text": "x"}\n')
+    bare = FolderDataset(tmp_path).statistics()
+    (tmp_path / "topics.tsv").write_text("1\thow one\n")
+    (tmp_path / "qrels.txt").write_text("1 0 a 2\n1 0 b 0\n")
+    of_folder = FolderDataset(tmp_path).statistics()
+    assert of_folder.iloc[0, :7].tolist() == ["all", 1, 2.0, 1.0, 2, 2.0, 2.0]
+    empty = planted(documents={}, gold=[], splits={}).statistics()
+    for table in (bare, of_folder, empty, passkey().statistics(), DocstringsDataset({}).statistics()):
+        assert list(table.columns) == list(build().statistics().columns)
+        assert set(table[COUNTS].dtypes.astype(str)) == {"int64"}
+        assert set(table.drop(columns=["split", *COUNTS]).dtypes.astype(str)) == {"float64"}
+
+
+def test_documents_of_a_length_are_those_of_its_variant():
+    table = passkey().statistics().set_index("split")
+    assert table.loc[["256", "32768", "all"], "documents"].tolist() == [100, 100, 800]
+    assert table.loc[["256", "32768"], "document_tokens"].tolist() == [256.0, 32768.0]
 
 
 def test_candidates_of_random_order_have_the_mrr_of_chance():

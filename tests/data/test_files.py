@@ -7,6 +7,7 @@ import pyterrier as pt
 import pytest
 from transformers import AutoTokenizer
 
+from pyterrier_longdoc.analysis.positions import token_reader
 from pyterrier_longdoc.common.language import count_tokens, named_tokenizer, token_counter
 from pyterrier_longdoc.data import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
 from pyterrier_longdoc.data.collection import GOLD_COLUMNS
@@ -131,7 +132,8 @@ def test_files_round_trip(tmp_path):
         assert sorted(dataset.get_qrels(split).values.tolist()) == sorted(expected)
     rows = collection.text_loader()(dataset.qrels)
     assert dataset.text_loader()(dataset.qrels).equals(rows)
-    assert dataset.document_statistics().equals(collection.document_statistics())
+    of_splits = [read.statistics().sort_values("split", ignore_index=True) for read in (dataset, collection)]
+    pd.testing.assert_frame_equal(*of_splits)  # folders come in the order of their names
     lines = (tmp_path / "input_data" / "bitext" / "QuestionFields.jsonl").read_text(encoding="utf-8").splitlines()
     assert set(json.loads(lines[0])) == {"DOCNO", "text_raw"}
     assert len(dataset.documents) == 10
@@ -162,7 +164,9 @@ def test_positions_and_lengths_are_in_one_unit(tmp_path, give):
     length_of = dict(zip(read.documents, read.lengths(), strict=True))
     assert read.gold["length"].tolist() == [length_of[docno] for docno in read.gold["docno"]]
     assert (read.gold["first_token"] < read.gold["length"]).all()
-    assert read.document_statistics().equals(written.document_statistics())
+    assert read.statistics().equals(written.statistics())
+    reader = token_reader(read.tokenizer)  # as `relevant_positions` takes it
+    assert [len(reader(row["text"])) for row in read.corpus] == read.lengths().tolist()
     write_far_relevant(read, tmp_path / "again")
     assert (tmp_path / "again" / "unit.jsonl").read_bytes() == (tmp_path / "c" / "unit.jsonl").read_bytes()
 
@@ -280,7 +284,7 @@ def test_published_longembed_is_read(tmp_path, source):
     assert len(collection.candidates()) == 8
     assert collection.documents["d3"] == {"docno": "d3", "text": "text 3"}
     assert len(collection.gold) == 0
-    assert collection.query_statistics()["queries"].tolist() == [1, 1, 2]
+    assert collection.statistics()["queries"].tolist() == [1, 1, 2]
 
 
 def test_real_tasks_have_no_lengths():

@@ -7,6 +7,7 @@ import pytest
 
 from pyterrier_longdoc.experiment import Experiment, write_run
 from pyterrier_longdoc.experiment.systems import make_folds
+from pyterrier_longdoc.training.repeat import fit_seeds
 
 from ..support import synthetic
 
@@ -261,3 +262,11 @@ def test_folds_are_fitted_on_the_others(validation):
             assert set(valid["qid"]) == set(valid_qrels["qid"]) == next_fold
         else:
             assert valid is valid_qrels is None
+
+
+def test_a_seed_by_another_name_is_told():
+    for factory, shown in ((lambda s=0: RUNS[s], "s=0"), (lambda my_seed=1: RUNS[my_seed], "my_seed=1")):
+        with pytest.raises(ValueError, match=f"the factory of 'a' would not get a seed in {shown}: name it seed"):
+            Experiment({"a": factory}, TOPICS, QRELS, ["AP"], seeds=[0, 1])
+        with pytest.raises(ValueError, match=f"would not get a seed in {shown}"):
+            fit_seeds(factory, [0, 1], TOPICS, QRELS)

@@ -15,7 +15,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
 from pyterrier_longdoc.modelling.backbones.load import Backbone
 from pyterrier_longdoc.modelling.batching import NOTHING
-from pyterrier_longdoc.modelling.embed import embedding_settings
+from pyterrier_longdoc.modelling.embed import embedding_settings, shared_encoder
 from pyterrier_longdoc.modelling.texts import tokenize
 
 from ..support import tiny
@@ -314,3 +314,10 @@ def test_positions_cannot_be_spread_everywhere(tmp_path, plain_encoder):
     modern = ld.BiEncoder(tiny.checkpoint(tmp_path, "modernbert", labels=None), position_step=8, **SMALL)
     with pytest.raises(ValueError, match=r"position_step=8 needs a BERT with a stretched table.*type 'modernbert'"):
         modern(ONE)
+
+
+def test_a_gpu_is_one_device_by_either_name(plain_encoder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    first, second, other = (shared_encoder(plain_encoder, torch.device(name)) for name in ("cuda", "cuda:0", "cuda:1"))
+    assert first is second
+    assert first is not other

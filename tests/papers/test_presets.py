@@ -379,3 +379,11 @@ def test_table_and_mapping():
 def test_presets_are_keys():
     presets = [ld.presets[name] for name in ld.presets]
     assert len(dict.fromkeys(presets, 0)) == len(presets) > 30
+
+
+def test_as_published_keeps_its_layout():
+    for name in ("maxp", "firstp"):
+        with pytest.raises(ValueError, match="layout='pair' is not what was published, layout='padded'"):
+            ld.presets[name](as_published=True, layout="pair")
+    ld.presets["maxp"](as_published=True, layout="padded-lowercase")
+    ld.presets["maxp"](layout="pair")

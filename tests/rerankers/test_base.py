@@ -410,6 +410,67 @@ def test_long_queries_are_reported(fresh, results):
         fresh(results.assign(query=["old dog " * 20, *results["query"][1:4], "old dog " * 20]).iloc[[0, 2, 3, 4]])
 
 
+OF_ANY_QUERY = [name for name in SYSTEMS if name != "CEDR-pacrr"]
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, OF_ANY_QUERY), indirect=True)
+def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
+    """Windows of no given size leave a quarter of 128 tokens, 31 without the special ones, to queries."""
+    query = "snow in the city " * 7  # 28 tokens
+    frame = results.assign(query=[query, query, *results["query"][2:4], query])
+    whole, short = make(name, max_query_len=None), make(name, max_query_len=4)
+    expected = scores(make(name, max_query_len=31), frame)
+    np.testing.assert_allclose(scores(whole, frame), expected, atol=1e-5)
+    assert not np.allclose(scores(short, frame), expected, atol=1e-5)
+    assert whole.coverage.query_tokens_read == whole.coverage.query_tokens == 28 + 4
+    np.testing.assert_allclose(scores(whole, frame.iloc[[0]]), expected[:1], atol=1e-5)
+    assert "max_query_len=None" in repr(whole)
+    if isinstance(whole, ld.LongDocReranker):
+        whole.save(tmp_path / "model")
+        restored = ld.LongDocReranker.load(tmp_path / "model")
+        assert restored.max_query_len is None
+        np.testing.assert_allclose(scores(restored, frame), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "room", "size"),
+    [
+        ("MaxP", {}, 105, 20),  # 128 - 3 - 20
+        ("MaxP", {"window_size": 100}, 25, 100),
+        ("AvgP", {"window_size": None}, 31, 94),
+        ("LongP", {}, 31, 94),
+        ("LongP", {"max_doc_len": 60}, 65, 60),
+        ("Birch", {}, 31, 94),
+        ("BiEncoder-max", {}, 126, 20),  # read apart
+        ("MORESPlus", {}, 126, 20),
+    ],
+)
+def test_what_windows_leave_to_queries(name, changes, room, size, results):
+    model = make(name, max_query_len=None, **changes)
+    settings = model.load_scorer().settings
+    assert (settings.max_query_len, settings.windows.largest) == (room, size)
+    for length, told in ((room, None), (room + 1, "queries")):
+        fresh = make(name, max_query_len=None, **changes)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fresh(results.iloc[[1]].assign(query="dog " * length))
+        messages = [str(w.message) for w in caught if w.category is ld.TruncationWarning]
+        assert fresh.coverage.queries_cut == bool(told)
+        assert bool(messages) == bool(told)
+        cut = f"1 of {room + 1} tokens of queries .* cut by the longest input of the backbone, which takes {room} "
+        assert all(re.search(cut, message) for message in messages)
+
+
+def test_where_a_query_needs_a_length():
+    with pytest.raises(ValueError, match="aggregation='pacrr' has weights for each token of a query"):
+        make("CEDR-pacrr", max_query_len=None)
+    for layout in ("padded", "shared"):
+        with pytest.raises(ValueError, match=r"max_query_len=None does not go with InputLayout.*give a number"):
+            make("FirstP", layout=layout, max_query_len=None)
+    with pytest.raises(ValueError, match="the backbone takes 124 document tokens"):
+        make("MaxP", window_size=125, max_query_len=None).load_scorer()
+
+
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS), indirect=True)
 def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
     for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):

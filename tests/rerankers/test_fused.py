@@ -213,3 +213,14 @@ def test_warnings_progress_and_a_model_that_stands_twice(verbose, results, monke
     assert all(bar.n == bar.total > 0 for bar in bars)
     np.testing.assert_array_equal(features[:, 0], features[:, 2])
     assert model.coverage.documents == 3
+
+
+def test_queries_have_the_room_that_all_windows_leave(results):
+    """Fused, they would all be cut by the first one's windows."""
+    query = "snow in the city " * 15  # 60 tokens, of which windows of 100 leave 25
+    frame = results.assign(query=query)
+    alike = [make(name, max_query_len=None) for name in ("MaxP", "SumP")]
+    assert isinstance(union(alike).compile(), FusedRerankers)
+    models = [make("MaxP", max_query_len=None, window_size=100), make("SumP", max_query_len=None, window_size=20)]
+    for each in (models, alike):
+        assert_same(union(each).compile()(frame), union(each)(frame))

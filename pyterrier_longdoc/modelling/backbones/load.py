@@ -25,6 +25,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from ...common.hub import reachable
 from ...common.packaged import encoder_folder
 from ..batching import PairLayout
 from .alibi import AlibiConfig, is_published_layout
@@ -40,7 +41,6 @@ from .classifiers import (
     take_answers,
     take_apart,
 )
-from .hub import reachable
 from .templates import template_layout
 
 logger = logging.getLogger(__name__)

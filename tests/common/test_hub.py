@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import shutil
 import socket
 import threading
@@ -12,9 +13,10 @@ import huggingface_hub
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.hub import reachable
+from pyterrier_longdoc.common.language import named_tokenizer
 from pyterrier_longdoc.common.packaged import packaged_models
 from pyterrier_longdoc.listwise import HuggingFaceBackend
-from pyterrier_longdoc.modelling.backbones.hub import reachable
 
 NAME = "someone/cross-encoder"
 
@@ -107,3 +109,96 @@ def test_offline_mode_asks_nobody(hub, monkeypatch):
 def test_a_folder_is_not_looked_for(hub, cross_encoder):
     assert reachable(cross_encoder) == cross_encoder
     assert not hub
+
+
+# A hub that answers.
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Has one model, or answers everything with a status."""
+
+    folder: Path
+    status: int | None
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        file = self.folder / self.path.rpartition("/")[2]
+        found = self.status is None and file.is_file()
+        body = file.read_bytes() if found else b"{}"
+        self.send_response(self.status or (200 if found else 404))
+        error = {None: "EntryNotFound", 401: "GatedRepo", 404: "RepoNotFound"}.get(self.status, "")
+        named = {"ETag": f'"{len(body)}"'} if found else {"X-Error-Code": error}
+        for name, value in ({"X-Repo-Commit": "a" * 40, "Content-Length": str(len(body))} | named).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *args) -> None:
+        pass
+
+
+@pytest.fixture
+def answering(hub, monkeypatch, cross_encoder):
+    """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it was asked."""
+
+    def start(status: int | None = None) -> list[str]:
+        handler = type("Handler", (Hub,), {"folder": Path(cross_encoder), "status": status, "asked": []})
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address, constants = f"http://127.0.0.1:{server.server_port}", huggingface_hub.constants
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
+        )
+        return handler.asked
+
+    servers: list[http.server.ThreadingHTTPServer] = []
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+SMALL = {"window_size": 20, "stride": 10, "max_query_len": 8, "device": "cpu"}
+
+
+def test_a_hub_that_has_the_model(answering, cross_encoder, results):
+    answering()
+    assert reachable(NAME) == NAME
+    scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
+    assert scores == ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "gated repo"), (404, "not a valid model identifier"), (500, "500"), (503, "503")]
+)
+def test_an_answer_that_is_an_error(answering, results, status, message):
+    asked = answering(status)
+    with pytest.raises(OSError, match=message) as caught:
+        ld.MaxP(NAME, **SMALL).transform(results)
+    assert NAME in str(caught.value)
+    if status >= 500:
+        assert len(asked) == 1
+        assert f"hf download {NAME}" in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
+def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder, results):
+    put_into_cache(cross_encoder)
+    asked = answering(status)
+    scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
+    assert len(asked) == 1
+    assert scores == ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist()
+
+
+def test_a_named_tokenizer_asks_once(hub, answering, cross_encoder):
+    with pytest.raises(ValueError, match=f"tokenizer='{NAME}' cannot be loaded.*hf download {NAME}"):
+        named_tokenizer(NAME)
+    assert len(hub) == 1
+    put_into_cache(cross_encoder)
+    assert named_tokenizer(NAME).get_vocab() == named_tokenizer(cross_encoder).get_vocab()

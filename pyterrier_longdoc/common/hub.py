@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from ...common.packaged import ENCODER, packaged_models
+from .packaged import ENCODER, packaged_models
 
 WITHOUT_HUB = (
     f"Without the hub there are the packaged models: LongDocReranker.load(name) restores a trained one "
@@ -17,7 +17,7 @@ WITHOUT_HUB = (
 
 
 def reachable(name: str) -> str:
-    """Where to load a checkpoint from: by its name if the hub can be asked, else the folder of its copy in the cache.
+    """Where to load a checkpoint from: by its name if the hub has it, else the folder of its copy in the cache.
 
     The hub is tried once. Its libraries try each of the files that a checkpoint may have, a dozen, six times with
     growing pauses, also if the checkpoint is in the cache and lacks a file that is optional.
@@ -26,18 +26,20 @@ def reachable(name: str) -> str:
         name: a model on the Hugging Face hub; a folder is returned as it is.
 
     Raises:
-        OSError: if the hub cannot be asked and the cache has no copy.
+        OSError: if the hub cannot be asked, or gives no answer (5xx, 429), and the cache has no copy.
     """
     if Path(name).is_dir():
         return name
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
-    except (HfHubHTTPError, HFValidationError):
+    except (HFValidationError, EntryNotFoundError):
         return name  # whoever loads it will be told the same, in full
     except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
         try:
             return str(huggingface_hub.snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
+            if _tells_of_the_model(error):
+                return name  # likewise
             raise unreachable(name, error) from error
     return name
 
@@ -54,3 +56,9 @@ def unreachable(name: str, error: BaseException) -> OSError:
         f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
         f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
     )
+
+
+def _tells_of_the_model(error: Exception) -> bool:
+    """Whether that is the hub's answer, which it would give again, and not that it is out of order or too busy."""
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
+    return status < 500 and status != 429

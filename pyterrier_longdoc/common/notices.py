@@ -1,0 +1,71 @@
+"""Warnings that come once: for a transformer, or for a system with all its runs, batches and copies."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from .frames import TruncationWarning
+
+Told = set[tuple[Any, ...]]
+"""What somebody was warned of."""
+
+
+class _System(NamedTuple):
+    name: str | None
+    told: Told
+
+
+_SYSTEM: ContextVar[_System | None] = ContextVar("system", default=None)
+"""The system that is run."""
+
+
+@contextmanager
+def one_system(name: str | None, told: Told) -> Iterator[None]:
+    """Whatever transformers run in here are one system; within another system nothing changes.
+
+    Args:
+        name: of the system; None where its transformers name themselves.
+        told: of what was warned before; grows.
+    """
+    token = _SYSTEM.set(_SYSTEM.get() or _System(name, told))
+    try:
+        yield
+    finally:
+        _SYSTEM.reset(token)
+
+
+def is_news(told: Told, *notice: Any) -> bool:
+    """Whether neither a transformer nor the system that is run has warned of something; from now on both have.
+
+    Args:
+        told: of what the transformer has warned.
+        notice: of what it would warn.
+    """
+    system = _SYSTEM.get()
+    known = [told] if system is None else [told, system.told]
+    news = not any(notice in each for each in known)
+    for each in known:
+        each.add(notice)
+    return news
+
+
+def warn_of_cuts(transformer: Any, told: Told, causes: Iterable[str], what: str, *, stacklevel: int) -> None:
+    """Warns in a system's name of text that was not read, once for each of the arguments that cut it.
+
+    Args:
+        transformer: what has cut it.
+        told: of what it has warned.
+        causes: the arguments.
+        what: says how much was not read.
+        stacklevel: of the caller to be named.
+    """
+    system = _SYSTEM.get()
+    name = None if system is None else system.name
+    news = [is_news(told, TruncationWarning, name, cause) for cause in causes]
+    if any(news):
+        who = repr(transformer) if name is None else f"{name!r}: {transformer!r}"
+        warnings.warn(f"{who}{what} (see .coverage).", TruncationWarning, stacklevel=stacklevel)
