@@ -34,6 +34,7 @@ from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
 from .base import LongDocReranker
+from .summary import Summary
 
 
 @dataclass(eq=False, repr=False)
@@ -150,13 +151,22 @@ class Birch(KMaxP):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""
-        validated(inp, self.text_field, self.text_loader, self, further=("score",))
-        first_stage = inp["score"].to_numpy(dtype="float64")
-        if not np.isfinite(first_stage).all():
-            raise ValueError(f"{type(self).__name__} mixes in the first stage's score, which is not finite in some row")
+        first_stage = self._first_stage_scores(inp)
         out = super().transform(inp)
         a = self.first_stage_weight
         return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+
+    def summary(self, candidates: pd.DataFrame) -> Summary:
+        """As `LongDocReranker.summary`; the input needs a `score` column as well."""
+        self._first_stage_scores(candidates)
+        return super().summary(candidates)
+
+    def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
+        validated(inp, self.text_field, self.text_loader, self, further=("score",))
+        scores = inp["score"].to_numpy(dtype="float64")
+        if not np.isfinite(scores).all():
+            raise ValueError(f"{type(self).__name__} mixes in the first stage's score, which is not finite in some row")
+        return scores
 
 
 @dataclass(eq=False, repr=False)
