@@ -37,7 +37,7 @@ class Summary:
         pairs: distinct pairs of a query and a text.
         cached: those of them whose score is in the `score_cache`.
         inputs: distinct inputs of the backbone for the others: a query and a window; for a `BiEncoder` a window.
-        tokens_of_inputs: their tokens, with queries and special tokens.
+        tokens_of_inputs: their tokens, with queries, special tokens and, in a fixed layout, the padding inside it.
         seconds: estimated time of `transform` here, on a machine that does nothing else.
         timed_pairs: so many pairs were scored to tell.
         timed_seconds: so long that took.
@@ -187,6 +187,6 @@ def _estimate(
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 60:
+    if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
