@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
+
+Content = tuple[OrderedDict[Hashable, np.ndarray], int]
+"""Arrays by key, the least recently used first, and how many bytes they count."""
 
 _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
@@ -80,8 +84,29 @@ class EmbeddingCache:
                 found[i] = array
         return found
 
+    def swap(self, content: Content | None = None) -> Content:
+        """Takes other content in place of its own, which it returns; None for nothing."""
+        own = self._vectors, self._bytes
+        self._vectors, self._bytes = (OrderedDict(), 0) if content is None else content
+        return own
+
     def _size(self, vector: np.ndarray) -> int:
         return vector.nbytes + self.entry_bytes
+
+
+@contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Within it all loaded models start from nothing, as in a first run; afterwards they remember what they did before.
+
+    Whoever enters it sees to it that nothing is remembered of weights that have changed since.
+    """
+    caches = list(_CACHES)
+    before = [cache.swap() for cache in caches]
+    try:
+        yield
+    finally:
+        for cache, content in zip(caches, before, strict=True):
+            cache.swap(content)
 
 
 def forget_embeddings() -> None:

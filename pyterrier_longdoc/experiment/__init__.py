@@ -7,9 +7,10 @@ from .runs import read_run, write_run
 from .significance import Statistics
 from .sweeps import Sweep, sweep_depth, sweep_passages, sweep_truncation, sweep_windows
 from .systems import Fold
+from .why import Why
 
 __all__ = [
-    "Experiment", "ExperimentResults", "ExperimentWarning", "Fold", "PaperTable", "Statistics", "Sweep",
+    "Experiment", "ExperimentResults", "ExperimentWarning", "Fold", "PaperTable", "Statistics", "Sweep", "Why",
     "by_document_length", "by_query_value", "paper_table", "plot_efficiency", "read_run", "sweep_depth",
     "sweep_passages", "sweep_truncation", "sweep_windows", "write_run",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
 from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, mean_over_seeds, without_rounding
 from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
+from .why import Rankings, Standing, relevant_documents, standings
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
@@ -138,7 +139,9 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     check_decimals(round, evaluator.names)
     settings = settings_of(topics, prepared, labels)
     folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, named)
-    runner = _Runner(topics, evaluator, folder, batch_size, efficiency, settings["topics"])
+    relevant = relevant_documents(qrels, evaluator.qids)
+    docnos = {str(qid): documents.tolist() for qid, documents in relevant.groupby("qid")["docno"]}
+    runner = _Runner(topics, evaluator, docnos, folder, batch_size, efficiency, settings["topics"])
     if folder is not None:
         runner.look_at_factories(job for runs in planned.values() for jobs in runs for job in jobs)
     evaluated: dict[str, list[_Evaluated]] = {name: [] for name in named}
@@ -159,6 +162,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         checks=_findings(evaluated, evaluator.qids, statistics),
         settings={**settings, "unchecked": _unchecked(evaluated)},
         folder=None if save_dir is None else Path(save_dir),
+        rankings=Rankings.of(
+            topics[topics["qid"].isin(set(evaluator.qids))],
+            relevant,
+            {name: runs[0].standings for name, runs in evaluated.items()},
+        ),
     )
     if save_dir is not None:
         results.save(save_dir)
@@ -189,6 +197,8 @@ class _Evaluated(NamedTuple):
     """Whether a saved run was taken."""
     differs: list[str]
     """In what the system that had made a saved run was another one."""
+    standings: dict[str, Standing]
+    """By query, how the relevant documents are ranked."""
 
 
 class _Part(NamedTuple):
@@ -211,6 +221,7 @@ class _Runner:
 
     topics: pd.DataFrame
     evaluator: QueryEvaluator
+    relevant: dict[str, list[str]]  # docnos by query
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
@@ -245,6 +256,7 @@ class _Runner:
             list(dict.fromkeys(name for part in parts for name in part.unchecked)),
             any(part.was_read for part in parts),
             list(dict.fromkeys(name for part in parts for name in part.differs)),
+            standings(run, {qid: self.relevant.get(qid, []) for qid in self.evaluator.qids}),
         )
 
     def _run(self, job: Job) -> _Part:

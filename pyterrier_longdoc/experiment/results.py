@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import html
 import itertools
 import json
@@ -20,6 +21,7 @@ from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
 from .significance import TESTS, Statistics, Test, baseline_names, compare, mean_over_seeds
+from .why import Rankings, Why, why
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
 
@@ -48,6 +50,7 @@ class ExperimentResults:
         checks: one row for each finding of the checks.
         settings: how the runs were made: versions, folds and so on.
         folder: where the runs are; None if they were not saved.
+        rankings: how the systems rank the relevant documents; None if that was not noted.
     """
 
     values: Mapping[str, np.ndarray]
@@ -61,6 +64,7 @@ class ExperimentResults:
     checks: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CHECK_COLUMNS))
     settings: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    rankings: Rankings | None = None
 
     def __post_init__(self) -> None:
         self.statistics.check(self.names)
@@ -176,6 +180,41 @@ class ExperimentResults:
         values = {name: of_system[:, rows] for name, of_system in self.values.items()}
         return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
+    def why(self, qid: str, systems: Mapping[str, Any] | None = None, *, top: int = 3) -> Why:
+        """Which systems differ on a query, how they rank its relevant documents, and which windows made it.
+
+        Runs do not keep windows, so systems are run once more, on this query alone and with `explain`, if they are
+        given. What their models read before, have warned of and keep on disk stays as it is.
+
+        Args:
+            qid: an evaluated query.
+            systems: pipelines by name, e.g. the dict that `Experiment` got: of those with a reranker that can
+                `explain`, and without one that asks a language model, the windows are told; None tells no windows.
+            top: so many of each system's first documents are told of with their windows, and all relevant ones.
+
+        Raises:
+            ValueError: if the query was not evaluated, or a system is none of this experiment.
+
+        Example:
+            `results.why("12", {"MaxP": bm25 >> maxp})`.
+        """
+        qid = str(qid)
+        if qid not in self.qids:
+            some = difflib.get_close_matches(qid, self.qids) or self.qids[:5]
+            raise ValueError(
+                f"query {qid!r} was not evaluated: it is no topic, or nothing is judged for it; there are "
+                f"{len(self.qids)}, such as {', '.join(map(repr, some))}"
+            )
+        unknown = [name for name in systems or () if name not in self.names]
+        if unknown:
+            raise ValueError(f"there is no system {', '.join(map(repr, unknown))}; they are {', '.join(self.names)}")
+        of_system = {name: values[self.qids.index(qid)] for name, values in self.query_values.items()}
+        values = pd.DataFrame.from_dict(of_system, orient="index", columns=self.measures).rename_axis("name")
+        for baseline in self.statistics.baseline:
+            differences = values[self.measures] - of_system[baseline]
+            values = values.join(differences.add_suffix(f" - {baseline}"))
+        return why(qid, values, self.seeds, self.rankings, systems, top)
+
     def to_markdown(self, *, digits: int | None = None) -> str:
         """The papers' layout in Markdown: best in bold, superscripts, gains in parentheses; see `paper_table`."""
         return paper_table(self, digits=digits).to_markdown()
@@ -225,6 +264,8 @@ class ExperimentResults:
         for file, frame in frames.items():
             if frame is not None:
                 write_lines(folder / file, [frame.to_csv(index=False).rstrip("\n")])
+        if self.rankings is not None:
+            self.rankings.save(folder)
         write_lines(folder / "table.md", [self.to_markdown()])
         write_lines(folder / "table.tex", [self.to_latex()])
 
@@ -264,6 +305,7 @@ class ExperimentResults:
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
             settings=described,
             folder=folder,
+            rankings=Rankings.load(folder),
         )
 
 

@@ -84,6 +84,7 @@ from ..training.queries import ValidatedOn, check_validation, trained_on
 from ..training.resume import is_first_process, is_resumed
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
+from .summary import Summary, summarise
 
 POOLINGS = ("cls", "mean", "last")
 
@@ -270,6 +271,52 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if losses:
             cut_by = [of_documents] * bool(coverage.tokens_lost) + [of_queries] * bool(coverage.queries_cut)
             warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}", stacklevel=stacklevel)
+
+    def summary(self, candidates: pd.DataFrame) -> Summary:
+        """What `transform` of the same frame would read, what it would not read and why, and about how long it takes.
+
+        Texts are tokenised and cut into windows as in the run, so that the numbers are those of `coverage` afterwards;
+        that of a large frame takes a while, which `verbose` shows. A model that selects windows does so for all of
+        them. The time is estimated from some documents that are scored, for about two seconds, with all that is
+        remembered in memory left aside; scores that are in the `score_cache` do not count. Weights are loaded if need
+        be. Apart from that nothing changes: neither `coverage` nor the score cache, and no warning is used up.
+
+        Args:
+            candidates: as for `transform`.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for arguments that do not fit together or the backbone.
+        """
+        fields = validated(candidates, self.text_field, self.text_loader, self)
+        if not len(candidates):
+            return summarise(self, [], [])
+        queries, texts = strings(candidates["query"], "query"), texts_of(candidates, fields, self.text_loader)
+        with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
+            return summarise(self, queries, texts, bar)
+
+    def unread(self, coverage: Coverage) -> list[tuple[str, int, str]]:
+        """What of a run's text is not read: `"queries"` or `"documents"`, so many tokens of them, and the argument."""
+        preselect, layout = getattr(self, "preselect", None), getattr(self, "layout", "pair")
+        of_queries = coverage.query_tokens - coverage.query_tokens_read
+        if resolve_layout(layout).shared_budget:
+            by, of_documents = f"layout={layout!r}", coverage.tokens - coverage.tokens_read
+            rows = [("queries", of_queries, by), ("documents", of_documents, by)]
+            return [row for row in rows if row[1]]
+        cut = self._cut_by() if coverage.tokens_lost + coverage.tokens_passed_over else ""
+        asked = [] if self.max_windows is None else [f"max_windows={self.max_windows}"]
+        if self.windows is not None and self.windows.max_windows is not None:
+            asked = [cut]
+        asked += [] if preselect is None else [f"preselect={preselect!r}"]
+        tokens = {f"max_doc_len={self.max_doc_len}": coverage.tokens_beyond}
+        for by, more in (
+            (" and ".join(asked) or cut, coverage.tokens_passed_over),
+            (cut, coverage.tokens_lost - coverage.tokens_beyond),
+        ):
+            tokens[by] = tokens.get(by, 0) + more
+        rows = [("queries", of_queries, f"max_query_len={self.max_query_len}")]
+        rows += [("documents", lost, by) for by, lost in tokens.items()]
+        return [row for row in rows if row[1]]
 
     def _cut_by(self) -> str:
         """What keeps the windows from covering all of a text."""

@@ -34,6 +34,7 @@ from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
 from ..training import TrainingArgs
 from .base import LongDocReranker
+from .summary import Summary
 
 
 @dataclass(eq=False, repr=False)
@@ -150,12 +151,20 @@ class Birch(KMaxP):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `LongDocReranker.transform`; the input needs a `score` column as well."""
-        validated(inp, self.text_field, self.text_loader, self, further=("score",))
-        name = type(self).__name__
-        first_stage = numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
+        first_stage = self._first_stage_scores(inp)
         out = super().transform(inp)
         a = self.first_stage_weight
         return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+
+    def summary(self, candidates: pd.DataFrame) -> Summary:
+        """As `LongDocReranker.summary`; the input needs a `score` column as well."""
+        self._first_stage_scores(candidates)
+        return super().summary(candidates)
+
+    def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
+        validated(inp, self.text_field, self.text_loader, self, further=("score",))
+        name = type(self).__name__
+        return numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
 
 
 @dataclass(eq=False, repr=False)

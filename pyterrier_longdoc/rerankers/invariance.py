@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.caches import forget_embeddings
+from ..common.undisturbed import undisturbed
 from ..modelling.backbones.architectures import use_attention
 from .base import LongDocReranker
 
@@ -216,35 +215,15 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
 
 @contextmanager
 def _undisturbed(model: Any) -> Iterator[None]:
-    """Leaves no trace of having run the model: what it has warned of, how much it read, and scores on disk.
-
-    Where the machine chooses the precision, float32 is what all else is compared with. The same holds for the model
-    that selects its windows, if there is one.
-    """
-    names = ("coverage", "warned", "score_cache", "dtype")
-    models = [model, *_selecting(model)]
-    before = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in models]
-    for each, own in zip(models, before, strict=True):
-        if hasattr(each, "load_scorer") and own.get("dtype", "") in (None, "fastest"):
-            each.dtype = "float32"
-        if "score_cache" in own:
-            each.score_cache = None
+    """As `undisturbed`; where the machine chooses the precision, float32 is what all else is compared with."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with undisturbed(model, "dtype") as models:
+            for each in models:
+                if hasattr(each, "load_scorer") and each.dtype in (None, "fastest"):
+                    each.dtype = "float32"
             yield
     finally:
-        for each, own in zip(models, before, strict=True):
-            for name, value in own.items():
-                setattr(each, name, value)
         forget_embeddings()  # those of other implementations of attention
-
-
-def _selecting(model: Any) -> list[Any]:
-    """The model that selects windows for this one, the one that does so for that, and so on."""
-    preselect = getattr(model, "preselect", None)
-    inner = getattr(getattr(preselect, "selector", preselect), "model", None)
-    return [] if inner is None else [inner, *_selecting(inner)]
 
 
 def _sample() -> pd.DataFrame:

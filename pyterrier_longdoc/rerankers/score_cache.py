@@ -119,9 +119,7 @@ def score_with_cache(
         FloatingPointError: if a score is not finite; it is not stored.
         ValueError: if the file is no cache or cannot be written.
     """
-    prefix = blake2b(json.dumps([FORMAT, identity], sort_keys=True).encode(), digest_size=32).digest()
-    keys = [pair_key(prefix, query, text) for query, text in zip(queries, texts, strict=True)]
-    known = cache.get(list(dict.fromkeys(keys)))
+    keys, known = look_up_pairs(cache, identity, queries, texts)
     new = [row for row, key in enumerate(keys) if key not in known]
 
     def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
@@ -150,6 +148,15 @@ def score_with_cache(
     coverage.add_cut(cut)
     scored.add(pairs, values, readings, [None] * len(found))
     return scored.checked()
+
+
+def look_up_pairs(
+    cache: ScoreCache, identity: dict[str, Any], queries: Sequence[str], texts: Sequence[str]
+) -> tuple[list[bytes], dict[bytes, CachedScore]]:
+    """The key of each of R pairs, and what is in the cache of these; for the arguments see `score_with_cache`."""
+    prefix = blake2b(json.dumps([FORMAT, identity], sort_keys=True).encode(), digest_size=32).digest()
+    keys = [pair_key(prefix, query, text) for query, text in zip(queries, texts, strict=True)]
+    return keys, cache.get(list(dict.fromkeys(keys)))
 
 
 def pair_key(prefix: bytes, query: str, text: str) -> bytes:

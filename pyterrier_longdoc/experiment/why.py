@@ -1,0 +1,334 @@
+"""One query of an experiment: where systems differ on it, how they rank what is relevant, which windows made it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from ..common.files import write_lines
+from ..common.frames import as_strings, field_names, texts_of
+from ..common.undisturbed import undisturbed
+from .identity import stages_of
+from .runs import Run, as_run
+
+SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
+"""As many relevant documents, and as much of a window, are printed; the tables have all."""
+
+WINDOW_COLUMNS = [
+    "name", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Rankings:
+    """How systems rank the relevant documents of an experiment's queries; of several seeds the first.
+
+    Attributes:
+        queries: `qid, query`.
+        relevant: `qid, docno, label` of the documents with a label above 0.
+        returned: `name, qid, documents` that a system returned, and whether some of them have the same score (`tied`).
+        ranks: `name, qid, docno, rank` (0 is the first) of the relevant documents among them.
+    """
+
+    queries: pd.DataFrame
+    relevant: pd.DataFrame
+    returned: pd.DataFrame
+    ranks: pd.DataFrame
+
+    @classmethod
+    def of(
+        cls, topics: pd.DataFrame, relevant: pd.DataFrame, standings: Mapping[str, Mapping[str, Standing]]
+    ) -> Rankings:
+        """The rankings of systems, by name and qid."""
+        queries = topics[[column for column in ("qid", "query") if column in topics.columns]]
+        returned, ranks = [], []
+        for name, of_system in standings.items():
+            for qid, standing in of_system.items():
+                returned.append((name, qid, standing.documents, standing.tied))
+                ranks += [(name, qid, docno, rank) for docno, rank in standing.ranks.items()]
+        return cls(
+            queries.reset_index(drop=True),
+            relevant.reset_index(drop=True),
+            pd.DataFrame(returned, columns=["name", "qid", "documents", "tied"]),
+            pd.DataFrame(ranks, columns=["name", "qid", "docno", "rank"]),
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes one file for each frame."""
+        for f in fields(self):
+            frame = getattr(self, f.name)
+            write_lines(folder / f"{f.name}.csv.gz", [frame.to_csv(index=False).rstrip("\n")])
+
+    @classmethod
+    def load(cls, folder: Path) -> Rankings | None:
+        """What `save` wrote; None if there is nothing of it."""
+        files = {f.name: folder / f"{f.name}.csv.gz" for f in fields(cls)}
+        if not all(file.is_file() for file in files.values()):
+            return None
+        texts = dict.fromkeys(("name", "qid", "docno", "query"), str)
+        return cls(**{name: pd.read_csv(file, dtype=texts, keep_default_na=False) for name, file in files.items()})
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a system answers a query: how many documents, whether some are tied, and the ranks of some."""
+
+    documents: int
+    tied: bool
+    ranks: dict[str, int]
+
+
+def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame:
+    """`qid, docno, label` of the judgements above 0 for these queries."""
+    judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
+    return judged[(pd.to_numeric(judged["label"]) > 0) & judged["qid"].isin(set(qids))]
+
+
+def standings(run: Run, documents: Mapping[str, Sequence[str]]) -> dict[str, Standing]:
+    """By query how a run ranks these documents, as trec_eval does: scores in float32, equal ones by docno, descending.
+
+    Args:
+        run: of a system.
+        documents: by query those that are asked for.
+    """
+    found = {}
+    for qid, asked in documents.items():
+        if qid not in run:
+            continue
+        ranked = dict(zip(run[qid][0].tolist(), run[qid][1].tolist(), strict=True))  # of one twice the last counts
+        docnos = np.array(list(ranked), dtype=object)
+        with np.errstate(over="ignore"):
+            scores = np.array(list(ranked.values())).astype("float32")
+        ranks = {}
+        for docno in filter(ranked.__contains__, asked):
+            score = np.float32(ranked[docno])
+            ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
+        found[qid] = Standing(len(docnos), len(np.unique(scores)) < len(scores), ranks)
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Why:
+    """What an experiment tells of one query.
+
+    Attributes:
+        qid: the query.
+        query: its text; None if that is not known.
+        values: a row for each system: its value of each measure, averaged over seeds, and the difference from each
+            baseline, e.g. `nDCG@10 - BM25`.
+        relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
+            missing where it was not returned.
+        windows: for each system that was run again its first documents and the relevant ones: `name, docno, label` (0
+            also for what was not judged), `rank`, the `window` that scores best of its `windows`, from 0, where it
+            `start`s and `end`s in the text (characters), its `window_score`, its `weight` in the model's attention and
+            its `text`; missing where the model has none.
+        notes: what cannot be told, and what to know of the rest.
+    """
+
+    qid: str
+    query: str | None
+    values: pd.DataFrame
+    relevant: pd.DataFrame
+    windows: pd.DataFrame
+    notes: list[str]
+
+    def differences(self) -> list[str]:
+        """A line for each measure: the best and the worst systems."""
+        lines = []
+        for measure in [column for column in self.values.columns if " - " not in column]:
+            of_system = self.values[measure].round(6)
+            if of_system.nunique(dropna=False) == 1:
+                every = "every system" if len(of_system) > 1 else of_system.index[0]
+                lines.append(f"{measure}: {of_system.iloc[0]:.3f} for {every}")
+                continue
+            ends = []
+            for word, value in (("best", of_system.max()), ("worst", of_system.min())):
+                ends.append(f"{word} {', '.join(of_system.index[of_system == value])} ({value:.3f})")
+            lines.append(f"{measure}: {', '.join(ends)}")
+        return lines
+
+    def __repr__(self) -> str:
+        parts = ["\n".join([self._title(), *self.differences()])]
+        for title, frame in self._tables().items():
+            parts.append(f"{title}\n{frame.to_string(index=False)}")
+        if self.notes:
+            parts.append("\n".join(f"- {note}" for note in self.notes))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<b>{html.escape(self._title())}</b>", *map(html.escape, self.differences())]
+        with pd.option_context("display.max_colwidth", None):
+            for title, frame in self._tables().items():
+                parts += [f"<b>{html.escape(title)}</b>", frame.to_html(index=False)]
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return "<br>\n".join(parts) + (f"<ul>{notes}</ul>" if notes else "")
+
+    def _title(self) -> str:
+        return f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        """What is printed of the tables, by title."""
+        tables = {"values": self.values.round(3).reset_index()}
+        if len(self.relevant):
+            more = len(self.relevant) - SHOWN_DOCUMENTS
+            title = "ranks of the relevant documents (0 is the first, - was not returned)"
+            first = self.relevant.head(SHOWN_DOCUMENTS).astype(object)
+            tables[title + (f"; {more} more in .relevant" if more > 0 else "")] = first.where(first.notna(), "-")
+        if len(self.windows):
+            shown = self.windows.drop(columns=["start", "end"])
+            texts = shown["text"].fillna("-").map(lambda text: " ".join(text.split()))
+            shown["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
+            shown["window_score"] = shown["window_score"].round(3)
+            shown["weight"] = shown["weight"].round(3).astype(object).where(shown["weight"].notna(), "-")
+            tables["best windows"] = shown
+        return tables
+
+
+def why(
+    qid: str,
+    values: pd.DataFrame,
+    seeds: Mapping[str, Sequence[int | None]],
+    rankings: Rankings | None,
+    systems: Mapping[str, Any] | None,
+    top: int,
+) -> Why:
+    """What can be told of a query.
+
+    Args:
+        qid: an evaluated query.
+        values: as in `Why`.
+        seeds: of each system.
+        rankings: of the experiment; None if they were not noted.
+        systems: see `ExperimentResults.why`.
+        top: see there.
+    """
+    names = list(values.index)
+    if rankings is None:
+        empty = pd.DataFrame(columns=["docno", "label", *names]), pd.DataFrame(columns=WINDOW_COLUMNS)
+        return Why(qid, None, values, *empty, ["these results hold no rankings: Experiment notes them"])
+    topic = rankings.queries[rankings.queries["qid"] == qid]
+    relevant, notes = _relevant_table(rankings, names, qid)
+    seeded = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
+    if seeded:
+        notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(seeded)}")
+    if systems is None or topic.empty:
+        to_do = "the query is no topic" if topic.empty else f"pass the pipelines, why({qid!r}, {{name: pipeline, ...}})"
+        windows, more = pd.DataFrame(columns=WINDOW_COLUMNS), [f"which windows made it is not in the runs: {to_do}"]
+    else:
+        windows, more = _best_windows(systems, topic, rankings, top)
+    query = str(topic["query"].iloc[0]) if "query" in topic.columns and len(topic) else None
+    return Why(qid, query, values, relevant, windows, notes + more)
+
+
+def _best_windows(
+    systems: Mapping[str, Any], topic: pd.DataFrame, rankings: Rankings, top: int
+) -> tuple[pd.DataFrame, list[str]]:
+    """Runs systems on one query and tells which windows made their scores.
+
+    Args:
+        systems: pipelines by name, as they are now; what is no pipeline is noted.
+        topic: one row.
+        rankings: of the experiment.
+        top: so many of each system's first documents are told of, and all relevant ones.
+
+    Returns:
+        The table of `Why.windows`, and notes.
+    """
+    qid = topic["qid"].iloc[0]
+    relevant = rankings.relevant[rankings.relevant["qid"] == qid]
+    labels = dict(zip(relevant["docno"], relevant["label"], strict=True))
+    tables, notes = [], []
+    for name, system in systems.items():
+        if (reason := _not_to_be_run(system)) is not None:
+            notes.append(f"{name}: no windows, as it {reason}")
+            continue
+        frame, texts = _explained(system, topic)
+        if "best_start" not in frame.columns:
+            notes.append(f"{name}: no windows, as its last stages drop the columns of explain")
+            continue
+        if not len(frame):
+            continue
+        docnos = as_strings(frame["docno"]).tolist()
+        standing = standings(as_run(frame, name), {qid: docnos})[qid]
+        evaluated = _ranks_of(rankings, name, qid)
+        if {docno: rank for docno, rank in standing.ranks.items() if docno in labels} != evaluated:
+            notes.append(f"{name} ranks the relevant documents otherwise now: it is not as it was in the experiment")
+        rows = _rows(frame, texts, standing.ranks, labels)
+        chosen = rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable")
+        tables.append(chosen.assign(name=name))
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return table.reindex(columns=WINDOW_COLUMNS), notes
+
+
+def _not_to_be_run(system: Any) -> str | None:
+    """Why a system is not run to see its windows; None if it is."""
+    if not isinstance(system, pt.Transformer):
+        return "is no pipeline"
+    stages = list(stages_of(system))
+    if any(hasattr(stage, "ledger") for stage in stages):
+        return "asks a language model, which may cost money"
+    if not any(hasattr(stage, "explain") for stage in stages):
+        return "has no reranker with explain"
+    return None
+
+
+def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[str] | None]:
+    """The pipeline's results with the columns of `explain`, and their texts, if these can be told."""
+    stages = [stage for stage in stages_of(pipeline) if hasattr(stage, "explain")]
+    with ExitStack() as stack:
+        for stage in stages:
+            stack.enter_context(undisturbed(stage, "explain"))
+            stage.explain = True
+        frame = pipeline.transform(topic.copy())
+    last: Any = stages[-1]
+    columns = field_names(last.text_field)
+    if set(columns) <= set(frame.columns) or last.text_loader is not None:
+        return frame, texts_of(frame, columns, last.text_loader)
+    return frame, None
+
+
+def _rows(
+    frame: pd.DataFrame, texts: list[str] | None, ranks: Mapping[str, int], labels: Mapping[str, Any]
+) -> pd.DataFrame:
+    """A row for each document, with its best window."""
+    rows = []
+    for place, row in enumerate(frame.to_dict("records")):
+        docno, scores, weights = str(row["docno"]), row["window_scores"], row["window_weights"]
+        best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
+        rows.append(
+            {
+                **{"docno": docno, "label": labels.get(docno, 0), "rank": ranks[docno]},
+                **{"window": best, "windows": len(scores), "start": start, "end": end},
+                **{"window_score": scores[best], "weight": np.nan if weights is None else weights[best]},
+                "text": None if texts is None else texts[place][start:end],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _ranks_of(rankings: Rankings, name: str, qid: str) -> dict[str, int]:
+    ranks = rankings.ranks[(rankings.ranks["name"] == name) & (rankings.ranks["qid"] == qid)]
+    return dict(zip(ranks["docno"], ranks["rank"].tolist(), strict=True))
+
+
+def _relevant_table(rankings: Rankings, names: Sequence[str], qid: str) -> tuple[pd.DataFrame, list[str]]:
+    """The table of `Why.relevant` for these systems, and notes."""
+    relevant = rankings.relevant[rankings.relevant["qid"] == qid]
+    table = relevant[["docno", "label"]].sort_values("label", ascending=False, kind="stable").reset_index(drop=True)
+    notes = [] if len(table) else ["no document is judged relevant for this query"]
+    returned = rankings.returned[rankings.returned["qid"] == qid].set_index("name")
+    for name in names:
+        table[name] = table["docno"].map(_ranks_of(rankings, name, qid)).astype("Int64")
+        if name not in returned.index:
+            notes.append(f"{name} returned nothing for this query")
+        elif returned.loc[name, "tied"]:
+            notes.append(f"{name} has tied scores, which rank by docno, descending (trec_eval's rule)")
+    return table, notes

@@ -1,0 +1,215 @@
+"""One query of an experiment: values, ranks as trec_eval has them, windows of systems that are run again."""
+
+from __future__ import annotations
+
+import ir_measures
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.experiment import ExperimentResults, Statistics
+from pyterrier_longdoc.experiment.why import standings
+
+from ..support.systems import QUIET, make
+from ..support.tiny import longer_results
+
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")]
+
+CANDIDATES = longer_results()
+TOPICS = CANDIDATES[["qid", "query"]].drop_duplicates()
+QRELS = pd.DataFrame(
+    {"qid": ["1", "1", "q1", "q1", "q0"], "docno": ["d2", "d9", "d3", "d1", "d1"], "label": [1, 2, 1, 2, 0]}
+)
+FIRST = pt.Transformer.from_df(CANDIDATES)
+
+
+@pytest.fixture(scope="module")
+def systems():
+    maxp, bi = make("MaxP", score_cache=None), make("BiEncoder-max")
+    return {
+        "first": FIRST,
+        "MaxP": FIRST >> maxp,
+        "PARADE": FIRST >> make("PARADE-attn"),
+        "sum": FIRST + (FIRST >> bi),
+        "run": CANDIDATES.loc[CANDIDATES["qid"] != "q1", ["qid", "docno", "score"]],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("experiment")
+
+
+@pytest.fixture(scope="module")
+def results(systems, folder):
+    return ld.Experiment(systems, TOPICS, QRELS, ["nDCG@10", "RR"], baseline="first", save_dir=folder)
+
+
+def test_values_and_differences(results):
+    told = results.why("q1")
+    perquery = results.perquery.query("qid == 'q1'").pivot(index="name", columns="measure", values="value")
+    for measure in ("nDCG@10", "RR"):
+        assert told.values[measure].to_dict() == perquery[measure].to_dict()
+        expected = (perquery[measure] - perquery[measure]["first"]).to_dict()
+        assert told.values[f"{measure} - first"].to_dict() == expected
+    best = perquery["nDCG@10"].max()
+    of_ndcg = told.differences()[0]
+    assert of_ndcg.startswith("nDCG@10: best ")
+    assert of_ndcg.endswith("worst run (0.000)")
+    for name in perquery.index[perquery["nDCG@10"] == best]:
+        assert name in of_ndcg.partition("worst")[0]
+    assert results.why("q0").differences() == ["nDCG@10: 0.000 for every system", "RR: 0.000 for every system"]
+
+
+def test_ranks_of_the_relevant_documents(results, systems):
+    told = results.why("q1")
+    assert told.relevant["docno"].tolist() == ["d1", "d3"]  # the higher label first
+    assert told.relevant["label"].tolist() == [2, 1]
+    scored = systems["MaxP"].transform(TOPICS).query("qid == 'q1'").set_index("docno")
+    assert told.relevant["MaxP"].tolist() == scored.loc[["d1", "d3"], "rank"].tolist()
+    assert told.relevant["run"].isna().all()
+    assert "run returned nothing for this query" in told.notes
+    assert pd.isna(results.why("1").relevant.set_index("docno").loc["d9", "MaxP"])  # not among the candidates
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_are_those_of_trec_eval_where_scores_are_tied(seed):
+    rng = np.random.default_rng(seed)
+    docnos = np.array([f"d{i}" for i in rng.permutation(30)], dtype=object)
+    scores = rng.integers(0, 6, 30) + rng.integers(0, 2, 30) * 1e-9  # in float32 the small difference is none
+    found = standings({"1": (docnos, scores)}, {"1": docnos.tolist(), "2": ["d1"]})
+    assert list(found) == ["1"]
+    assert found["1"].tied
+    assert sorted(found["1"].ranks.values()) == list(range(30))
+    run = {"1": dict(zip(docnos, scores.tolist(), strict=True))}
+    for docno, rank in found["1"].ranks.items():
+        [metric] = ir_measures.iter_calc([ir_measures.RR], {"1": {docno: 1}}, run)
+        assert metric.value == pytest.approx(1 / (rank + 1))
+
+
+def test_ties_are_noted():
+    tied = CANDIDATES.assign(score=1.0)
+    results = ld.Experiment({"tied": tied, "first": FIRST}, TOPICS, QRELS, ["AP"])
+    notes = results.why("q1").notes
+    assert [note for note in notes if "tied scores" in note] == [
+        "tied has tied scores, which rank by docno, descending (trec_eval's rule)"
+    ]
+
+
+def test_windows_are_those_of_explain(results, systems):
+    told = results.why("q1", systems, top=1)
+    for name in ("MaxP", "PARADE"):
+        [_, model] = systems[name]
+        assert not model.explain
+        scored = model.apply_attributes(explain=True)(CANDIDATES.query("qid == 'q1'")).set_index("docno")
+        rows = told.windows[told.windows["name"] == name].set_index("docno")
+        assert set(rows.index) == {"d1", "d3", *scored.index[scored["rank"] == 0]}
+        for docno, row in rows.iterrows():
+            expected = scored.loc[docno]
+            best = int(np.argmax(expected["window_scores"]))
+            assert (row["window"], row["windows"]) == (best, len(expected["window_scores"]))
+            assert row["window_score"] == pytest.approx(expected["window_scores"][best], abs=1e-5)
+            assert row["text"] == expected["text"][expected["best_start"] : expected["best_end"]]
+            assert (row["rank"], row["label"]) == (expected["rank"], {"d1": 2, "d3": 1}.get(docno, 0))
+            weights = expected["window_weights"]
+            assert (
+                np.isnan(row["weight"]) if weights is None else row["weight"] == pytest.approx(weights[best], abs=1e-5)
+            )
+    assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
+    assert "first: no windows, as it has no reranker with explain" in told.notes
+    assert "run: no windows, as it is no pipeline" in told.notes
+    assert not [note for note in told.notes if "otherwise" in note]
+
+
+def test_systems_are_left_as_they_were(results, systems, tmp_path):
+    model = make("MaxP", score_cache=tmp_path / "scores.sqlite", max_windows=1)
+    results.why("1", {"MaxP": FIRST >> model})
+    assert (model.coverage, model.explain, model.warned) == (None, False, set())
+    assert not (tmp_path / "scores.sqlite").exists()
+
+
+def test_another_system_of_the_same_name_is_noted(results):
+    other = FIRST >> pt.apply.query(lambda row: "river fish") >> make("MaxP")
+    reversed_ranks = pt.apply.doc_score(lambda row: -float(row["score"]))
+    notes = results.why("q1", {"MaxP": other >> reversed_ranks}).notes
+    assert any(note.startswith("MaxP ranks the relevant documents otherwise now") for note in notes)
+
+
+def test_results_from_a_folder_tell_the_same(results, systems, folder):
+    loaded = ExperimentResults.load(folder)
+    for qid in results.qids:
+        for given in (None, systems):
+            told, expected = loaded.why(qid, given), results.why(qid, given)
+            assert repr(told) == repr(expected)
+            pd.testing.assert_frame_equal(told.values, expected.values)
+            pd.testing.assert_frame_equal(told.relevant, expected.relevant, check_dtype=False)
+            pd.testing.assert_frame_equal(told.windows, expected.windows, check_dtype=False)
+    assert loaded.retest(baseline="MaxP").subset(["q1"]).why("q1").relevant.equals(loaded.why("q1").relevant)
+
+
+def test_what_cannot_be_told_is_said(results):
+    assert results.why("q0").notes[0] == "no document is judged relevant for this query"
+    assert results.why("q1").windows.empty
+    assert any("pass the pipelines, why('q1'," in note for note in results.why("q1").notes)
+    by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics())
+    told = by_hand.why(7)
+    assert told.values["AP"].tolist() == [1.0]
+    assert told.notes == ["these results hold no rankings: Experiment notes them"]
+
+
+def test_unknown_queries_and_systems(results, systems):
+    with pytest.raises(ValueError, match=r"query 'q11' was not evaluated.*there are 3, such as 'q1'"):
+        results.why("q11")
+    with pytest.raises(ValueError, match=r"query 'zzz' was not evaluated.*such as '1', 'q1', 'q0'"):
+        results.why("zzz")
+    with pytest.raises(ValueError, match="there is no system 'Maxp'; they are first, MaxP, PARADE, sum, run"):
+        results.why("q1", {"Maxp": systems["MaxP"]})
+
+
+def test_of_several_seeds_ranks_are_those_of_the_first():
+    runs = [CANDIDATES, CANDIDATES.assign(score=-CANDIDATES["score"])]
+    results = ld.Experiment({"seeded": runs, "first": FIRST}, TOPICS, QRELS, ["RR"], seeds=[3, 4])
+    told = results.why("q1")
+    assert told.relevant["seeded"].tolist() == told.relevant["first"].tolist()
+    assert "values are means over seeds, ranks those of the first seed: seeded (3)" in told.notes
+
+
+def test_models_that_ask_a_language_model_are_not_run():
+    asked = []
+    judge = ld.RankGPT(lambda messages: asked.append(messages) or "[1] > [2] > [3] > [4]", on_failure="keep")
+    pipeline = FIRST >> make("MaxP") >> judge
+    results = ld.Experiment({"both": pipeline}, TOPICS, QRELS, ["RR"])
+    asked.clear()
+    assert (
+        "both: no windows, as it asks a language model, which may cost money"
+        in results.why("q1", {"both": pipeline}).notes
+    )
+    assert not asked
+
+
+def test_texts_that_the_pipeline_drops_are_missing_or_loaded(results):
+    def dropped(frame):
+        return frame.drop(columns="text")
+
+    bare = FIRST >> make("MaxP") >> pt.apply.generic(dropped)
+    rows = results.why("q1", {"MaxP": bare}).windows
+    assert rows["text"].isna().all()
+    assert (rows["end"] > rows["start"]).all()
+
+
+def test_it_reads_well(results, systems):
+    told = results.why("q1", systems)
+    shown = repr(told)
+    assert shown.startswith(f"query 'q1': {TOPICS.set_index('qid').loc['q1', 'query']}\nnDCG@10: best ")
+    for title in (
+        "values\n",
+        "ranks of the relevant documents (0 is the first, - was not returned)\n",
+        "best windows\n",
+    ):
+        assert title in shown
+    assert max(map(len, shown.splitlines())) < 200
+    page = told._repr_html_()
+    assert page.count("<table") == 3
+    assert "run returned nothing" in page
