@@ -129,7 +129,7 @@ class Why:
         windows: for each system that was run again its first documents and the relevant ones, as each of its rerankers
             saw them: `name`, the reranker's class (`model`), `docno, label` (0 also for what was not judged), `rank` in
             the system, the `window` that scores best of its `windows`, from 0, where it `start`s and `end`s in the text
-            (characters), its `window_score`, its `weight` in the model's attention (missing without one) and its `text`.
+            (characters), its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
         notes: what cannot be told, and what to know of the rest.
     """
 
