@@ -15,6 +15,7 @@ import pyterrier as pt
 
 from ..common.files import write_lines
 from ..common.frames import as_strings, field_names, texts_of
+from ..common.presentation import Presented
 from ..common.undisturbed import undisturbed
 from .identity import stages_of
 from .runs import Run, as_run
@@ -34,7 +35,7 @@ class Rankings:
     Attributes:
         queries: `qid, query`.
         relevant: `qid, docno, label` of the documents with a label above 0.
-        returned: `name, qid, documents` that a system returned, and whether some of them have the same score (`tied`).
+        returned: `name, qid` for which a system returned something, and whether some scores are equal (`tied`).
         ranks: `name, qid, docno, rank` (0 is the first) of the relevant documents among them.
     """
 
@@ -52,12 +53,12 @@ class Rankings:
         returned, ranks = [], []
         for name, of_system in standings.items():
             for qid, standing in of_system.items():
-                returned.append((name, qid, standing.documents, standing.tied))
+                returned.append((name, qid, standing.tied))
                 ranks += [(name, qid, docno, rank) for docno, rank in standing.ranks.items()]
         return cls(
             queries.reset_index(drop=True),
             relevant.reset_index(drop=True),
-            pd.DataFrame(returned, columns=["name", "qid", "documents", "tied"]),
+            pd.DataFrame(returned, columns=["name", "qid", "tied"]),
             pd.DataFrame(ranks, columns=["name", "qid", "docno", "rank"]),
         )
 
@@ -79,9 +80,8 @@ class Rankings:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a system answers a query: how many documents, whether some are tied, and the ranks of some."""
+    """How a system answers a query: whether some documents are tied, and the ranks of some."""
 
-    documents: int
     tied: bool
     ranks: dict[str, int]
 
@@ -111,7 +111,7 @@ def standings(run: Run, documents: Mapping[str, Sequence[str]]) -> dict[str, Sta
         for docno in filter(ranked.__contains__, asked):
             score = np.float32(ranked[docno])
             ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
-        found[qid] = Standing(len(docnos), len(np.unique(scores)) < len(scores), ranks)
+        found[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
     return found
 
 
@@ -186,11 +186,11 @@ class Why:
             shown = self.windows.drop(columns=["start", "end"])
             if not shown.duplicated(["name", "docno"]).any():
                 del shown["model"]
+            if shown["weight"].isna().all():
+                del shown["weight"]
             texts = shown["text"].map(lambda text: " ".join(text.split()))
             shown["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
-            shown["window_score"] = shown["window_score"].round(3)
-            shown["weight"] = shown["weight"].round(3).astype(object).where(shown["weight"].notna(), "-")
-            tables["best windows"] = shown
+            tables["best windows"] = shown.round(3).astype(object).where(shown.notna(), "-")
         return tables
 
 
@@ -275,8 +275,8 @@ def _best_windows(
 def _not_to_be_run(system: Any) -> str | None:
     """Why a system is not run to see its windows; None if it is."""
     if not isinstance(system, pt.Transformer):
-        return "is no pipeline"
-    stages = list(stages_of(system))
+        return f"is a {type(system).__name__}, not a pipeline"
+    stages = _stages(system)
     if any(hasattr(stage, "ledger") for stage in stages):
         return "asks a language model, which may cost money"
     if not any(hasattr(stage, "explain") for stage in stages):
@@ -284,12 +284,19 @@ def _not_to_be_run(system: Any) -> str | None:
     return None
 
 
+def _stages(pipeline: pt.Transformer) -> list[Any]:
+    """All transformers in a pipeline, with the models of cross-validation, which are no steps of it."""
+    stages: list[Any] = list(stages_of(pipeline))
+    stages += [model for stage in stages if isinstance(stage, Presented) for model in getattr(stage, "models", ())]
+    return list({id(stage): stage for stage in stages}.values())
+
+
 def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
     """The pipeline's results, and of each run of one of its rerankers the best windows."""
     explained: list[pd.DataFrame] = []
     with ExitStack() as stack:
-        for stage in {id(stage): stage for stage in stages_of(pipeline) if hasattr(stage, "explain")}.values():
-            stack.enter_context(_explaining(stage, explained))
+        for stage in _stages(pipeline):
+            stack.enter_context(_explaining(stage, explained) if hasattr(stage, "explain") else undisturbed(stage))
         frame = pipeline.transform(topic.copy())
     return frame, explained
 

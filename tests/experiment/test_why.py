@@ -11,6 +11,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment import ExperimentResults, Statistics
 from pyterrier_longdoc.experiment.why import standings
+from pyterrier_longdoc.training import FoldModels
 
 from ..support.systems import QUIET, make
 from ..support.tiny import longer_results
@@ -119,7 +120,7 @@ def test_windows_are_those_of_explain(results, systems):
             )
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
     assert "first: no windows, as it has no reranker with explain" in told.notes
-    assert "run: no windows, as it is no pipeline" in told.notes
+    assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
     assert not [note for note in told.notes if "otherwise" in note]
 
 
@@ -220,6 +221,15 @@ def test_each_reranker_of_a_pipeline_tells_its_own_windows(combined, results):
             alone.windows[own].sort_values("docno", ignore_index=True),
             atol=1e-5,
         )
+
+
+def test_models_of_cross_validation_tell_their_windows(results):
+    one, other = make("FirstP"), make("MaxP")
+    folds = FoldModels([one, other], [["1", "q0"], ["2", "q1", "q2"]], CANDIDATES)
+    for qid, name in (("1", "FirstP"), ("q1", "MaxP")):
+        assert set(results.why(qid, {"MaxP": FIRST >> folds}).windows["model"]) == {name}
+    for each in (folds, one, other):
+        assert each.warned == set()
 
 
 def test_scores_that_are_kept_elsewhere_have_no_windows(results):
