@@ -26,7 +26,8 @@ class Survey:
         windows: `(D,)` windows of each document that counts in `coverage`.
         rows: `(P,)` the first row of each distinct pair.
         tokens: `(P,)` tokens of its inputs, with query and special tokens.
-        inputs: distinct inputs: a query and a window, or a window where that is encoded without its query.
+        inputs: distinct inputs: a query and a window, or a window where that is encoded without its query; equal ones,
+            too, where the head looks at tokens.
         tokens_of_inputs: of these together.
     """
 
@@ -52,6 +53,7 @@ def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], 
     """
     layout, once = scorer.layout, scorer.encoder.once_for_all_queries
     apart = isinstance(layout, ApartLayout)
+    equal_once = apart or scorer.head.needs == "cls"
     lengths_of = layout.text.length if isinstance(layout, ApartLayout) else layout.length
     census = scorer.census()
     scorer.encoder.begin(scorer.settings)
@@ -68,7 +70,7 @@ def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], 
             rows.append(of_pair[0])
             tokens.append(sum(lengths))
             for window, length in zip(own, lengths, strict=True):
-                key = hash((0 if once else query, window.tobytes()))
+                key = hash((0 if once else query, window.tobytes())) if equal_once else len(inputs)
                 tokens_of_inputs += 0 if key in inputs else length
                 inputs.add(key)
         if bar is not None:
