@@ -205,6 +205,8 @@ class ExperimentResults:
                 f"query {qid!r} was not evaluated: it is no topic, or nothing is judged for it; there are "
                 f"{len(self.qids)}, such as {', '.join(map(repr, some))}"
             )
+        if not isinstance(systems, Mapping | None):
+            raise ValueError(f"systems={systems!r} must be pipelines by name, e.g. {{{self.names[0]!r}: pipeline}}")
         unknown = [name for name in systems or () if name not in self.names]
         if unknown:
             raise ValueError(f"there is no system {', '.join(map(repr, unknown))}; they are {', '.join(self.names)}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pyterrier as pt
 
 from ..common.files import write_lines
 from ..common.frames import as_strings, field_names, texts_of
+from ..common.presentation import Presented
 from ..common.undisturbed import undisturbed
 from .identity import stages_of
 from .runs import Run, as_run
@@ -23,7 +24,7 @@ SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
 """As many relevant documents, and as much of a window, are printed; the tables have all."""
 
 WINDOW_COLUMNS = [
-    "name", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
+    "name", "model", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
 ]  # fmt: skip
 
 
@@ -34,7 +35,7 @@ class Rankings:
     Attributes:
         queries: `qid, query`.
         relevant: `qid, docno, label` of the documents with a label above 0.
-        returned: `name, qid, documents` that a system returned, and whether some of them have the same score (`tied`).
+        returned: `name, qid` for which a system returned something, and whether some scores are equal (`tied`).
         ranks: `name, qid, docno, rank` (0 is the first) of the relevant documents among them.
     """
 
@@ -52,12 +53,12 @@ class Rankings:
         returned, ranks = [], []
         for name, of_system in standings.items():
             for qid, standing in of_system.items():
-                returned.append((name, qid, standing.documents, standing.tied))
+                returned.append((name, qid, standing.tied))
                 ranks += [(name, qid, docno, rank) for docno, rank in standing.ranks.items()]
         return cls(
             queries.reset_index(drop=True),
             relevant.reset_index(drop=True),
-            pd.DataFrame(returned, columns=["name", "qid", "documents", "tied"]),
+            pd.DataFrame(returned, columns=["name", "qid", "tied"]),
             pd.DataFrame(ranks, columns=["name", "qid", "docno", "rank"]),
         )
 
@@ -79,9 +80,8 @@ class Rankings:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a system answers a query: how many documents, whether some are tied, and the ranks of some."""
+    """How a system answers a query: whether some documents are tied, and the ranks of some."""
 
-    documents: int
     tied: bool
     ranks: dict[str, int]
 
@@ -111,7 +111,7 @@ def standings(run: Run, documents: Mapping[str, Sequence[str]]) -> dict[str, Sta
         for docno in filter(ranked.__contains__, asked):
             score = np.float32(ranked[docno])
             ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
-        found[qid] = Standing(len(docnos), len(np.unique(scores)) < len(scores), ranks)
+        found[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
     return found
 
 
@@ -126,10 +126,10 @@ class Why:
             baseline, e.g. `nDCG@10 - BM25`.
         relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
             missing where it was not returned.
-        windows: for each system that was run again its first documents and the relevant ones: `name, docno, label` (0
-            also for what was not judged), `rank`, the `window` that scores best of its `windows`, from 0, where it
-            `start`s and `end`s in the text (characters), its `window_score`, its `weight` in the model's attention and
-            its `text`; missing where the model has none.
+        windows: for each system that was run again its first documents and the relevant ones, as each of its rerankers
+            saw them: `name`, the reranker's class (`model`), `docno, label` (0 also for what was not judged), `rank` in
+            the system, the `window` that scores best of its `windows`, from 0, where it `start`s and `end`s in the text
+            (characters), its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
         notes: what cannot be told, and what to know of the rest.
     """
 
@@ -184,11 +184,13 @@ class Why:
             tables[title + (f"; {more} more in .relevant" if more > 0 else "")] = first.where(first.notna(), "-")
         if len(self.windows):
             shown = self.windows.drop(columns=["start", "end"])
-            texts = shown["text"].fillna("-").map(lambda text: " ".join(text.split()))
+            if not shown.duplicated(["name", "docno"]).any():
+                del shown["model"]
+            if shown["weight"].isna().all():
+                del shown["weight"]
+            texts = shown["text"].map(lambda text: " ".join(text.split()))
             shown["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
-            shown["window_score"] = shown["window_score"].round(3)
-            shown["weight"] = shown["weight"].round(3).astype(object).where(shown["weight"].notna(), "-")
-            tables["best windows"] = shown
+            tables["best windows"] = shown.round(3).astype(object).where(shown.notna(), "-")
         return tables
 
 
@@ -250,10 +252,7 @@ def _best_windows(
         if (reason := _not_to_be_run(system)) is not None:
             notes.append(f"{name}: no windows, as it {reason}")
             continue
-        frame, texts = _explained(system, topic)
-        if "best_start" not in frame.columns:
-            notes.append(f"{name}: no windows, as its last stages drop the columns of explain")
-            continue
+        frame, explained = _explained(system, topic)
         if not len(frame):
             continue
         docnos = as_strings(frame["docno"]).tolist()
@@ -261,9 +260,14 @@ def _best_windows(
         evaluated = _ranks_of(rankings, name, qid)
         if {docno: rank for docno, rank in standing.ranks.items() if docno in labels} != evaluated:
             notes.append(f"{name} ranks the relevant documents otherwise now: it is not as it was in the experiment")
-        rows = _rows(frame, texts, standing.ranks, labels)
-        chosen = rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable")
-        tables.append(chosen.assign(name=name))
+        if not explained:
+            notes.append(f"{name}: no windows, as its reranker did not run: are its scores kept in a cache?")
+            continue
+        rows = pd.concat(explained, ignore_index=True).drop_duplicates()
+        rows = rows[rows["docno"].isin(docnos)]  # later stages may have dropped some
+        rows = rows.assign(name=name, rank=rows["docno"].map(standing.ranks))
+        rows["label"] = [labels.get(docno, 0) for docno in rows["docno"]]
+        tables.append(rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable"))
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     return table.reindex(columns=WINDOW_COLUMNS), notes
 
@@ -271,8 +275,8 @@ def _best_windows(
 def _not_to_be_run(system: Any) -> str | None:
     """Why a system is not run to see its windows; None if it is."""
     if not isinstance(system, pt.Transformer):
-        return "is no pipeline"
-    stages = list(stages_of(system))
+        return f"is a {type(system).__name__}, not a pipeline"
+    stages = _stages(system)
     if any(hasattr(stage, "ledger") for stage in stages):
         return "asks a language model, which may cost money"
     if not any(hasattr(stage, "explain") for stage in stages):
@@ -280,35 +284,54 @@ def _not_to_be_run(system: Any) -> str | None:
     return None
 
 
-def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[str] | None]:
-    """The pipeline's results with the columns of `explain`, and their texts, if these can be told."""
-    stages = [stage for stage in stages_of(pipeline) if hasattr(stage, "explain")]
+def _stages(pipeline: pt.Transformer) -> list[Any]:
+    """All transformers in a pipeline, with the models of cross-validation, which are no steps of it."""
+    stages: list[Any] = list(stages_of(pipeline))
+    stages += [model for stage in stages if isinstance(stage, Presented) for model in getattr(stage, "models", ())]
+    return list({id(stage): stage for stage in stages}.values())
+
+
+def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """The pipeline's results, and of each run of one of its rerankers the best windows."""
+    explained: list[pd.DataFrame] = []
     with ExitStack() as stack:
-        for stage in stages:
-            stack.enter_context(undisturbed(stage, "explain"))
-            stage.explain = True
+        for stage in _stages(pipeline):
+            stack.enter_context(_explaining(stage, explained) if hasattr(stage, "explain") else undisturbed(stage))
         frame = pipeline.transform(topic.copy())
-    last: Any = stages[-1]
-    columns = field_names(last.text_field)
-    if set(columns) <= set(frame.columns) or last.text_loader is not None:
-        return frame, texts_of(frame, columns, last.text_loader)
-    return frame, None
+    return frame, explained
 
 
-def _rows(
-    frame: pd.DataFrame, texts: list[str] | None, ranks: Mapping[str, int], labels: Mapping[str, Any]
-) -> pd.DataFrame:
+@contextmanager
+def _explaining(model: Any, explained: list[pd.DataFrame]) -> Iterator[None]:
+    """Within it each run of a reranker adds its best windows: later stages may drop, overwrite or merge its columns."""
+    transform = model.transform
+
+    def explain(inp: pd.DataFrame) -> pd.DataFrame:
+        out = transform(inp)
+        if len(out):
+            texts = texts_of(out, field_names(model.text_field), model.text_loader)
+            explained.append(_best_of(out, texts, type(model).__name__))
+        return out
+
+    with undisturbed(model, "explain"):
+        model.explain, model.transform = True, explain
+        try:
+            yield
+        finally:
+            del model.transform
+
+
+def _best_of(frame: pd.DataFrame, texts: list[str], model: str) -> pd.DataFrame:
     """A row for each document, with its best window."""
     rows = []
-    for place, row in enumerate(frame.to_dict("records")):
-        docno, scores, weights = str(row["docno"]), row["window_scores"], row["window_weights"]
+    for row, text in zip(frame.to_dict("records"), texts, strict=True):
+        scores, weights = row["window_scores"], row["window_weights"]
         best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
         rows.append(
             {
-                **{"docno": docno, "label": labels.get(docno, 0), "rank": ranks[docno]},
-                **{"window": best, "windows": len(scores), "start": start, "end": end},
-                **{"window_score": scores[best], "weight": np.nan if weights is None else weights[best]},
-                "text": None if texts is None else texts[place][start:end],
+                **{"model": model, "docno": str(row["docno"]), "window": best, "windows": len(scores)},
+                **{"start": start, "end": end, "window_score": scores[best]},
+                **{"weight": np.nan if weights is None else weights[best], "text": text[start:end]},
             }
         )
     return pd.DataFrame(rows)

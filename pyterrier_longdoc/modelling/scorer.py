@@ -20,13 +20,14 @@ from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
 from .batching import ApartLayout, Encoded
+from .census import Census
 from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
 from .layout import longest_first
 from .preselection import Cut
 from .settings import Settings
-from .texts import Pace, TokenCache, TokenizedText, blocks, each_once, numbered
+from .texts import Block, Pace, TokenCache, TokenizedText, blocks, each_once, numbered
 from .workload import Workload
 
 BLOCK_PAIRS = 4096
@@ -54,41 +55,6 @@ class Read:
     cuts: Sequence[Cut]
     windows: Sequence[list[np.ndarray]]
     readings: Sequence[Reading]
-
-
-class Census:
-    """Counts what a training reads: each distinct query and text once, however often it is drawn.
-
-    Attributes:
-        coverage: the counts.
-        work: counts what the encoder computes for it.
-    """
-
-    def __init__(self, scorer: LongDocScorer, coverage: Coverage) -> None:
-        self.scorer, self.coverage, self.work = scorer, coverage, Work(coverage)
-        self._queries: set[str] = set()
-        self._texts: set[int] = set()  # hashes: augmented texts are as many as draws
-        self._cut: dict[str, int] = {}
-
-    def add(self, queries: Sequence[str], texts: Sequence[str], query_ids: Sequence[np.ndarray], read: Read) -> None:
-        """Counts B pairs of a query and a text, and what is read of them."""
-        settings = self.scorer.settings
-        new = [query for query in dict.fromkeys(queries) if query not in self._queries]
-        self.scorer.read_queries(new, self.coverage)
-        self._queries.update(new)
-        for query, text, reading in zip(queries, texts, read.readings, strict=True):
-            key = hash((query, text) if settings.reads_by_query else text)
-            if key not in self._texts:
-                self._texts.add(key)
-                self.coverage.add(reading, settings.left_out(reading))
-        cut: dict[int, int] = {}
-        self.scorer.note_cuts(cut, range(len(queries)), query_ids, read.readings)
-        for number, lost in cut.items():
-            self._cut[queries[number]] = max(lost, self._cut.get(queries[number], 0))
-
-    def end(self) -> None:
-        """Counts what queries lost to texts with which they share an input."""
-        self.coverage.add_cut(self._cut)
 
 
 class LongDocScorer(nn.Module):
@@ -125,7 +91,7 @@ class LongDocScorer(nn.Module):
         self.tokenizer = tokenizer
         self.head = head
         self.tokens = TokenCache() if tokens is None else tokens
-        self._census: Census | None = None
+        self._census: tuple[Census, Work] | None = None
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
@@ -156,12 +122,16 @@ class LongDocScorer(nn.Module):
         """
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
-        query_ids = self.read_queries(queries)
+        census, work = self._census or (None, None)
+        query_ids = self.read_queries(queries, census)
         read = self.read(queries, query_ids, self.tokenize(texts))
-        if self._census is None:
-            return self.aggregate(self.encode(read))
-        self._census.add(queries, texts, query_ids, read)
-        return self.aggregate(self.encode(read, self._census.work))
+        if census is not None:
+            census.add(queries, texts, query_ids, read.readings)
+        return self.aggregate(self.encode(read, work))
+
+    def census(self, dtype: str | None = None) -> Census:
+        """Counts of what is read by the present settings, with their precision or the given one."""
+        return Census(self.settings, self.layout, self.precision if dtype is None else dtype)
 
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
@@ -170,11 +140,11 @@ class LongDocScorer(nn.Module):
         Args:
             dtype: the precision to note.
         """
-        self._census = Census(self, Coverage(dtype=dtype))
+        census = self.census(dtype)
+        self._census = census, Work(census.coverage)
         try:
-            yield self._census.coverage
+            yield census.coverage
         finally:
-            self._census.end()
             self._census = None
 
     @torch.inference_mode()
@@ -201,34 +171,25 @@ class LongDocScorer(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         settings = self.settings
-        coverage = Coverage(dtype=self.precision)
-        scored = Scored(len(texts), coverage, settings.left_out, per_pair=settings.reads_by_query)
-        cut: dict[int, int] = {}
+        census = self.census()
+        scored = Scored(len(texts), census.coverage)
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
-        query_ids = self.read_queries(asked, coverage)
+        query_ids = self.read_queries(asked, census)
         workload = None if bar is None else self.workload(query_ids, query_of_row, texts)
-        work = Work(coverage, bar, 0.0 if workload is None else workload.total)
+        work = Work(census.coverage, bar, 0.0 if workload is None else workload.total)
         characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
         pace = Pace(characters, None if on_block is None else BLOCK_SECONDS)
         with self.inference():
             for block in blocks(query_of_row, texts, characters=pace, pairs=BLOCK_PAIRS):
                 work.begin(0.0 if workload is None else workload.of(block))
-                tokenized = self.tokenize(block.texts, offsets=explain)
-                read = self.read(
-                    [asked[query] for query in block.query],
-                    [query_ids[query] for query in block.query],
-                    [tokenized[text] for text in block.text],
-                )
-                self.note_cuts(cut, block.query, query_ids, read.readings)
+                read = self.read_block(block, self.tokenize(block.texts, offsets=explain), asked, query_ids, census)
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
-                explanations = self.explanations(encoded, read) if explain else [None] * len(values)
-                scored.add(block, values, read.readings, explanations)
+                scored.add(block.rows, values, self.explanations(encoded, read) if explain else None)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
                 pace.note(block)
-        coverage.add_cut(cut)
         work.end()
         return scored.checked()
 
@@ -250,18 +211,40 @@ class LongDocScorer(nn.Module):
         needed = offsets or settings.windows.needs_text or chosen_by_text
         return self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
 
-    def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
-        """Token ids of queries as far as they are read whatever the text, which `coverage` counts."""
+    def read_block(
+        self,
+        block: Block,
+        texts: Sequence[TokenizedText],
+        asked: Sequence[str],
+        query_ids: Sequence[np.ndarray],
+        census: Census,
+    ) -> Read:
+        """What is read of the P pairs of a block, which the census counts.
+
+        Args:
+            block: some pairs of a run.
+            texts: the tokens of its texts.
+            asked: the run's distinct queries.
+            query_ids: of these.
+            census: of the run.
+        """
+        queries, own_ids = [asked[query] for query in block.query], [query_ids[query] for query in block.query]
+        read = self.read(queries, own_ids, [texts[text] for text in block.text])
+        census.add(queries, [block.texts[text] for text in block.text], own_ids, read.readings)
+        return read
+
+    def read_queries(self, queries: Sequence[str], census: Census | None = None) -> list[np.ndarray]:
+        """Token ids of queries as far as they are read whatever the text, which a census counts."""
         settings = self.settings
         limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len or sys.maxsize
-        queries = settings.layout.read(queries)
-        tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
-        if coverage is not None:
-            coverage.add_queries(list(map(len, tokenized)), limit)
+        read = settings.layout.read(queries)
+        tokenized = self.tokens(self.tokenizer, read, lead=self.layout.query_lead)
+        if census is not None:
+            census.add_queries(queries, list(map(len, tokenized)), limit)
         cut = [query.ids[:limit] for query in tokenized]
         if not self.layout.query_trail:
             return cut
-        return with_trail(partial(self.tokens, self.tokenizer), self.layout, queries, cut)
+        return with_trail(partial(self.tokens, self.tokenizer), self.layout, read, cut)
 
     def read(self, queries: Sequence[str], query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]) -> Read:
         """What is read of B texts for B queries: the windows that the settings ask for.
@@ -302,23 +285,6 @@ class LongDocScorer(nn.Module):
             queries.append(ids if len(ids) == own else ids[:own])
             cuts.append((text, [(0, size)]))
         return queries, cuts
-
-    def note_cuts(
-        self, cut: dict[int, int], queries: Sequence[int], query_ids: Sequence[np.ndarray], readings: Sequence[Reading]
-    ) -> None:
-        """Notes by query the most tokens that it lost because it shared the input with a text, if it lost any.
-
-        Args:
-            cut: where to.
-            queries: of P pairs the number of their query.
-            query_ids: of each query.
-            readings: what was read of each pair's text.
-        """
-        if self.settings.layout.shared_budget:
-            for query, reading in zip(queries, readings, strict=True):
-                lost = len(query_ids[query]) + reading.tokens_read - self.layout.budget
-                if lost > 0:
-                    cut[query] = max(lost, cut.get(query, 0))
 
     # Encode.
 

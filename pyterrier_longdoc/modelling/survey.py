@@ -26,7 +26,8 @@ class Survey:
         windows: `(D,)` windows of each document that counts in `coverage`.
         rows: `(P,)` the first row of each distinct pair.
         tokens: `(P,)` tokens of its inputs, with query and special tokens.
-        inputs: distinct inputs: a query and a window, or a window where that is encoded without its query.
+        inputs: distinct inputs: a query and a window, or a window where that is encoded without its query; equal ones,
+            too, where the head looks at tokens.
         tokens_of_inputs: of these together.
     """
 
@@ -50,42 +51,29 @@ def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], 
     Raises:
         ValueError: if windows are too many for the head.
     """
-    settings, layout = scorer.settings, scorer.layout
-    apart, once = isinstance(layout, ApartLayout), scorer.encoder.once_for_all_queries
+    layout, once = scorer.layout, scorer.encoder.once_for_all_queries
+    apart = isinstance(layout, ApartLayout)
+    equal_once = apart or scorer.head.needs == "cls"
     lengths_of = layout.text.length if isinstance(layout, ApartLayout) else layout.length
-    coverage = Coverage(dtype=scorer.precision)
-    scorer.encoder.begin(settings)
+    census = scorer.census()
+    scorer.encoder.begin(scorer.settings)
     asked, query_of_row = numbered(queries)
-    query_ids = scorer.read_queries(asked, coverage)
-    cut: dict[int, int] = {}
-    counted: set[str] = set()
+    query_ids = scorer.read_queries(asked, census)
     inputs: set[int] = set()
-    windows, rows, tokens, tokens_of_inputs = [], [], [], 0
+    rows, tokens, tokens_of_inputs = [], [], 0
     if bar is not None:
         bar.reset(total=sum(map(len, set(texts))))
     for block in blocks(query_of_row, texts, characters=scorer.encoder.block_characters, pairs=BLOCK_PAIRS):
-        tokenized = scorer.tokenize(block.texts)
-        read = scorer.read(
-            [asked[query] for query in block.query],
-            [query_ids[query] for query in block.query],
-            [tokenized[text] for text in block.text],
-        )
-        scorer.note_cuts(cut, block.query, query_ids, read.readings)
-        for text, reading in zip(block.text, read.readings, strict=True):
-            if settings.reads_by_query or block.texts[text] not in counted:
-                counted.add(block.texts[text])
-                coverage.add(reading, settings.left_out(reading))
-                windows.append(reading.windows)
+        read = scorer.read_block(block, scorer.tokenize(block.texts), asked, query_ids, census)
         for query, ids, own, of_pair in zip(block.query, read.queries, read.windows, block.rows, strict=True):
             lengths = lengths_of(0 if apart else len(ids), list(map(len, own))).tolist()
             rows.append(of_pair[0])
             tokens.append(sum(lengths))
             for window, length in zip(own, lengths, strict=True):
-                key = hash((0 if once else query, window.tobytes()))
+                key = hash((0 if once else query, window.tobytes())) if equal_once else len(inputs)
                 tokens_of_inputs += 0 if key in inputs else length
                 inputs.add(key)
         if bar is not None:
             bar.update(sum(len(text) for text in block.texts))
-    coverage.add_cut(cut)
-    documents, first, own_tokens = (np.array(values, dtype="int64") for values in (windows, rows, tokens))
-    return Survey(coverage, documents, first, own_tokens, len(inputs), tokens_of_inputs)
+    windows, first, own_tokens = (np.array(values, dtype="int64") for values in (census.windows, rows, tokens))
+    return Survey(census.coverage, windows, first, own_tokens, len(inputs), tokens_of_inputs)

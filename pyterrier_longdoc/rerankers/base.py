@@ -262,9 +262,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         causes = [f"max_doc_len={self.max_doc_len}"] if coverage.tokens_beyond else []
         if coverage.tokens_lost > coverage.tokens_beyond:
             causes.append(self._cut_by())
-        of_documents, of_queries = " and ".join(causes), f"max_query_len={self.max_query_len}"
-        if self.max_query_len is None:
-            of_queries = f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
+        of_documents, of_queries = " and ".join(causes), self._queries_cut_by() if coverage.queries_cut else ""
         if resolve_layout(layout).shared_budget:
             of_documents = of_queries = f"layout={layout!r}, with which query and text share one input"
         losses = coverage.losses(of_documents, of_queries)
@@ -314,7 +312,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             (cut, coverage.tokens_lost - coverage.tokens_beyond),
         ):
             tokens[by] = tokens.get(by, 0) + more
-        rows = [("queries", of_queries, f"max_query_len={self.max_query_len}")]
+        rows = [("queries", of_queries, self._queries_cut_by() if of_queries else "")]
         rows += [("documents", lost, by) for by, lost in tokens.items()]
         return [row for row in rows if row[1]]
 
@@ -325,6 +323,11 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if hasattr(self, "window_size"):
             return f"window_size={self.load_scorer().settings.windows.largest}"
         return "the longest input of the backbone"
+
+    def _queries_cut_by(self) -> str:
+        if self.max_query_len is None:
+            return f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
+        return f"max_query_len={self.max_query_len}"
 
     def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
         """Scores R pairs of query and text.

@@ -205,9 +205,10 @@ def score_together(
     """
     first = scorers[0]
     asked, query_of_row = numbered(queries)
-    scored = [Scored(len(texts), Coverage(dtype=first.precision), own.settings.left_out) for own in scorers]
-    for own in scored:
-        query_ids = first.read_queries(asked, own.coverage)
+    censuses = [scorer.census() for scorer in scorers]
+    scored = [Scored(len(texts), census.coverage) for census in censuses]
+    for census in censuses:
+        query_ids = first.read_queries(asked, census)
     workloads = [] if bar is None else [scorer.workload(query_ids, query_of_row, texts) for scorer in scorers]
     work = Work(scored[0].coverage, bar, sum(workload.total for workload in workloads))
     offsets = any(scorer.settings.windows.needs_text for scorer in scorers)
@@ -217,12 +218,12 @@ def score_together(
         for block in blocks(query_of_row, texts, characters=first.encoder.block_characters, pairs=BLOCK_PAIRS):
             work.begin(sum(workload.of(block) for workload in workloads))
             tokenized = first.tokenize(block.texts, offsets=offsets)
-            own_queries, own_texts = [asked[i] for i in block.query], [tokenized[i] for i in block.text]
-            own_ids = [query_ids[i] for i in block.query]
-            reads = [scorer.read(own_queries, own_ids, own_texts) for scorer in scorers]
-            for scorer, own, read, encoded in zip(scorers, scored, reads, _encode(first, reads, work), strict=True):
-                values = scorer.aggregate(encoded).double().cpu().numpy()
-                own.add(block, values, read.readings, [None] * len(values))
+            reads = [
+                scorer.read_block(block, tokenized, asked, query_ids, census)
+                for scorer, census in zip(scorers, censuses, strict=True)
+            ]
+            for scorer, own, encoded in zip(scorers, scored, _encode(first, reads, work), strict=True):
+                own.add(block.rows, scorer.aggregate(encoded).double().cpu().numpy())
     work.end()
     for own in scored[1:]:
         own.coverage.tokens_encoded = scored[0].coverage.tokens_encoded

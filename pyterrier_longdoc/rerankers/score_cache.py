@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Coverage, Reading, Scored
+from ..common.coverage import Reading, Scored
 from ..modelling.scorer import LongDocScorer
-from ..modelling.texts import Block, numbered
+from ..modelling.texts import numbered
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -130,23 +130,23 @@ def score_with_cache(
             known.update(block)
 
     fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=store)
-    done = fresh.coverage
-    coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
-    asked, query_of_row = numbered(queries)
-    query_ids = scorer.read_queries(asked, coverage)
-    scored = Scored(len(keys), coverage, scorer.settings.left_out, per_pair=fresh.per_pair)
+    census, done = scorer.census(), fresh.coverage
+    census.coverage.tokens_encoded, census.coverage.tokens_computed = done.tokens_encoded, done.tokens_computed
     rows: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
     found = [known[key] for key in rows]
-    pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
-    values = np.array([entry.score for entry in found])
-    readings = [entry.reading for entry in found]
-    asking = [query_of_row[own[0]] for own in rows.values()]
-    cut: dict[int, int] = {}
-    scorer.note_cuts(cut, asking, query_ids, readings)
-    coverage.add_cut(cut)
-    scored.add(pairs, values, readings, [None] * len(found))
+    first = [own[0] for own in rows.values()]
+    asked, query_of_row = numbered(queries)
+    query_ids = scorer.read_queries(asked, census)
+    census.add(
+        [queries[row] for row in first],
+        [texts[row] for row in first],
+        [query_ids[query_of_row[row]] for row in first],
+        [entry.reading for entry in found],
+    )
+    scored = Scored(len(keys), census.coverage)
+    scored.add(rows.values(), np.array([entry.score for entry in found]))
     return scored.checked()
 
 

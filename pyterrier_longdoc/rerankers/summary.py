@@ -36,7 +36,8 @@ class Summary:
             `share` of the tokens, and the `argument`.
         pairs: distinct pairs of a query and a text.
         cached: those of them whose score is in the `score_cache`.
-        inputs: distinct inputs of the backbone for the others: a query and a window; for a `BiEncoder` a window.
+        inputs: distinct inputs of the backbone for the others: a query and a window; for a `BiEncoder` a window; equal
+            ones, too, for heads that look at tokens (`CEDR`, `PARADE` with `query_states`).
         tokens_of_inputs: their tokens, with queries, special tokens and, in a fixed layout, the padding inside it.
         seconds: estimated time of `transform` here, on a machine that does nothing else.
         timed_pairs: so many pairs were scored to tell.

@@ -11,6 +11,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment import ExperimentResults, Statistics
 from pyterrier_longdoc.experiment.why import standings
+from pyterrier_longdoc.training import FoldModels
 
 from ..support.systems import QUIET, make
 from ..support.tiny import longer_results
@@ -119,7 +120,7 @@ def test_windows_are_those_of_explain(results, systems):
             )
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
     assert "first: no windows, as it has no reranker with explain" in told.notes
-    assert "run: no windows, as it is no pipeline" in told.notes
+    assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
     assert not [note for note in told.notes if "otherwise" in note]
 
 
@@ -166,6 +167,8 @@ def test_unknown_queries_and_systems(results, systems):
         results.why("zzz")
     with pytest.raises(ValueError, match="there is no system 'Maxp'; they are first, MaxP, PARADE, sum, run"):
         results.why("q1", {"Maxp": systems["MaxP"]})
+    with pytest.raises(ValueError, match=r"must be pipelines by name, e\.g\. \{'first': pipeline\}"):
+        results.why("q1", systems["MaxP"])
 
 
 def test_of_several_seeds_ranks_are_those_of_the_first():
@@ -189,14 +192,59 @@ def test_models_that_ask_a_language_model_are_not_run():
     assert not asked
 
 
-def test_texts_that_the_pipeline_drops_are_missing_or_loaded(results):
-    def dropped(frame):
-        return frame.drop(columns="text")
+def test_windows_are_told_though_later_stages_drop_texts_and_columns(results):
+    bare = FIRST >> make("MaxP") >> pt.apply.generic(lambda frame: frame[["qid", "query", "docno", "score", "rank"]])
+    expected = results.why("q1", {"MaxP": FIRST >> make("MaxP")}).windows
+    pd.testing.assert_frame_equal(results.why("q1", {"MaxP": bare}).windows, expected)
 
-    bare = FIRST >> make("MaxP") >> pt.apply.generic(dropped)
-    rows = results.why("q1", {"MaxP": bare}).windows
-    assert rows["text"].isna().all()
-    assert (rows["end"] > rows["start"]).all()
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda titles, texts: (FIRST >> titles) + (FIRST >> texts),
+        lambda titles, texts: FIRST >> titles >> texts,
+        lambda titles, texts: (FIRST >> titles**texts) >> pt.apply.doc_score(lambda row: row["features"].sum()),
+    ],
+)
+def test_each_reranker_of_a_pipeline_tells_its_own_windows(combined, results):
+    titles, texts = make("FirstP", text_field=("query", "text")), make("PARADE-attn")
+    told = results.why("q1", {"sum": combined(titles, texts)}, top=4)
+    assert sorted(told.windows["model"]) == ["FirstP"] * 4 + ["PARADE"] * 4
+    assert "model" in repr(told)
+    for model in (titles, texts):
+        assert "transform" not in vars(model)
+        alone = results.why("q1", {"sum": FIRST >> model}, top=4)
+        assert " model " not in repr(alone)
+        of_model, own = told.windows["model"] == type(model).__name__, ["docno", "window", "window_score", "text"]
+        pd.testing.assert_frame_equal(
+            told.windows.loc[of_model, own].sort_values("docno", ignore_index=True),
+            alone.windows[own].sort_values("docno", ignore_index=True),
+            atol=1e-5,
+        )
+
+
+def test_models_of_cross_validation_tell_their_windows(results):
+    one, other = make("FirstP"), make("MaxP")
+    folds = FoldModels([one, other], [["1", "q0"], ["2", "q1", "q2"]], CANDIDATES)
+    for qid, name in (("1", "FirstP"), ("q1", "MaxP")):
+        assert set(results.why(qid, {"MaxP": FIRST >> folds}).windows["model"]) == {name}
+    for each in (folds, one, other):
+        assert each.warned == set()
+
+
+def test_scores_that_are_kept_elsewhere_have_no_windows(results):
+    class Kept(pt.Transformer):
+        model = make("MaxP")
+
+        def transform(self, inp):
+            return CANDIDATES[CANDIDATES["qid"].isin(inp["qid"])]
+
+        def subtransformers(self):
+            return {"model": self.model}
+
+    told = results.why("q1", {"MaxP": Kept()})
+    assert told.windows.empty
+    assert "MaxP: no windows, as its reranker did not run: are its scores kept in a cache?" in told.notes
 
 
 def test_it_reads_well(results, systems):

@@ -17,7 +17,6 @@ from transformers import BertConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.arguments import arguments_of
-from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.modelling.apart import LateInteractionEncoder, build_late_backbone
 from pyterrier_longdoc.modelling.backbones import templates
 from pyterrier_longdoc.modelling.backbones.load import build_backbone
@@ -391,11 +390,11 @@ def test_template_gives_the_tokens_of_its_filled_in_text(template, tmp_path):
 def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     scorer = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu").load_scorer()
-    coverage = Coverage()
-    [ids] = scorer.read_queries(["the old dog in the rain"], coverage)
+    census = scorer.census()
+    [ids] = scorer.read_queries(["the old dog in the rain"], census)
     first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
     assert ids.tolist() == [*first, *scorer.tokenizer("\n")["input_ids"]]
-    assert coverage.queries_cut == 1
+    assert census.coverage.queries_cut == 1
 
 
 SLIDING = {"window_size": 20, "stride": 10}

@@ -66,6 +66,7 @@ def test_a_summary_is_what_the_run_reads(name):
         ("MaxP", {"windows": ld.SentenceWindows(max_sentences=1, max_windows=3), "window_size": 150, "stride": 100}),
         ("FirstP", {"preselect": ld.KeyBlocks(ld.BM25Windows(2), ld.GreedyChunks(6))}),
         ("FirstP", {"layout": "padded"}),
+        ("PARADE-query", {}),  # which encodes equal inputs each time
         ("BiEncoder-first", {}),
         ("BiEncoder-max", {"max_doc_len": 30}),
     ],
@@ -92,6 +93,9 @@ def test_what_is_not_read_is_told_by_argument():
         ("documents", f"max_windows=2 and preselect={selector!r}")
     ]
     assert told("FirstP", max_doc_len=20) == [("documents", "max_doc_len=20")]
+    longer = longer_results().assign(query=" ".join([LONG] * 20))
+    [argument] = make("MaxP", max_query_len=None, device="cpu").summary(longer).unread["argument"]
+    assert argument.startswith("the longest input of the backbone, which takes ")
 
 
 def test_tokens_that_are_not_read_are_counted():
