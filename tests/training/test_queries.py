@@ -10,7 +10,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
-from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, make_groups
+from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, fit_seeds, make_groups
 from pyterrier_longdoc.training.queries import check_validation
 
 from ..support.systems import CROSS_ENCODERS, QUIET, make
@@ -55,13 +55,16 @@ def test_every_query_is_trained_on_or_left_out_for_a_reason(cross_encoder, capsy
     assert said.filename == __file__
 
 
-@pytest.mark.parametrize("left", [2, 3])
-def test_warned_where_most_are_left_out(left, cross_encoder, capsys):
+@pytest.mark.parametrize("left", [2, 5, 6])
+def test_warned_where_queries_are_left_out(left, cross_encoder, capsys):
     model = make("MaxP", cross_encoder, training=RECIPE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(RUN, JUDGED.head(left))
-    assert any(warning.category is LeftOutWarning for warning in caught) == (2 * left < 6)
+        models = fit_seeds(lambda seed: make("MaxP", cross_encoder, seed=seed), [0, 1], RUN, JUDGED.head(left))
+    # Once for the model, once for the seeds together.
+    assert sum(warning.category is LeftOutWarning for warning in caught) == (2 if left < 6 else 0)
+    assert [models[seed].trained_on.used for seed in (0, 1)] == [left, left]
     assert capsys.readouterr().out == ""
 
 
