@@ -97,7 +97,9 @@ def train(
         scorer.train()
         while not progress.finished:
             picks = draw_epoch(groups, args, progress.epoch)
-            name, shown = f"epoch {progress.epoch + 1}", verbose and run.rank == 0
+            # An epoch that was done before a training was made longer has no line.
+            shown = verbose and run.rank == 0 and progress.position < len(picks)
+            name = f"epoch {progress.epoch + 1}"
             with (
                 one_line(name, "epoch", shown=shown),
                 work_bar(name, "query", shown=shown, total=len(picks), done=progress.position) as bar,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns, keys_of, numbers
+from ..common.frames import as_strings, check_columns, keys_of, labels_of
 from .recipe import TrainingArgs
 
 
@@ -162,16 +162,6 @@ def whole_labels(qrels: pd.DataFrame, what: str) -> np.ndarray:
     if len(broken):
         raise ValueError(f"{what}: measures take whole numbers as labels, not {broken[0]:g}: round or scale the labels")
     return labels.astype(int)
-
-
-def labels_of(qrels: pd.DataFrame, what: str) -> np.ndarray:
-    """The labels as numbers.
-
-    Raises:
-        ValueError: if one is none.
-    """
-    advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
-    return numbers(qrels, "label", what, advice)
 
 
 class _Judged(NamedTuple):

@@ -23,6 +23,7 @@ from pyterrier_longdoc.training import Lora, ScheduleWarning, TrainingArgs, resu
 from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
+from ..support.lines import lines_in
 from ..support.systems import make
 from ..support.toy import Broken, Toy, optimizer_steps, toy_groups, toy_task
 
@@ -255,18 +256,19 @@ def test_a_training_that_patience_ended_is_extended_by_more_patience(tmp_path, c
 
 def test_where_a_training_goes_on_is_said(stopped, capsys):
     args, _ = stopped
-    for changes, line in (
-        ({}, "resuming at step 3 of 6"),
-        ({}, "nothing to do: all 6 steps are done"),
-        ({"epochs": 4}, "resuming at step 7 of 12"),
-        ({"epochs": 4}, "nothing to do: all 12 steps are done"),
+    for changes, line, epochs in (
+        ({}, "resuming at step 3 of 6", [1, 2]),
+        ({}, "nothing to do: all 6 steps are done", []),
+        ({"epochs": 4}, "resuming at step 7 of 12", [3, 4]),
+        ({"epochs": 4}, "nothing to do: all 12 steps are done", []),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
             train(Toy(), toy_groups(3), replace(args, **changes), verbose=True)
-        said = capsys.readouterr().out
-        assert said.startswith(line)
-        assert said.count("\n") == 1
+        shown = capsys.readouterr()
+        assert shown.out.startswith(line)
+        assert shown.out.count("\n") == 1
+        assert lines_in(shown.err) == [f"epoch {epoch}" for epoch in epochs]
     # Raising what does not end it would do nothing.
     with pytest.raises(ValueError, match=r"this one has 12 \(epochs=4, max_steps=20, .*\): .* longer, by raising what"):
         train(Toy(), toy_groups(3), replace(args, epochs=4, max_steps=20))
