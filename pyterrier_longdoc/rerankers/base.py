@@ -648,9 +648,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         started again, if the recipe names a checkpoint folder; finished, when what ended it is raised: `max_steps`,
         `epochs` or `patience`.
 
-        Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` does if not all were), and
+        Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` says if not all were), and
         `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With
-        `verbose` each is a line.
+        `verbose` each is a line, and the first no warning.
         """
         args = self.recipe
         if self.is_trained and not is_resumed(args):
@@ -667,11 +667,13 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
         added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
         self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)
-        self._tell(str(self.trained_on))
+        deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
+        said = f"{self.trained_on}{deeper}"
+        if self.verbose:
+            self._tell(said)
         # In folds and for seeds that are one system, as often as for one model.
-        if self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
-            deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
-            warnings.warn(f"{type(self).__name__}: {self.trained_on}{deeper}", LeftOutWarning, stacklevel=2)
+        elif self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
+            warnings.warn(f"{type(self).__name__}: {said}", LeftOutWarning, stacklevel=2)
         weights = self.load_weights()
         with weights.scorer.counting(args.dtype) as coverage:
             try:

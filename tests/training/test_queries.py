@@ -49,9 +49,13 @@ def test_every_query_is_trained_on_or_left_out_for_a_reason(cross_encoder, capsy
     )
     assert str(told) == line
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [f"MaxP: {line}", f"MaxP: trained on {model.coverage}"]
+    advice = "; retrieve deeper, or take TrainingArgs(judged='all')"
+    assert shown == [f"MaxP: {line}{advice}", f"MaxP: trained on {model.coverage}"]
+    assert not any(warning.category is LeftOutWarning for warning in caught)  # it would say the same again
+    with pytest.warns(LeftOutWarning) as caught:
+        make("MaxP", cross_encoder, training=RECIPE).fit(run, judged, run, judged)
     (said,) = [warning for warning in caught if warning.category is LeftOutWarning]
-    assert str(said.message) == f"MaxP: {line}; retrieve deeper, or take TrainingArgs(judged='all')"
+    assert str(said.message) == f"MaxP: {line}{advice}"
     assert said.filename == __file__
 
 
