@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -124,10 +124,10 @@ class Coverage:
         self.query_tokens += sum(lengths)
         self.query_tokens_read += sum(min(length, limit) for length in lengths)
 
-    def cut_query(self, tokens: int, *, first: bool) -> None:
-        """Counts tokens that a query lost by sharing an input with a text, for the `first` time or more of them."""
-        self.queries_cut += first
-        self.query_tokens_read -= tokens
+    def add_cut(self, lost: Mapping[Any, int]) -> None:
+        """Counts the queries that shared an input with a text and lost so many tokens by it."""
+        self.queries_cut += len(lost)
+        self.query_tokens_read -= sum(lost.values())
 
     def as_dict(self) -> dict[str, Any]:
         """All counts, the precision, and the three ratios, by name: one row of a table."""
@@ -195,31 +195,47 @@ class Scored:
 
     Args:
         rows: R.
-        coverage: of the run.
+        coverage: of the run; texts are added to it with their scores.
+        per_pair: whether a text counts once for each of its queries, as it depends on the query what is read of it.
+        left_out: tells of what was read of a text why not all of it.
 
     Attributes:
         scores: `(R,)` float64.
         explanations: R of them; None where they were not asked for.
     """
 
-    def __init__(self, rows: int, coverage: Coverage) -> None:
+    def __init__(
+        self, rows: int, coverage: Coverage, left_out: Callable[[Reading], LeftOut], *, per_pair: bool = False
+    ) -> None:
         self.scores = np.full(rows, np.nan)
         self.explanations: list[Any] = [None] * rows
         self.coverage = coverage
+        self.per_pair = per_pair
+        self._left_out = left_out
+        self._counted: set[str] = set()
 
     def add(
-        self, asking: Sequence[Sequence[int]], values: np.ndarray, explanations: Sequence[Explanation | None]
+        self,
+        block: Any,
+        values: np.ndarray,
+        readings: Sequence[Reading],
+        explanations: Sequence[Explanation | None],
     ) -> None:
         """Takes the scores of P pairs.
 
         Args:
-            asking: of each pair the rows that ask for it.
+            block: the pairs: their `texts`, for each its `text` among these, and the `rows` that ask for it.
             values: `(P,)` scores.
+            readings: what was read for each.
             explanations: of each; None where they were not asked for.
         """
-        for rows, value, explanation in zip(asking, values, explanations, strict=True):
+        pairs = zip(block.rows, block.text, values, readings, explanations, strict=True)
+        for rows, text, value, reading, explanation in pairs:
             for row in rows:
                 self.scores[row], self.explanations[row] = value, explanation
+            if self.per_pair or block.texts[text] not in self._counted:
+                self._counted.add(block.texts[text])
+                self.coverage.add(reading, self._left_out(reading))
 
     def checked(self) -> Scored:
         """This, or FloatingPointError that names the first bad row, if any score is not finite."""

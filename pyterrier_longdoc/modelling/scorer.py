@@ -57,47 +57,38 @@ class Read:
 
 
 class Census:
-    """Counts what is read of queries and texts: each distinct one once, however often it is read.
+    """Counts what a training reads: each distinct query and text once, however often it is drawn.
 
-    Where it depends on the query what is read of a text, a text counts once for each of its queries.
-
-    Args:
-        scorer: reads them.
+    Attributes:
         coverage: the counts.
+        work: counts what the encoder computes for it.
     """
 
     def __init__(self, scorer: LongDocScorer, coverage: Coverage) -> None:
-        self.coverage, self._settings, self._layout = coverage, scorer.settings, scorer.layout
-        self._lost: dict[str, int] = {}  # by query the most tokens that it lost because it shared an input with a text
+        self.scorer, self.coverage, self.work = scorer, coverage, Work(coverage)
+        self._queries: set[str] = set()
         self._texts: set[int] = set()  # hashes: augmented texts are as many as draws
+        self._cut: dict[str, int] = {}
 
-    def add_queries(self, queries: Sequence[str], lengths: Sequence[int], limit: int) -> None:
-        """Counts queries of these lengths in tokens, of which at most `limit` are read whatever the text."""
-        new = {query: length for query, length in zip(queries, lengths, strict=True) if query not in self._lost}
-        self.coverage.add_queries(list(new.values()), limit)
-        self._lost.update(dict.fromkeys(new, 0))
-
-    def add(
-        self,
-        queries: Sequence[str],
-        texts: Sequence[str],
-        query_ids: Sequence[np.ndarray],
-        readings: Sequence[Reading],
-    ) -> list[Reading]:
-        """Counts what is read of each of P pairs of a query and a text; returns the readings that were not known."""
-        new = []
-        for query, text, ids, reading in zip(queries, texts, query_ids, readings, strict=True):
-            key = hash((query, text) if self._settings.reads_by_query else text)
+    def add(self, queries: Sequence[str], texts: Sequence[str], query_ids: Sequence[np.ndarray], read: Read) -> None:
+        """Counts B pairs of a query and a text, and what is read of them."""
+        settings = self.scorer.settings
+        new = [query for query in dict.fromkeys(queries) if query not in self._queries]
+        self.scorer.read_queries(new, self.coverage)
+        self._queries.update(new)
+        for query, text, reading in zip(queries, texts, read.readings, strict=True):
+            key = hash((query, text) if settings.reads_by_query else text)
             if key not in self._texts:
                 self._texts.add(key)
-                self.coverage.add(reading, self._settings.left_out(reading))
-                new.append(reading)
-            if self._settings.layout.shared_budget:
-                lost, before = len(ids) + reading.tokens_read - self._layout.budget, self._lost[query]
-                if lost > before:
-                    self.coverage.cut_query(lost - before, first=not before)
-                    self._lost[query] = lost
-        return new
+                self.coverage.add(reading, settings.left_out(reading))
+        cut: dict[int, int] = {}
+        self.scorer.note_cuts(cut, range(len(queries)), query_ids, read.readings)
+        for number, lost in cut.items():
+            self._cut[queries[number]] = max(lost, self._cut.get(queries[number], 0))
+
+    def end(self) -> None:
+        """Counts what queries lost to texts with which they share an input."""
+        self.coverage.add_cut(self._cut)
 
 
 class LongDocScorer(nn.Module):
@@ -165,13 +156,12 @@ class LongDocScorer(nn.Module):
         """
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
-        census = self._census
-        query_ids = self.read_queries(queries, census)
+        query_ids = self.read_queries(queries)
         read = self.read(queries, query_ids, self.tokenize(texts))
-        if census is None:
+        if self._census is None:
             return self.aggregate(self.encode(read))
-        census.add(queries, texts, query_ids, read.readings)
-        return self.aggregate(self.encode(read, Work(census.coverage)))
+        self._census.add(queries, texts, query_ids, read)
+        return self.aggregate(self.encode(read, self._census.work))
 
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
@@ -184,6 +174,7 @@ class LongDocScorer(nn.Module):
         try:
             yield self._census.coverage
         finally:
+            self._census.end()
             self._census = None
 
     @torch.inference_mode()
@@ -211,10 +202,11 @@ class LongDocScorer(nn.Module):
         """
         settings = self.settings
         coverage = Coverage(dtype=self.precision)
-        scored, census = Scored(len(texts), coverage), Census(self, coverage)
+        scored = Scored(len(texts), coverage, settings.left_out, per_pair=settings.reads_by_query)
+        cut: dict[int, int] = {}
         self.encoder.begin(settings)
         asked, query_of_row = numbered(queries)
-        query_ids = self.read_queries(asked, census)
+        query_ids = self.read_queries(asked, coverage)
         workload = None if bar is None else self.workload(query_ids, query_of_row, texts)
         work = Work(coverage, bar, 0.0 if workload is None else workload.total)
         characters = TOKEN_BLOCK_CHARACTERS if isinstance(self.head, TokenHead) else self.encoder.block_characters
@@ -223,16 +215,20 @@ class LongDocScorer(nn.Module):
             for block in blocks(query_of_row, texts, characters=pace, pairs=BLOCK_PAIRS):
                 work.begin(0.0 if workload is None else workload.of(block))
                 tokenized = self.tokenize(block.texts, offsets=explain)
-                own_queries, own_ids = [asked[i] for i in block.query], [query_ids[i] for i in block.query]
-                read = self.read(own_queries, own_ids, [tokenized[i] for i in block.text])
-                census.add(own_queries, [block.texts[i] for i in block.text], own_ids, read.readings)
+                read = self.read(
+                    [asked[query] for query in block.query],
+                    [query_ids[query] for query in block.query],
+                    [tokenized[text] for text in block.text],
+                )
+                self.note_cuts(cut, block.query, query_ids, read.readings)
                 encoded = self.encode(read, work)
                 values = self.aggregate(encoded).double().cpu().numpy()
                 explanations = self.explanations(encoded, read) if explain else [None] * len(values)
-                scored.add(block.rows, values, explanations)
+                scored.add(block, values, read.readings, explanations)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
                 pace.note(block)
+        coverage.add_cut(cut)
         work.end()
         return scored.checked()
 
@@ -254,18 +250,18 @@ class LongDocScorer(nn.Module):
         needed = offsets or settings.windows.needs_text or chosen_by_text
         return self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
 
-    def read_queries(self, queries: Sequence[str], census: Census | None = None) -> list[np.ndarray]:
-        """Token ids of queries as far as they are read whatever the text, which `census` counts."""
+    def read_queries(self, queries: Sequence[str], coverage: Coverage | None = None) -> list[np.ndarray]:
+        """Token ids of queries as far as they are read whatever the text, which `coverage` counts."""
         settings = self.settings
         limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len or sys.maxsize
-        read = settings.layout.read(queries)
-        tokenized = self.tokens(self.tokenizer, read, lead=self.layout.query_lead)
-        if census is not None:
-            census.add_queries(queries, list(map(len, tokenized)), limit)
+        queries = settings.layout.read(queries)
+        tokenized = self.tokens(self.tokenizer, queries, lead=self.layout.query_lead)
+        if coverage is not None:
+            coverage.add_queries(list(map(len, tokenized)), limit)
         cut = [query.ids[:limit] for query in tokenized]
         if not self.layout.query_trail:
             return cut
-        return with_trail(partial(self.tokens, self.tokenizer), self.layout, read, cut)
+        return with_trail(partial(self.tokens, self.tokenizer), self.layout, queries, cut)
 
     def read(self, queries: Sequence[str], query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]) -> Read:
         """What is read of B texts for B queries: the windows that the settings ask for.
@@ -306,6 +302,23 @@ class LongDocScorer(nn.Module):
             queries.append(ids if len(ids) == own else ids[:own])
             cuts.append((text, [(0, size)]))
         return queries, cuts
+
+    def note_cuts(
+        self, cut: dict[int, int], queries: Sequence[int], query_ids: Sequence[np.ndarray], readings: Sequence[Reading]
+    ) -> None:
+        """Notes by query the most tokens that it lost because it shared the input with a text, if it lost any.
+
+        Args:
+            cut: where to.
+            queries: of P pairs the number of their query.
+            query_ids: of each query.
+            readings: what was read of each pair's text.
+        """
+        if self.settings.layout.shared_budget:
+            for query, reading in zip(queries, readings, strict=True):
+                lost = len(query_ids[query]) + reading.tokens_read - self.layout.budget
+                if lost > 0:
+                    cut[query] = max(lost, cut.get(query, 0))
 
     # Encode.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..common.coverage import Coverage
 from .batching import ApartLayout
-from .scorer import BLOCK_PAIRS, Census, LongDocScorer
+from .scorer import BLOCK_PAIRS, LongDocScorer
 from .texts import blocks, numbered
 
 
@@ -56,18 +56,26 @@ def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], 
     coverage = Coverage(dtype=scorer.precision)
     scorer.encoder.begin(settings)
     asked, query_of_row = numbered(queries)
-    census = Census(scorer, coverage)
-    query_ids = scorer.read_queries(asked, census)
+    query_ids = scorer.read_queries(asked, coverage)
+    cut: dict[int, int] = {}
+    counted: set[str] = set()
     inputs: set[int] = set()
     windows, rows, tokens, tokens_of_inputs = [], [], [], 0
     if bar is not None:
         bar.reset(total=sum(map(len, set(texts))))
     for block in blocks(query_of_row, texts, characters=scorer.encoder.block_characters, pairs=BLOCK_PAIRS):
         tokenized = scorer.tokenize(block.texts)
-        own_queries, own_ids = [asked[i] for i in block.query], [query_ids[i] for i in block.query]
-        read = scorer.read(own_queries, own_ids, [tokenized[i] for i in block.text])
-        new = census.add(own_queries, [block.texts[i] for i in block.text], own_ids, read.readings)
-        windows += [reading.windows for reading in new]
+        read = scorer.read(
+            [asked[query] for query in block.query],
+            [query_ids[query] for query in block.query],
+            [tokenized[text] for text in block.text],
+        )
+        scorer.note_cuts(cut, block.query, query_ids, read.readings)
+        for text, reading in zip(block.text, read.readings, strict=True):
+            if settings.reads_by_query or block.texts[text] not in counted:
+                counted.add(block.texts[text])
+                coverage.add(reading, settings.left_out(reading))
+                windows.append(reading.windows)
         for query, ids, own, of_pair in zip(block.query, read.queries, read.windows, block.rows, strict=True):
             lengths = lengths_of(0 if apart else len(ids), list(map(len, own))).tolist()
             rows.append(of_pair[0])
@@ -78,5 +86,6 @@ def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], 
                 inputs.add(key)
         if bar is not None:
             bar.update(sum(len(text) for text in block.texts))
+    coverage.add_cut(cut)
     documents, first, own_tokens = (np.array(values, dtype="int64") for values in (windows, rows, tokens))
     return Survey(coverage, documents, first, own_tokens, len(inputs), tokens_of_inputs)

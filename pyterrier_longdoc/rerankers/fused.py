@@ -21,7 +21,7 @@ from ..modelling.checkpoint import Weights
 from ..modelling.encoder import WindowEncoder
 from ..modelling.heads import registered_heads
 from ..modelling.layout import resolve_layout
-from ..modelling.scorer import BLOCK_PAIRS, Census, LongDocScorer, Read
+from ..modelling.scorer import BLOCK_PAIRS, LongDocScorer, Read
 from ..modelling.texts import blocks, numbered, same_tokens
 
 _FREE = ("text_loader", "training", "verbose")
@@ -205,10 +205,9 @@ def score_together(
     """
     first = scorers[0]
     asked, query_of_row = numbered(queries)
-    scored = [Scored(len(texts), Coverage(dtype=first.precision)) for _ in scorers]
-    censuses = [Census(scorer, own.coverage) for scorer, own in zip(scorers, scored, strict=True)]
-    for census in censuses:
-        query_ids = first.read_queries(asked, census)
+    scored = [Scored(len(texts), Coverage(dtype=first.precision), own.settings.left_out) for own in scorers]
+    for own in scored:
+        query_ids = first.read_queries(asked, own.coverage)
     workloads = [] if bar is None else [scorer.workload(query_ids, query_of_row, texts) for scorer in scorers]
     work = Work(scored[0].coverage, bar, sum(workload.total for workload in workloads))
     offsets = any(scorer.settings.windows.needs_text for scorer in scorers)
@@ -221,11 +220,9 @@ def score_together(
             own_queries, own_texts = [asked[i] for i in block.query], [tokenized[i] for i in block.text]
             own_ids = [query_ids[i] for i in block.query]
             reads = [scorer.read(own_queries, own_ids, own_texts) for scorer in scorers]
-            for census, read in zip(censuses, reads, strict=True):
-                census.add(own_queries, [block.texts[i] for i in block.text], own_ids, read.readings)
-            for scorer, own, encoded in zip(scorers, scored, _encode(first, reads, work), strict=True):
+            for scorer, own, read, encoded in zip(scorers, scored, reads, _encode(first, reads, work), strict=True):
                 values = scorer.aggregate(encoded).double().cpu().numpy()
-                own.add(block.rows, values, [None] * len(values))
+                own.add(block, values, read.readings, [None] * len(values))
     work.end()
     for own in scored[1:]:
         own.coverage.tokens_encoded = scored[0].coverage.tokens_encoded

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ..common.coverage import Coverage, Reading, Scored
-from ..modelling.scorer import Census, LongDocScorer
-from ..modelling.texts import numbered
+from ..modelling.scorer import LongDocScorer
+from ..modelling.texts import Block, numbered
 
 FORMAT = 1
 """Part of every key; raise it when scores of the same weights and texts change."""
@@ -132,18 +132,21 @@ def score_with_cache(
     fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=store)
     done = fresh.coverage
     coverage = Coverage(dtype=done.dtype, tokens_encoded=done.tokens_encoded, tokens_computed=done.tokens_computed)
+    asked, query_of_row = numbered(queries)
+    query_ids = scorer.read_queries(asked, coverage)
+    scored = Scored(len(keys), coverage, scorer.settings.left_out, per_pair=fresh.per_pair)
     rows: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)
-    found, first = [known[key] for key in rows], [own[0] for own in rows.values()]
-    asked, query_of_row = numbered(queries)
-    census = Census(scorer, coverage)
-    query_ids = scorer.read_queries(asked, census)
-    own_ids = [query_ids[query_of_row[row]] for row in first]
+    found = [known[key] for key in rows]
+    pairs = Block([texts[own[0]] for own in rows.values()], [], list(range(len(rows))), list(rows.values()))
+    values = np.array([entry.score for entry in found])
     readings = [entry.reading for entry in found]
-    census.add([queries[row] for row in first], [texts[row] for row in first], own_ids, readings)
-    scored = Scored(len(keys), coverage)
-    scored.add(list(rows.values()), np.array([entry.score for entry in found]), [None] * len(found))
+    asking = [query_of_row[own[0]] for own in rows.values()]
+    cut: dict[int, int] = {}
+    scorer.note_cuts(cut, asking, query_ids, readings)
+    coverage.add_cut(cut)
+    scored.add(pairs, values, readings, [None] * len(found))
     return scored.checked()
 
 

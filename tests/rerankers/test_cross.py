@@ -23,7 +23,6 @@ from pyterrier_longdoc.modelling.backbones import templates
 from pyterrier_longdoc.modelling.backbones.load import build_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import Census
 from pyterrier_longdoc.training import TrainingArgs, evaluate
 
 from ..support import tiny, tiny_long
@@ -393,7 +392,7 @@ def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     scorer = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu").load_scorer()
     coverage = Coverage()
-    [ids] = scorer.read_queries(["the old dog in the rain"], Census(scorer, coverage))
+    [ids] = scorer.read_queries(["the old dog in the rain"], coverage)
     first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
     assert ids.tolist() == [*first, *scorer.tokenizer("\n")["input_ids"]]
     assert coverage.queries_cut == 1
