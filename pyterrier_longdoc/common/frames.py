@@ -146,13 +146,12 @@ def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) ->
     """
     check_columns(topics, ("qid",), "topics")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    if len(qrels) and pd.api.types.is_string_dtype(qrels["label"]):
-        raise ValueError(f"qrels: column label must hold numbers, not {qrels['label'].iloc[0]!r}")
     qids = as_strings(topics["qid"])
     if qids.duplicated().any():
         raise ValueError(f"topics hold the qid {qids[qids.duplicated()].iloc[0]!r} more than once")
     pairs = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]), docno=as_strings(qrels["docno"]))
-    pairs = pairs[(pairs["label"] >= min_label) & pairs["qid"].isin(qids)].drop_duplicates(["qid", "docno"])
+    relevant = labels_of(qrels, "qrels") >= min_label
+    pairs = pairs[relevant & pairs["qid"].isin(qids)].drop_duplicates(["qid", "docno"])
     if not len(pairs):
         raise ValueError(
             f"no document in qrels has a label of at least {min_label} for any qid of the topics ({len(qrels)} qrels, "
@@ -197,6 +196,16 @@ def numbers(frame: pd.DataFrame, column: str, what: str, advice: str, *, infinit
             f"{len(frame)} rows no {'' if infinite else 'finite '}number: {advice}"
         )
     return found
+
+
+def labels_of(qrels: pd.DataFrame, what: str) -> np.ndarray:
+    """The labels as numbers.
+
+    Raises:
+        ValueError: if one is none.
+    """
+    advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
+    return numbers(qrels, "label", what, advice)
 
 
 def frame_digest(frame: pd.DataFrame | None) -> str | None:

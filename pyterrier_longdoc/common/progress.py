@@ -7,12 +7,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from threading import Lock
 from typing import Any
 
 import pyterrier as pt
 
 LOG_SECONDS = 30.0
 """How often a line is written anew where it is no screen: a log file keeps each of its states."""
+
+_CLEARING = Lock()
+"""Held by who keeps lines clear of warnings."""
 
 _LINE: ContextVar[_Line | None] = ContextVar("line", default=None)
 """The line that is being drawn."""
@@ -138,7 +142,7 @@ class _Line:
 @contextmanager
 def _new_line(name: str, unit: str) -> Iterator[_Line]:
     # Bars above each other need a terminal that moves its cursor up; notebooks and log files do not.
-    with pt.tqdm(total=1, desc=name, unit=unit, smoothing=0, **_place()) as bar, _clear_of_warnings(bar):
+    with pt.tqdm(total=1, desc=name, unit=unit, smoothing=0, **_place()) as bar, _clear_of_warnings():
         line = _Line(bar, name)
         token = _LINE.set(line)
         try:
@@ -156,15 +160,18 @@ def _place() -> dict[str, Any]:
 
 
 @contextmanager
-def _clear_of_warnings(bar: Any) -> Iterator[None]:
-    """A warning does not stand behind half a line: the line is cleared before, and drawn again below."""
+def _clear_of_warnings() -> Iterator[None]:
+    """A warning does not stand behind half a line: lines are cleared before, and drawn again below."""
+    # Of lines in several threads the first does it for all: undone in another order than done, one would stay.
+    if not _CLEARING.acquire(blocking=False):
+        yield
+        return
     usual = warnings.showwarning
 
     def show(*args: Any, **options: Any) -> None:
-        bar.clear()
-        usual(*args, **options)
-        sys.stderr.flush()  # notebooks keep no order of their own between two streams
-        bar.refresh()
+        with pt.tqdm.external_write_mode(sys.stderr):
+            usual(*args, **options)
+            sys.stderr.flush()  # notebooks keep no order of their own between two streams
 
     warnings.showwarning = show
     try:
@@ -172,3 +179,4 @@ def _clear_of_warnings(bar: Any) -> Iterator[None]:
     finally:
         if warnings.showwarning is show:
             warnings.showwarning = usual
+        _CLEARING.release()

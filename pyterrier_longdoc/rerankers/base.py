@@ -129,7 +129,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
             score), `query_terms` (what each query token adds to the score, None for models that cannot tell).
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
-        verbose: show progress bars.
+        verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of weights that start at random and of the choice of windows.
 
     Attributes:
@@ -648,10 +648,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         A model that is trained already, by `fit` or `load`, goes on from its weights and says so
         (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best
         weights so far if some were validated, else those of the last step. Killed, it continues when the program is
-        started again, if the recipe names a checkpoint folder; finished, when `max_steps` or `epochs` are raised.
+        started again, if the recipe names a checkpoint folder; finished, when what ended it is raised: `max_steps`,
+        `epochs` or `patience`.
 
-        Afterwards `trained_on` tells which queries were trained on, and `coverage` what was read of their texts, of
-        each distinct one that was drawn (after a kill: since then). With `verbose` each is a line.
+        Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` says if not all were), and
+        `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With
+        `verbose` each is a line, and the first no warning.
         """
         args = self.recipe
         if self.is_trained and not is_resumed(args):
@@ -668,10 +670,13 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
         added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
         self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)
-        self._tell(str(self.trained_on))
-        if self.trained_on.most_left_out:
-            deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
-            warnings.warn(f"{type(self).__name__}: {self.trained_on}{deeper}", LeftOutWarning, stacklevel=2)
+        deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
+        said = f"{self.trained_on}{deeper}"
+        if self.verbose:
+            self._tell(said)
+        # In folds and for seeds that are one system, as often as for one model.
+        elif self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
+            warnings.warn(f"{type(self).__name__}: {said}", LeftOutWarning, stacklevel=2)
         weights = self.load_weights()
         with weights.scorer.counting(args.dtype) as coverage:
             try:

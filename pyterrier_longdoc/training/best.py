@@ -18,7 +18,7 @@ from torch import nn
 
 from ..common.arguments import check_given, check_positive
 from ..common.files import replacing
-from ..common.frames import check_columns, keys_of, strings
+from ..common.frames import check_columns, keys_of, labels_of, strings
 from ..common.language import sentence_starts
 from ..common.progress import one_line
 from .examples import Group, make_groups
@@ -195,7 +195,7 @@ def gold_segments(
         segments: how all other documents are cut; which segment is drawn by its seed.
         text_field: the column with the text.
     """
-    known, relevant = _known(gold), set(keys_of(qrels[qrels["label"] > 0]))
+    known, relevant = _known(gold), set(keys_of(qrels[labels_of(qrels, "qrels") > 0]))
     results = results[[key in known or key not in relevant for key in keys_of(results)]]
     candidates = _Candidates(results, segments or Segments(), text_field)
     spans = []

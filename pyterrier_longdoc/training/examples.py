@@ -12,8 +12,17 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
-from ..common.frames import TextField, as_strings, check_columns, field_names, keys_of, numbers, with_text
-from .queries import labels_of, nothing_to_train_on
+from ..common.frames import (
+    TextField,
+    as_strings,
+    check_columns,
+    field_names,
+    keys_of,
+    labels_of,
+    numbers,
+    with_text,
+)
+from .queries import nothing_to_train_on
 from .recipe import TrainingArgs
 
 

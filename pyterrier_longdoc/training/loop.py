@@ -26,7 +26,7 @@ from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
-from .queries import labels_of
+from .queries import whole_labels
 from .recipe import Lora, TrainingArgs, measure_named
 from .resume import Checkpoint, ScheduleWarning
 
@@ -97,7 +97,9 @@ def train(
         scorer.train()
         while not progress.finished:
             picks = draw_epoch(groups, args, progress.epoch)
-            name, shown = f"epoch {progress.epoch + 1}", verbose and run.rank == 0
+            # An epoch that was done before a training was made longer has no line.
+            shown = verbose and run.rank == 0 and progress.position < len(picks)
+            name = f"epoch {progress.epoch + 1}"
             with (
                 one_line(name, "epoch", shown=shown),
                 work_bar(name, "query", shown=shown, total=len(picks), done=progress.position) as bar,
@@ -369,7 +371,8 @@ class Run:
             self.checkpoint = checkpoint
             return False
         sections, values = found
-        self._extend(values["length"], values["progress"]["step"])
+        self.progress = Progress(**values["progress"])
+        self._extend(values["length"])
         self.checkpoint = checkpoint  # not before it is known to be of this training
         restore_tensors(self.scorer, sections["model"])
         parameters = dict(self.scorer.named_parameters())
@@ -381,22 +384,22 @@ class Run:
         # What an interrupted run of this process has written is in the state, or done again.
         self.earlier_entries = checkpoint.entries
         self.history[checkpoint.entries :] = values["history"]
-        self.progress = Progress(**values["progress"])
         self.progress.finished = self._is_over()
         if "best" in sections:
             self.best = {name: tensor.to(self.device) for name, tensor in sections["best"].items()}
         return True
 
-    def _extend(self, length: Mapping[str, Any], done: int) -> None:
+    def _extend(self, length: Mapping[str, Any]) -> None:
         """Refuses what does not make a training of that length longer; says if its steps so far had other rates."""
-        args, total = self.args, self.total_steps
+        args, total, done = self.args, self.total_steps, self.progress.step
         earlier = dataclasses.replace(args, **length)
         before = number_of_steps(earlier, self.steps_per_epoch)
-        if total < before or (total == done and earlier != args):
+        less_patient = (args.patience or math.inf) < (earlier.patience or math.inf)
+        if total < before or less_patient or (self._is_over() and earlier != args):
+            old, new = (", ".join([f"{name}={getattr(each, name)}" for name in length]) for each in (earlier, args))
             raise ValueError(
-                f"the checkpoint folder {str(args.checkpoint)!r} holds a training of {before} steps "
-                f"(epochs={earlier.epochs}, max_steps={earlier.max_steps}), and this one has {total} "
-                f"(epochs={args.epochs}, max_steps={args.max_steps}): it can only be made longer, by raising what ends "
+                f"the checkpoint folder {str(args.checkpoint)!r} holds a training of {before} steps ({old}), of which "
+                f"{done} are done, and this one has {total} ({new}): it can only be made longer, by raising what ends "
                 f"it; or name another folder"
             )
         rates = [[rate_factor(args, step, self.steps_per_epoch, n) for step in range(done)] for n in (before, total)]
@@ -416,7 +419,7 @@ class Run:
         if not self.progress.finished:
             return f"resuming at step {step + 1} of {total}"
         if step < total:
-            return f"nothing to do: ended at step {step} of {total}, as patience={self.args.patience} says"
+            return f"nothing to do: patience={self.args.patience} ended it at step {step} of {total}; for more raise it"
         return f"nothing to do: all {total} steps are done; for more raise max_steps or epochs"
 
 
@@ -621,13 +624,15 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
         results: `qid, docno, score`.
         qrels: `qid, docno, label`.
         metric: the name of any ir_measures measure, e.g. `"nDCG@10"`.
+
+    Raises:
+        ValueError: if a label is no whole number.
     """
     measure = measure_named(metric)
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
-    labels = labels_of(qrels, "qrels").astype(int)
-    judged = qrels[["qid", "docno"]].astype(str).assign(label=labels).rename(columns=names)
+    judged = qrels[["qid", "docno"]].astype(str).assign(label=whole_labels(qrels, "qrels")).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 

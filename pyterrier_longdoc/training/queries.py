@@ -9,12 +9,12 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns, keys_of, numbers
+from ..common.frames import as_strings, check_columns, keys_of, labels_of
 from .recipe import TrainingArgs
 
 
 class LeftOutWarning(UserWarning):
-    """Most queries of the training candidates are not trained on."""
+    """Some queries of the training candidates are not trained on; `trained_on` of the model says why."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,6 @@ class TrainedOn:
     not_retrieved: int
     without_negative: int
     validation: ValidatedOn | None = None
-
-    @property
-    def most_left_out(self) -> bool:
-        """Whether less than half of the queries are trained on."""
-        return 2 * self.used < self.queries
 
     def __str__(self) -> str:
         parts = [
@@ -144,9 +139,10 @@ def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> ValidatedOn:
 
     Raises:
         ValueError: if the qrels lack a column, no query has a relevant candidate, so that all weights are equally good,
-            or a label is no number.
+            or a label is no whole number.
     """
     check_columns(qrels, ("qid", "docno", "label"), "the validation qrels")
+    whole_labels(qrels, "the validation qrels")
     found = _judged(results, qrels, 1, "the validation qrels")
     error = _no_relevant_candidate(found, results, qrels, "validation", 1)
     if error is not None:
@@ -155,14 +151,17 @@ def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> ValidatedOn:
     return ValidatedOn(len(found.queries), len(judged), len(hopeless))
 
 
-def labels_of(qrels: pd.DataFrame, what: str) -> np.ndarray:
-    """The labels as numbers.
+def whole_labels(qrels: pd.DataFrame, what: str) -> np.ndarray:
+    """The labels as integers, as measures take them.
 
     Raises:
-        ValueError: if one is none.
+        ValueError: if one is no whole number.
     """
-    advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
-    return numbers(qrels, "label", what, advice)
+    labels = labels_of(qrels, what)
+    broken = labels[labels % 1 != 0]
+    if len(broken):
+        raise ValueError(f"{what}: measures take whole numbers as labels, not {broken[0]:g}: round or scale the labels")
+    return labels.astype(int)
 
 
 class _Judged(NamedTuple):

@@ -34,7 +34,7 @@ from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
 _FORMAT = 2
-_LENGTH = ("epochs", "max_steps")
+_LENGTH = ("epochs", "max_steps", "patience")
 
 
 class ContinuedTrainingWarning(UserWarning):

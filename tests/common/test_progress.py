@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import warnings
+from threading import Event, Thread
 
 import pytest
 
@@ -112,3 +113,26 @@ def test_warnings_stand_in_lines_of_their_own(monkeypatch):
     assert lines[0] == "look here"
     assert "fold 1: 100%" in lines[1]
     assert lines[2:] == [""]
+
+
+def test_lines_of_threads_leave_the_handling_of_warnings_as_it_was():
+    usual, first_drawn, second_drawn, first_ended = warnings.showwarning, Event(), Event(), Event()
+
+    def first() -> None:
+        with one_line("first", shown=True):
+            first_drawn.set()
+            assert second_drawn.wait(10)
+
+    def second() -> None:
+        assert first_drawn.wait(10)
+        with one_line("second", shown=True):
+            second_drawn.set()
+            assert first_ended.wait(10)
+
+    threads = [Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    first_ended.set()
+    threads[1].join()
+    assert warnings.showwarning is usual

@@ -65,7 +65,7 @@ def test_any_source_will_do(tmp_path):
         ({"topics": topics().drop(columns="query")}, r"topics lack the column\(s\) query"),
         ({"topics": pd.concat([topics(), topics(1)])}, "topics hold the qid 'q0' more than once"),
         ({"qrels": qrels().drop(columns="label")}, r"qrels lack the column\(s\) label"),
-        ({"qrels": qrels().astype({"label": str})}, "qrels: column label must hold numbers, not '1'"),
+        ({"qrels": qrels().assign(label="yes")}, "qrels: the column 'label' holds 'yes' in row 0"),
         ({"qrels": qrels().assign(label=0)}, "no document in qrels has a label of at least 1 for any qid"),
         ({"qrels": qrels(0)}, r"no document in qrels has .* \(0 qrels, 5 topics\)"),
     ],

@@ -283,6 +283,9 @@ def test_evaluate():
     assert evaluate(run, judged, "P@1") == pytest.approx(1 / 2)
     written = judged.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
     assert evaluate(run, written, "RR") == evaluate(run, judged, "RR")
+    # Cut to whole ones, labels would mean something else.
+    with pytest.raises(ValueError, match=r"qrels: measures take whole numbers as labels, not 0\.7: round"):
+        evaluate(run, qrels(("1", "a", 2), ("1", "b", 0.7)), "RR")
     # Judgements of a larger collection do not lower the figure of a sample of its queries.
     assert evaluate(run, pd.concat([judged, qrels(("other", "d", 1))]), "RR") == evaluate(run, judged, "RR")
 
@@ -370,6 +373,8 @@ def test_validation_data_is_checked_before_training(cross_encoder, monkeypatch):
         model.fit(RUN, JUDGED, RUN[RUN["docno"] != "d0"], pd.concat([JUDGED, JUDGED.assign(docno="d1", label=0)]))
     with pytest.raises(ValueError, match="the validation qrels: the column 'label' holds 'relevant' in row 0"):
         model.fit(RUN, JUDGED, RUN, JUDGED.assign(label="relevant"))
+    with pytest.raises(ValueError, match=r"the validation qrels: measures take whole numbers as labels, not 1\.5"):
+        model.fit(RUN, JUDGED, RUN, JUDGED.assign(label=1.5))
     with pytest.raises(ValueError, match="both candidates and qrels"):
         model.fit(RUN, JUDGED, RUN)
 

@@ -10,7 +10,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
-from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, make_groups
+from pyterrier_longdoc.training import LeftOutWarning, TrainingArgs, fit_seeds, make_groups
 from pyterrier_longdoc.training.queries import check_validation
 
 from ..support.systems import CROSS_ENCODERS, QUIET, make
@@ -49,19 +49,26 @@ def test_every_query_is_trained_on_or_left_out_for_a_reason(cross_encoder, capsy
     )
     assert str(told) == line
     shown = capsys.readouterr().out.splitlines()
-    assert shown == [f"MaxP: {line}", f"MaxP: trained on {model.coverage}"]
+    advice = "; retrieve deeper, or take TrainingArgs(judged='all')"
+    assert shown == [f"MaxP: {line}{advice}", f"MaxP: trained on {model.coverage}"]
+    assert not any(warning.category is LeftOutWarning for warning in caught)  # it would say the same again
+    with pytest.warns(LeftOutWarning) as caught:
+        make("MaxP", cross_encoder, training=RECIPE).fit(run, judged, run, judged)
     (said,) = [warning for warning in caught if warning.category is LeftOutWarning]
-    assert str(said.message) == f"MaxP: {line}; retrieve deeper, or take TrainingArgs(judged='all')"
+    assert str(said.message) == f"MaxP: {line}{advice}"
     assert said.filename == __file__
 
 
-@pytest.mark.parametrize("left", [2, 3])
-def test_warned_where_most_are_left_out(left, cross_encoder, capsys):
+@pytest.mark.parametrize("left", [2, 5, 6])
+def test_warned_where_queries_are_left_out(left, cross_encoder, capsys):
     model = make("MaxP", cross_encoder, training=RECIPE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.fit(RUN, JUDGED.head(left))
-    assert any(warning.category is LeftOutWarning for warning in caught) == (2 * left < 6)
+        models = fit_seeds(lambda seed: make("MaxP", cross_encoder, seed=seed), [0, 1], RUN, JUDGED.head(left))
+    # Once for the model, once for the seeds together.
+    assert sum(warning.category is LeftOutWarning for warning in caught) == (2 if left < 6 else 0)
+    assert [models[seed].trained_on.used for seed in (0, 1)] == [left, left]
     assert capsys.readouterr().out == ""
 
 

@@ -23,6 +23,7 @@ from pyterrier_longdoc.training import Lora, ScheduleWarning, TrainingArgs, resu
 from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
+from ..support.lines import lines_in
 from ..support.systems import make
 from ..support.toy import Broken, Toy, optimizer_steps, toy_groups, toy_task
 
@@ -157,7 +158,8 @@ def test_state_of_another_training(stopped):
             train(model, toy_groups(queries), replace(args, **changes))
         assert path.read_bytes() == before
     shorter = (
-        r"of 6 steps \(epochs=2, max_steps=None\), and this one has 5 \(epochs=2, max_steps=5\): it can only .*longer"
+        r"of 6 steps \(epochs=2, max_steps=None, patience=None\), of which 2 are done, and this one has 5 "
+        r"\(epochs=2, max_steps=5, patience=None\): it can only be made longer"
     )
     with pytest.raises(ValueError, match=shorter):
         train(Toy(), toy_groups(3), replace(args, max_steps=5))
@@ -223,34 +225,52 @@ def test_extension_follows_the_schedule_of_the_whole_and_says_so(changes, tmp_pa
     assert [rate for rate, *_ in steps] == [rate for rate, *_ in expected][4:]
 
 
-def test_a_training_that_patience_ended_is_not_extended(tmp_path, capsys):
-    args = TrainingArgs(queries_per_step=3, epochs=5, patience=1, checkpoint=tmp_path, warmup=0.0)
-    figures = iter([0.5, 0.1])
-    train(Toy(), toy_groups(3), args, validate=lambda: next(figures))
-    again = Toy()
-    train(again, toy_groups(3), replace(args, epochs=9), validate=lambda: pytest.fail("validated"), verbose=True)
+def test_a_training_that_patience_ended_is_extended_by_more_patience(tmp_path, capsys):
+    def fit(values: list[float], **changes) -> tuple[Toy, list[dict]]:
+        figures, model = iter(values), Toy()
+        return model, train(
+            model, toy_groups(3), replace(args, **changes), validate=lambda: next(figures), verbose=True
+        )
+
+    args = TrainingArgs(queries_per_step=3, epochs=5, patience=1, checkpoint=tmp_path)
+    _, short = fit([0.5, 0.1])
+    assert [entry["epoch"] for entry in short] == [1, 2]
+    again, found = fit([])
     assert not again.calls
-    assert "nothing to do: ended at step 2 of 9, as patience=1 says" in capsys.readouterr().out
+    assert found == short
+    assert "nothing to do: patience=1 ended it at step 2 of 5; for more raise it" in capsys.readouterr().out
+    # More epochs alone would do nothing; with less patience it might have ended before.
+    for changes, this in (
+        ({"epochs": 9}, "epochs=9, max_steps=None, patience=1"),
+        ({"patience": None, "epochs": 4}, "epochs=4, max_steps=None, patience=None"),
+    ):
+        with pytest.raises(ValueError, match=rf"patience=1\), of which 2 are done, .*\({this}\): it can only .*longer"):
+            fit([], **changes)
+    extended, longer = fit([0.2, 0.7, 0.1], patience=3)
+    whole, expected = fit([0.5, 0.1, 0.2, 0.7, 0.1], patience=3, checkpoint=None)
+    assert [entry["validation"] for entry in longer] == [entry["validation"] for entry in expected]
+    assert torch.equal(extended.head.weight, whole.head.weight)
+    with pytest.raises(ValueError, match=r"patience=3\), .*patience=2\): it can only be made longer"):
+        fit([], patience=2)
 
 
 def test_where_a_training_goes_on_is_said(stopped, capsys):
     args, _ = stopped
-    for changes, line in (
-        ({}, "resuming at step 3 of 6"),
-        ({}, "nothing to do: all 6 steps are done"),
-        ({"epochs": 4}, "resuming at step 7 of 12"),
-        ({"epochs": 4}, "nothing to do: all 12 steps are done"),
+    for changes, line, epochs in (
+        ({}, "resuming at step 3 of 6", [1, 2]),
+        ({}, "nothing to do: all 6 steps are done", []),
+        ({"epochs": 4}, "resuming at step 7 of 12", [3, 4]),
+        ({"epochs": 4}, "nothing to do: all 12 steps are done", []),
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
             train(Toy(), toy_groups(3), replace(args, **changes), verbose=True)
-        said = capsys.readouterr().out
-        assert said.startswith(line)
-        assert said.count("\n") == 1
+        shown = capsys.readouterr()
+        assert shown.out.startswith(line)
+        assert shown.out.count("\n") == 1
+        assert lines_in(shown.err) == [f"epoch {epoch}" for epoch in epochs]
     # Raising what does not end it would do nothing.
-    with pytest.raises(
-        ValueError, match=r"this one has 12 \(epochs=4, max_steps=20\): .* longer, by raising what ends"
-    ):
+    with pytest.raises(ValueError, match=r"this one has 12 \(epochs=4, max_steps=20, .*\): .* longer, by raising what"):
         train(Toy(), toy_groups(3), replace(args, epochs=4, max_steps=20))
 
 
