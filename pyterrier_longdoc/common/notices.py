@@ -1,14 +1,19 @@
-"""Warnings that come once: for a transformer, or for a system with all its runs, batches and copies."""
+"""Warnings that name the user's line, once for a transformer, or for a system with all its runs, batches and copies."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any, NamedTuple
 
 from .frames import TruncationWarning
+
+NOT_THE_USERS = ("pyterrier", "torch", "contextlib")
+"""What the names of modules begin with that stand between the user's line and the place where something is noticed."""
 
 Told = set[tuple[Any, ...]]
 """What somebody was warned of."""
@@ -38,6 +43,15 @@ def one_system(name: str | None, told: Told) -> Iterator[None]:
         _SYSTEM.reset(token)
 
 
+def warn(message: str, category: type[Warning]) -> None:
+    """Warns at the line outside of this package and PyTerrier that led here, whether by a pipeline or an experiment."""
+    frame: FrameType | None = sys._getframe()
+    level = 0
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level + 1)
+
+
 def is_news(told: Told, *notice: Any) -> bool:
     """Whether neither a transformer nor the system that is run has warned of something; from now on both have.
 
@@ -53,7 +67,7 @@ def is_news(told: Told, *notice: Any) -> bool:
     return news
 
 
-def warn_of_cuts(transformer: Any, told: Told, causes: Iterable[str], what: str, *, stacklevel: int) -> None:
+def warn_of_cuts(transformer: Any, told: Told, causes: Iterable[str], what: str) -> None:
     """Warns in a system's name of text that was not read, once for each of the arguments that cut it.
 
     Args:
@@ -61,11 +75,10 @@ def warn_of_cuts(transformer: Any, told: Told, causes: Iterable[str], what: str,
         told: of what it has warned.
         causes: the arguments.
         what: says how much was not read.
-        stacklevel: of the caller to be named.
     """
     system = _SYSTEM.get()
     name = None if system is None else system.name
     news = [is_news(told, TruncationWarning, name, cause) for cause in causes]
     if any(news):
         who = repr(transformer) if name is None else f"{name!r}: {transformer!r}"
-        warnings.warn(f"{who}{what} (see .coverage).", TruncationWarning, stacklevel=stacklevel)
+        warn(f"{who}{what} (see .coverage).", TruncationWarning)

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
+from ..common.notices import warn
 from ..common.progress import aside, one_line, work_bar
 from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
@@ -401,13 +401,12 @@ class Run:
             )
         rates = [[rate_factor(args, step, self.steps_per_epoch, n) for step in range(done)] for n in (before, total)]
         if rates[0] != rates[1]:
-            warnings.warn(
+            warn(
                 f"the training is extended from {before} to {total} steps: its first {done} had the learning rates of "
                 f"{before} steps (schedule={args.schedule!r}, warmup={args.warmup}), all others have those of {total}, "
                 f"so that it ends elsewhere than a training of {total} steps in one go; with schedule='constant' and "
                 f"warmup=0.0 it would not",
                 ScheduleWarning,
-                stacklevel=5,
             )
 
     def where(self) -> str:

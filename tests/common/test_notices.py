@@ -9,6 +9,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.experiment import sweep_truncation
 from pyterrier_longdoc.training.repeat import fit_seeds, k_fold_fit
 
 from ..support.systems import make
@@ -95,3 +96,33 @@ def test_language_models_too():
         {"a": RUN >> rank_gpt(0), "b": lambda seed: RUN >> rank_gpt(seed)}, seeds=[0, 1], batch_size=1
     )
     assert [message[:4] for message in messages] == ["'a':", "'b':"]
+
+
+def run_through_the_users_function():
+    return (RUN >> pt.apply.generic(lambda frame: make("MaxP")(frame)))(TOPICS)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda: make("MaxP")(CANDIDATES),
+        lambda: make("MaxP").transform(CANDIDATES),
+        lambda: make("MaxP", preselect=ld.CrossEncoderWindows(1, make("FirstP")))(CANDIDATES),
+        lambda: (make("FirstP") ** make("MaxP"))(CANDIDATES),
+        lambda: (RUN >> make("MaxP"))(TOPICS),
+        lambda: (RUN + (RUN >> make("MaxP"))).search(QUERY),
+        lambda: (RUN >> make("MaxP", training=TRAINING)).fit(TOPICS, QRELS),
+        lambda: pt.Experiment([RUN >> make("MaxP")], TOPICS, QRELS, ["map"]),
+        lambda: ld.Experiment({"MaxP": RUN >> make("MaxP")}, TOPICS, QRELS, ["AP"]),
+        lambda: sweep_truncation(RUN, make("MaxP"), TOPICS, QRELS, ["AP"], chunks=[1]),
+        lambda: ld.RelevanceJudge(lambda messages: "1", chunk_tokens=1, max_chunks=1)(CANDIDATES),
+        lambda: (RUN >> ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1))(TOPICS),
+        run_through_the_users_function,
+    ],
+)
+def test_warnings_name_the_users_line(what):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    assert any(w.category is ld.TruncationWarning for w in caught)
+    assert {w.filename for w in caught if issubclass(w.category, UserWarning)} == {__file__}

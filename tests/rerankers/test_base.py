@@ -482,7 +482,7 @@ def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results)
         about = [w for w in caught if issubclass(w.category, ld.UntrainedWarning)]
         assert len(about) == int(untrained)
         assert all(type(model).__name__ in str(w.message) for w in about)
-        assert all(w.filename == __file__ or name == "Birch" for w in about)
+        assert all(w.filename == __file__ for w in about)
 
 
 def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
