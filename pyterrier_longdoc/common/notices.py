@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any, NamedTuple
 
 from .frames import TruncationWarning
@@ -27,6 +26,9 @@ class _System(NamedTuple):
 _SYSTEM: ContextVar[_System | None] = ContextVar("system", default=None)
 """The system that is run."""
 
+_HEARD: ContextVar[bool] = ContextVar("heard", default=True)
+"""Whether somebody is to be warned."""
+
 
 @contextmanager
 def one_system(name: str | None, told: Told) -> Iterator[None]:
@@ -43,9 +45,21 @@ def one_system(name: str | None, told: Told) -> Iterator[None]:
         _SYSTEM.reset(token)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What would be told in here is left to be told by a later run."""
+    token = _HEARD.set(False)
+    try:
+        yield
+    finally:
+        _HEARD.reset(token)
+
+
 def warn(message: str, category: type[Warning]) -> None:
     """Warns at the line outside of this package and PyTerrier that led here, whether by a pipeline or an experiment."""
-    frame: FrameType | None = sys._getframe()
+    if not _HEARD.get():
+        return
+    frame = inspect.currentframe()
     level = 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith(NOT_THE_USERS):
         frame, level = frame.f_back, level + 1
@@ -59,6 +73,8 @@ def is_news(told: Told, *notice: Any) -> bool:
         told: of what the transformer has warned.
         notice: of what it would warn.
     """
+    if not _HEARD.get():
+        return False
     system = _SYSTEM.get()
     known = [told] if system is None else [told, system.told]
     news = not any(notice in each for each in known)

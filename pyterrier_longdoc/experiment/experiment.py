@@ -19,6 +19,7 @@ from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from ..common.notices import one_system, warn
 from ..common.progress import one_line
+from ..common.undisturbed import undisturbed
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
@@ -288,7 +289,8 @@ class _Runner:
         """`qid, docno, score` and what they cost, without memory and coverage if these are not measured."""
         *first, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
-            last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
+            with undisturbed(last):
+                last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
             forget_embeddings()
         costs, frames, size = [], [], self.batch_size
         batches = [topics] if size is None else [topics.iloc[i : i + size] for i in range(0, len(topics), size)]

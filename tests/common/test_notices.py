@@ -88,6 +88,13 @@ def test_another_cause_is_told_too():
     assert told(lambda: model(long)) == []
 
 
+def test_numbers_are_not_those_of_the_warm_up():
+    [message] = experiment({"MaxP": RUN >> make("MaxP")}, efficiency=True)
+    assert "in 3 of 3 queries" in message
+    [message] = experiment({"sum": RUN + (RUN >> make("MaxP"))}, efficiency=True)
+    assert "in 3 of 3 queries" in message
+
+
 def test_language_models_too():
     def rank_gpt(seed):
         return ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1)
