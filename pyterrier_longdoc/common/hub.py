@@ -40,12 +40,14 @@ def reachable(name: str) -> str:
         except LocalEntryNotFoundError:
             if _tells_of_the_model(error):
                 return name  # likewise
-            raise unreachable(name, error) from error
+            raise unreachable(name, error) from None
     return name
 
 
 def unreachable(name: str, error: BaseException) -> OSError:
-    """What to raise for a checkpoint that is not here and cannot be had.
+    """What to raise, from None, for a checkpoint that is not here and cannot be had.
+
+    A notebook would show the hub's client, frame by frame, for three screens before the message.
 
     Args:
         name: a model on the Hugging Face hub.

@@ -71,6 +71,7 @@ def test_the_hub_is_tried_once_and_the_error_names_the_model_and_a_way_out(hub, 
     with pytest.raises(OSError, match="cannot be asked") as caught:
         load(NAME).transform(results)
     assert len(hub) == 1
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "LongDocReranker.load", *packaged_models()):
         assert named in str(caught.value)
 
