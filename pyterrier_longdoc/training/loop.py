@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
+from ..common.measures import measure_named
 from ..common.notices import warn
 from ..common.progress import aside, one_line, work_bar
 from ..experiment.plots import new_axes
@@ -27,7 +28,7 @@ from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
 from .queries import labels_of
-from .recipe import Lora, TrainingArgs, measure_named
+from .recipe import Lora, TrainingArgs
 from .resume import Checkpoint, ScheduleWarning
 
 Objective = Callable[[Any, Sequence[Group], TrainingArgs], torch.Tensor]
@@ -98,9 +99,10 @@ def train(
         while not progress.finished:
             picks = draw_epoch(groups, args, progress.epoch)
             name, shown = f"epoch {progress.epoch + 1}", verbose and run.rank == 0
+            end = min(len(picks), progress.position + (run.total_steps - progress.step) * args.queries_per_step)
             with (
                 one_line(name, "epoch", shown=shown),
-                work_bar(name, "query", shown=shown, total=len(picks), done=progress.position) as bar,
+                work_bar(name, "query", shown=shown, total=end, done=progress.position) as bar,
             ):
                 while progress.position < len(picks) and not progress.finished:
                     chosen = picks[progress.position : progress.position + args.queries_per_step]
@@ -619,7 +621,7 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     Args:
         results: `qid, docno, score`.
         qrels: `qid, docno, label`.
-        metric: the name of any ir_measures measure, e.g. `"nDCG@10"`.
+        metric: a measure as in `pt.Experiment`, e.g. `"nDCG@10"`.
     """
     measure = measure_named(metric)
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
