@@ -172,12 +172,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         check_dtype(self.dtype)
         check_device(self.device)
         check_given(batch_size=self.batch_size)
-        check_positive(
-            max_batch_tokens=self.max_batch_tokens,
-            max_windows=self.max_windows,
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-        )
+        sizes = ("window_size", "stride", "max_windows", "max_doc_len", "max_query_len", "max_batch_tokens")
+        check_positive(**{name: value for name, value in arguments_of(self).items() if name in sizes})
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
             raise ValueError(f"seed={self.seed!r} must be a whole number")
         if not isinstance(self.windows, Windows | None):
@@ -260,9 +256,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         causes = [f"max_doc_len={self.max_doc_len}"] if coverage.tokens_beyond else []
         if coverage.tokens_lost > coverage.tokens_beyond:
             causes.append(self._cut_by())
-        of_documents, of_queries = " and ".join(causes), f"max_query_len={self.max_query_len}"
-        if self.max_query_len is None:
-            of_queries = f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
+        of_documents, of_queries = " and ".join(causes), self._query_cut_by()
         if resolve_layout(layout).shared_budget:
             of_documents = of_queries = f"layout={layout!r}, with which query and text share one input"
         losses = coverage.losses(of_documents, of_queries)
@@ -312,9 +306,15 @@ class WindowReranker(WithBackbone, pt.Transformer):
             (cut, coverage.tokens_lost - coverage.tokens_beyond),
         ):
             tokens[by] = tokens.get(by, 0) + more
-        rows = [("queries", of_queries, f"max_query_len={self.max_query_len}")]
+        rows = [("queries", of_queries, self._query_cut_by())]
         rows += [("documents", lost, by) for by, lost in tokens.items()]
         return [row for row in rows if row[1]]
+
+    def _query_cut_by(self) -> str:
+        """What keeps a query from being read whole."""
+        if self.max_query_len is not None:
+            return f"max_query_len={self.max_query_len}"
+        return f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
 
     def _cut_by(self) -> str:
         """What keeps the windows from covering all of a text."""

@@ -459,6 +459,9 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
         assert bool(messages) == bool(told)
         cut = f"1 of {room + 1} tokens of queries .* cut by the longest input of the backbone, which takes {room} "
         assert all(re.search(cut, message) for message in messages)
+        unread = fresh.summary(results.iloc[[1]].assign(query="dog " * length)).unread
+        by = [f"the longest input of the backbone, which takes {room}"]
+        assert unread.query("of == 'queries'")["argument"].tolist() == by * bool(told)
 
 
 def test_where_a_query_needs_a_length():
