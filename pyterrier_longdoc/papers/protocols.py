@@ -478,7 +478,7 @@ class _System:
             raise ValueError(f"{name!r} reads {model.text_field!r}; here {protocol.fields} are in the column 'text'")
         if model.max_query_len != protocol.max_query_len:
             warn(
-                f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {protocol.max_query_len}",
+                f"{name!r} has max_query_len={model.max_query_len}; in the paper it is {protocol.max_query_len}",
                 UserWarning,
             )
         model.max_doc_len = model.max_doc_len or protocol.max_doc_len

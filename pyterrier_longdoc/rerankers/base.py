@@ -411,7 +411,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         return fingerprint(self.load_scorer().state_dict())
 
     def _warn_once(self, message: str, category: type[Warning]) -> None:
-        if is_news(self.warned, category):
+        if is_news(self.warned, category, type(self).__name__):
             warn(message, category)
 
 

@@ -95,6 +95,19 @@ def test_numbers_are_not_those_of_the_warm_up():
     assert "in 3 of 3 queries" in message
 
 
+def test_each_kind_of_model_in_a_system_is_told(plain_encoder):
+    def untrained(name):
+        return make(name, plain_encoder, max_query_len=32)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ld.Experiment(
+            {"both": RUN >> untrained("FirstP") >> untrained("MaxP") >> untrained("MaxP")}, TOPICS, QRELS, ["AP"]
+        )
+    told_of = [str(w.message).partition("(")[0] for w in caught if w.category is ld.UntrainedWarning]
+    assert told_of == ["FirstP", "MaxP"]
+
+
 def test_language_models_too():
     def rank_gpt(seed):
         return ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1)
