@@ -100,6 +100,16 @@ def test_a_model_in_the_cache_is_loaded_without_the_hub(hub, cross_encoder, resu
         assert scores == model(cross_encoder, **options).transform(results)["score"].tolist()
 
 
+@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
+def test_a_tokenizer_in_the_cache_is_no_model(hub, load, cross_encoder, results):
+    put_into_cache(cross_encoder)
+    for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
+        file.unlink()
+    assert named_tokenizer.__wrapped__(NAME) is not None
+    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
+        load(NAME).transform(results)
+
+
 def test_offline_mode_asks_nobody(hub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(OSError, match="offline mode is enabled"):
