@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -28,6 +27,7 @@ from ..common.frames import (
     validated,
 )
 from ..common.language import named_tokenizer, token_spans
+from ..common.notices import warn
 from ..common.presentation import Presented
 from ..common.progress import counting
 from ..listwise.client import AsksLLM, read_reply
@@ -227,10 +227,9 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             judgements = in_parallel(judge, list(qids), self.concurrency, on_step=done)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
-            warnings.warn(
+            warn(
                 f"RelevanceJudge: {missing} of {total} chunks had no readable grade and count as unjudged (-1).",
                 IncompleteReplyWarning,
-                stacklevel=3,
             )
         return dict(zip(qids, judgements, strict=True))
 
@@ -238,12 +237,11 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         cut = [of_text for of_text in spans if len(of_text[: self.max_chunks]) < len(of_text)]
         if cut:
             unread = sum(len(of_text) for of_text in cut) - len(cut) * (self.max_chunks or 0)
-            warnings.warn(
+            warn(
                 f"RelevanceJudge: {unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are "
                 f"beyond max_chunks={self.max_chunks} and are not looked at (see judged_share); max_chunks=None judges "
                 f"all.",
                 TruncationWarning,
-                stacklevel=4,
             )
 
     def _check(self) -> None:

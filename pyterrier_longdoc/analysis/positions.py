@@ -6,7 +6,6 @@ or cut documents into chunks and let a judge find the first relevant one.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -28,6 +27,7 @@ from ..common.frames import (
     texts_of,
 )
 from ..common.language import named_tokenizer
+from ..common.notices import warn
 from ..common.progress import counting
 from ..data.recorded import RecordedTokenizer
 from ..experiment.plots import finish, new_axes
@@ -398,12 +398,11 @@ def _estimated(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator:
 def _warn_of_unread(positions: RelevantPositions) -> None:
     unread = positions.frame["unread"].fillna(0)
     if unread.any():
-        warnings.warn(
+        warn(
             f"relevant_positions: {unread.sum():,} of {positions.frame['length'].sum():,} tokens "
             f"({positions.unread:.1%}), in {(unread > 0).sum()} of {len(unread)} documents, are beyond max_chunks and "
             f"were not looked at (column unread): no position can be there. max_chunks=None reads all.",
             TruncationWarning,
-            stacklevel=4,
         )
 
 
@@ -425,11 +424,10 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
         )
     else:
         return
-    warnings.warn(
+    warn(
         f"relevant_positions: {found}. Use best_chunk, or a threshold of calibrated_on_positions or "
         f"calibrated_on_nonrelevant.",
         PositionWarning,
-        stacklevel=4,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import huggingface_hub
@@ -15,8 +16,11 @@ WITHOUT_HUB = (
 )
 """A way out, for messages."""
 
+WEIGHTS = (".safetensors", ".bin")
+"""How names of files with weights end."""
 
-def reachable(name: str) -> str:
+
+def reachable(name: str, *, weights: bool = True) -> str:
     """Where to load a checkpoint from: by its name if the hub has it, else the folder of its copy in the cache.
 
     The hub is tried once. Its libraries try each of the files that a checkpoint may have, a dozen, six times with
@@ -24,6 +28,7 @@ def reachable(name: str) -> str:
 
     Args:
         name: a model on the Hugging Face hub; a folder is returned as it is.
+        weights: whether a copy needs them: the cache may hold a tokenizer alone.
 
     Raises:
         OSError: if the hub cannot be asked, or gives no answer (5xx, 429), and the cache has no copy.
@@ -35,17 +40,20 @@ def reachable(name: str) -> str:
     except (HFValidationError, EntryNotFoundError):
         return name  # whoever loads it will be told the same, in full
     except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
-        try:
-            return str(huggingface_hub.snapshot_download(name, local_files_only=True))
-        except LocalEntryNotFoundError:
-            if _tells_of_the_model(error):
-                return name  # likewise
-            raise unreachable(name, error) from error
+        with suppress(LocalEntryNotFoundError):
+            copy = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
+            if not weights or any(file.suffix in WEIGHTS for file in copy.iterdir()):
+                return str(copy)
+        if _tells_of_the_model(error):
+            return name  # likewise
+        raise unreachable(name, error) from None
     return name
 
 
 def unreachable(name: str, error: BaseException) -> OSError:
-    """What to raise for a checkpoint that is not here and cannot be had.
+    """What to raise, from None, for a checkpoint that is not here and cannot be had.
+
+    A notebook would show the hub's client, frame by frame, for three screens before the message.
 
     Args:
         name: a model on the Hugging Face hub.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from .notices import unheard
 
 
 @contextmanager
@@ -23,14 +24,13 @@ def undisturbed(transformer: Any, *attributes: str) -> Iterator[list[Any]]:
         The transformer, and the models that select windows for it.
     """
     transformers = [transformer, *_selecting(transformer)]
-    names = ("coverage", "warned", "score_cache", *attributes)
+    names = ("coverage", "score_cache", *attributes)
     before = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in transformers]
     for each, own in zip(transformers, before, strict=True):
         if "score_cache" in own:
             each.score_cache = None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
+        with unheard():
             yield transformers
     finally:
         for each, own in zip(transformers, before, strict=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -18,8 +17,9 @@ from ..common.arguments import check_positive, check_seeds
 from ..common.caches import forget_embeddings
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
-from ..common.notices import one_system
+from ..common.notices import one_system, warn
 from ..common.progress import one_line
+from ..common.undisturbed import undisturbed
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
@@ -173,7 +173,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     for check, rows in results.checks.groupby("check", sort=False):
         messages = rows["message"].tolist()
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
-        warnings.warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning, stacklevel=2)
+        warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
     return results
 
 
@@ -289,7 +289,8 @@ class _Runner:
         """`qid, docno, score` and what they cost, without memory and coverage if these are not measured."""
         *first, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
-            last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
+            with undisturbed(last):
+                last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
             forget_embeddings()
         costs, frames, size = [], [], self.batch_size
         batches = [topics] if size is None else [topics.iloc[i : i + size] for i in range(0, len(topics), size)]

@@ -21,6 +21,7 @@ import pyterrier as pt
 from ..common.arguments import check_choice
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, frame_digest
+from ..common.measures import measures_named
 from .identity import differences
 from .systems import Fold, Job
 
@@ -177,23 +178,14 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
         raise ValueError(f"metrics={metrics!r} must be a list of measures, e.g. [nDCG@10, 'map']")
     names: dict[Any, str] = {}  # by measure: "map" and AP are one
     for metric in metrics:
-        family = [metric] if isinstance(metric, ir_measures.Measure) else _parsed(metric)
+        if metric == "mrt":
+            raise ValueError("'mrt' is no measure here: efficiency=True gives milliseconds per query and document")
+        family = [metric] if isinstance(metric, ir_measures.Measure) else measures_named(metric)
         for measure in family:
             names.setdefault(measure, metric if isinstance(metric, str) and len(family) == 1 else str(measure))
     if not names:
         raise ValueError("metrics is empty: name at least one measure, e.g. [nDCG@10]")
     return {name: measure for measure, name in names.items()}
-
-
-def _parsed(metric: Any) -> list[Any]:
-    if metric == "mrt":
-        raise ValueError("'mrt' is no measure here: efficiency=True gives milliseconds per query and document")
-    for parse in (ir_measures.parse_trec_measure, lambda name: [ir_measures.parse_measure(name)]):
-        try:
-            return parse(metric)
-        except (ValueError, NameError, TypeError, AttributeError):
-            continue
-    raise ValueError(f"unknown measure {metric!r}: use ir_measures' names (nDCG@10) or trec_eval's (ndcg_cut_10)")
 
 
 class SavedRun(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -15,7 +14,7 @@ import pyterrier as pt
 from ..common.arguments import arguments_of, check_choice, check_given, check_positive
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
-from ..common.notices import Told, warn_of_cuts
+from ..common.notices import Told, warn, warn_of_cuts
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from .backends import CallableBackend
@@ -247,17 +246,16 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         name = type(self).__name__
         if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
             total = counts.drop(columns="qid").sum()
-            warnings.warn(
+            warn(
                 f"{name}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
                 f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
                 f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
-                stacklevel=3,
             )
         if coverage.is_cut:
             asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
             cause = " and ".join(each for each in asked if not each.endswith("None")) or "the server"
-            warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}", stacklevel=4)
+            warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}")
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:

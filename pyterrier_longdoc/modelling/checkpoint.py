@@ -304,7 +304,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except LocalEntryNotFoundError as error:
-            raise unreachable(str(name), error.__cause__ or error) from error
+            raise unreachable(str(name), error.__cause__ or error) from None
         except (OSError, ValueError, HfHubHTTPError) as error:
             raise ValueError(
                 f"{str(name)!r} is no folder, and the hub does not give such a model: {error}. {WITHOUT_HUB}"

@@ -5,7 +5,6 @@ From top to bottom: the data of a protocol, `Protocol` itself, its models, and t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
@@ -18,6 +17,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns, keys_of, texts_of
+from ..common.notices import warn
 from ..common.presentation import ShowsChanges, changes
 from ..experiment import Experiment, ExperimentResults
 from ..experiment.systems import asked_of, called_with
@@ -477,10 +477,9 @@ class _System:
         if model.text_field != "text":
             raise ValueError(f"{name!r} reads {model.text_field!r}; here {protocol.fields} are in the column 'text'")
         if model.max_query_len != protocol.max_query_len:
-            warnings.warn(
-                f"{name!r} reads {model.max_query_len} tokens of a query; in the paper {protocol.max_query_len}",
+            warn(
+                f"{name!r} has max_query_len={model.max_query_len}; in the paper it is {protocol.max_query_len}",
                 UserWarning,
-                stacklevel=2,
             )
         model.max_doc_len = model.max_doc_len or protocol.max_doc_len
         model.training = replace(model.training or with_own_rates(protocol.training(seed), model), seed=int(seed))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import partial
@@ -39,7 +38,7 @@ from ..common.frames import (
     validated,
     with_scores,
 )
-from ..common.notices import Told, is_news, warn_of_cuts
+from ..common.notices import Told, is_news, warn, warn_of_cuts
 from ..common.presentation import HIDDEN, WithBackbone
 from ..common.progress import work_bar
 from ..common.registry import look_up
@@ -173,12 +172,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         check_dtype(self.dtype)
         check_device(self.device)
         check_given(batch_size=self.batch_size)
-        check_positive(
-            max_batch_tokens=self.max_batch_tokens,
-            max_windows=self.max_windows,
-            max_doc_len=self.max_doc_len,
-            max_query_len=self.max_query_len,
-        )
+        sizes = ("window_size", "stride", "max_windows", "max_doc_len", "max_query_len", "max_batch_tokens")
+        check_positive(**{name: value for name, value in arguments_of(self).items() if name in sizes})
         if isinstance(self.seed, bool) or not isinstance(self.seed, Integral):
             raise ValueError(f"seed={self.seed!r} must be a whole number")
         if not isinstance(self.windows, Windows | None):
@@ -243,17 +238,16 @@ class WindowReranker(WithBackbone, pt.Transformer):
                 f"{type(self).__name__} computes in bfloat16, at which this device is best: scores differ "
                 f"from those in float32 in the third digit. dtype='float32' gives these, dtype='bfloat16' is silent."
             )
-            self._warn_once(message, PrecisionWarning, stacklevel=5)
-        self.warn_of_losses(self.coverage, stacklevel=6)
+            self._warn_once(message, PrecisionWarning)
+        self.warn_of_losses(self.coverage)
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
-    def warn_of_losses(self, coverage: Coverage, task: str = "", *, stacklevel: int) -> None:
+    def warn_of_losses(self, coverage: Coverage, task: str = "") -> None:
         """Warns of text that was not read, though nobody asked for a choice of windows; once for each cause.
 
         Args:
             coverage: of a run.
             task: what the model was used for, where that is not plain.
-            stacklevel: of the caller to be named.
         """
         preselect, layout = getattr(self, "preselect", None), getattr(self, "layout", "pair")
         asked = self.max_windows if self.windows is None else self.windows.max_windows
@@ -268,7 +262,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         losses = coverage.losses(of_documents, of_queries)
         if losses:
             cut_by = [of_documents] * bool(coverage.tokens_lost) + [of_queries] * bool(coverage.queries_cut)
-            warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}", stacklevel=stacklevel)
+            warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}")
 
     def summary(self, candidates: pd.DataFrame) -> Summary:
         """What `transform` of the same frame would read, what it would not read and why, and about how long it takes.
@@ -325,6 +319,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         return "the longest input of the backbone"
 
     def _queries_cut_by(self) -> str:
+        """What keeps a query from being read whole."""
         if self.max_query_len is None:
             return f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
         return f"max_query_len={self.max_query_len}"
@@ -415,9 +410,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def _weights_fingerprint(self) -> str:
         return fingerprint(self.load_scorer().state_dict())
 
-    def _warn_once(self, message: str, category: type[Warning], stacklevel: int) -> None:
-        if is_news(self.warned, category):
-            warnings.warn(message, category, stacklevel=stacklevel)
+    def _warn_once(self, message: str, category: type[Warning]) -> None:
+        if is_news(self.warned, category, type(self).__name__):
+            warn(message, category)
 
 
 def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
@@ -613,7 +608,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             f"backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others "
             f"start trained)."
         )
-        self._warn_once(message, UntrainedWarning, stacklevel=7)
+        self._warn_once(message, UntrainedWarning)
 
     # Training.
 
@@ -657,11 +652,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         args = self.recipe
         if self.is_trained and not is_resumed(args):
-            warnings.warn(
+            warn(
                 f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
                 f"new one",
                 ContinuedTrainingWarning,
-                stacklevel=2,
             )
         validate, validation = self._validation(topics_or_res_va, qrels_va, args.metric)
         fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
@@ -676,7 +670,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self._tell(said)
         # In folds and for seeds that are one system, as often as for one model.
         elif self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
-            warnings.warn(f"{type(self).__name__}: {said}", LeftOutWarning, stacklevel=2)
+            warn(f"{type(self).__name__}: {said}", LeftOutWarning)
         weights = self.load_weights()
         with weights.scorer.counting(args.dtype) as coverage:
             try:
@@ -694,7 +688,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 self.coverage = coverage
         if coverage.documents:
             self._tell(f"trained on {coverage}")
-        self.warn_of_losses(coverage, " in fit", stacklevel=4)
+        self.warn_of_losses(coverage, " in fit")
         return self
 
     def _tell(self, line: str) -> None:

@@ -76,7 +76,7 @@ class BiEncoder(WindowReranker):
                 f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its similarities "
                 f"mean little. Give a model that was trained to embed texts."
             )
-            self._warn_once(message, UserWarning, stacklevel=8)
+            self._warn_once(message, UserWarning)
         encoder = EmbeddingEncoder(
             shared,
             pooling=self.pooling,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Real
@@ -15,6 +14,7 @@ import pandas as pd
 from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_choice, check_positive
 from ..common.caches import CACHED_BYTES
 from ..common.frames import numbers, validated, with_scores
+from ..common.notices import warn
 from ..modelling.apart import (
     DEFAULT_BART,
     DEFAULT_INTERACTION,
@@ -355,11 +355,7 @@ class MORESPlus(ApartReranker):
     def _load_backbone(self) -> Backbone:
         if self.trust_remote_code:
             raise ValueError("trust_remote_code would have no effect: MORESPlus takes BART, whose code is known")
-        warnings.warn(
-            "MORESPlus is experimental: no published result of this model could be confirmed",
-            ExperimentalWarning,
-            stacklevel=2,
-        )
+        warn("MORESPlus is experimental: no published result of this model could be confirmed", ExperimentalWarning)
         return load_encoder_decoder(str(self.backbone))
 
     def default_training(self) -> TrainingArgs:

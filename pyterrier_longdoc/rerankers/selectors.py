@@ -41,7 +41,7 @@ class ModelWindows(WindowSelector):
         # Weights that were loaded in the caller's inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score_pairs(asked, texts)
-        self.model.warn_of_losses(scored.coverage, ", which selects windows,", stacklevel=4)
+        self.model.warn_of_losses(scored.coverage, ", which selects windows,")
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
 
     def identity(self) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -21,13 +20,15 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from ..common.files import import_extra
+from ..common.measures import measure_named
+from ..common.notices import warn
 from ..common.progress import aside, one_line, work_bar
 from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
 from .examples import Group, draw_epoch, examples_per_epoch, make_example
 from .losses import LOSSES
 from .queries import whole_labels
-from .recipe import Lora, TrainingArgs, measure_named
+from .recipe import Lora, TrainingArgs
 from .resume import Checkpoint, ScheduleWarning
 
 Objective = Callable[[Any, Sequence[Group], TrainingArgs], torch.Tensor]
@@ -97,12 +98,12 @@ def train(
         scorer.train()
         while not progress.finished:
             picks = draw_epoch(groups, args, progress.epoch)
+            end = min(len(picks), progress.position + (run.total_steps - progress.step) * args.queries_per_step)
             # An epoch that was done before a training was made longer has no line.
-            shown = verbose and run.rank == 0 and progress.position < len(picks)
-            name = f"epoch {progress.epoch + 1}"
+            name, shown = f"epoch {progress.epoch + 1}", verbose and run.rank == 0 and progress.position < end
             with (
                 one_line(name, "epoch", shown=shown),
-                work_bar(name, "query", shown=shown, total=len(picks), done=progress.position) as bar,
+                work_bar(name, "query", shown=shown, total=end, done=progress.position) as bar,
             ):
                 while progress.position < len(picks) and not progress.finished:
                     chosen = picks[progress.position : progress.position + args.queries_per_step]
@@ -404,13 +405,12 @@ class Run:
             )
         rates = [[rate_factor(args, step, self.steps_per_epoch, n) for step in range(done)] for n in (before, total)]
         if rates[0] != rates[1]:
-            warnings.warn(
+            warn(
                 f"the training is extended from {before} to {total} steps: its first {done} had the learning rates of "
                 f"{before} steps (schedule={args.schedule!r}, warmup={args.warmup}), all others have those of {total}, "
                 f"so that it ends elsewhere than a training of {total} steps in one go; with schedule='constant' and "
                 f"warmup=0.0 it would not",
                 ScheduleWarning,
-                stacklevel=5,
             )
 
     def where(self) -> str:
@@ -623,7 +623,7 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     Args:
         results: `qid, docno, score`.
         qrels: `qid, docno, label`.
-        metric: the name of any ir_measures measure, e.g. `"nDCG@10"`.
+        metric: a measure as in `pt.Experiment`, e.g. `"nDCG@10"`.
 
     Raises:
         ValueError: if a label is no whole number.

@@ -12,9 +12,8 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-import ir_measures
-
 from ..common.arguments import check_choice, check_given, check_positive, plain_fields
+from ..common.measures import measure_named
 from ..common.presentation import ShowsChanges, changes, described
 from .losses import LOSSES
 
@@ -154,7 +153,7 @@ class TrainingArgs:
 
     What is validated and saved:
 
-        metric: any ir_measures measure; with validation data, the weights that are best by it are kept.
+        metric: a measure as in `pt.Experiment`; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
         checkpoint: a folder for the state of the training: a run that was killed continues from there when it is
@@ -217,7 +216,7 @@ class TrainingArgs:
             if not holds(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be {words}")
         self._check_rates()
-        measure_named(self.metric)
+        object.__setattr__(self, "metric", str(measure_named(self.metric)))
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
         # Nobody can change the caller's mapping or list behind a frozen recipe.
@@ -274,21 +273,6 @@ class TrainingArgs:
     def __reduce__(self) -> tuple:
         # A mapping proxy does not pickle; a dict does.
         return partial(TrainingArgs, **{**vars(self), "learning_rates": dict(self.learning_rates)}), ()
-
-
-def measure_named(name: str) -> Any:
-    """The ir_measures measure of this name.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    try:
-        return ir_measures.parse_measure(name)
-    except (NameError, SyntaxError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"metric={name!r} is no measure that ir_measures knows: name it as in pt.Experiment, e.g. 'nDCG@10', "
-            f"'RR@10' or 'AP'"
-        ) from error
 
 
 # FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is

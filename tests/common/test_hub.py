@@ -71,6 +71,7 @@ def test_the_hub_is_tried_once_and_the_error_names_the_model_and_a_way_out(hub, 
     with pytest.raises(OSError, match="cannot be asked") as caught:
         load(NAME).transform(results)
     assert len(hub) == 1
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "LongDocReranker.load", *packaged_models()):
         assert named in str(caught.value)
 
@@ -97,6 +98,16 @@ def test_a_model_in_the_cache_is_loaded_without_the_hub(hub, cross_encoder, resu
         scores = model(NAME, **options).transform(results)["score"].tolist()
         assert len(hub) == 1
         assert scores == model(cross_encoder, **options).transform(results)["score"].tolist()
+
+
+@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
+def test_a_tokenizer_in_the_cache_is_no_model(hub, load, cross_encoder, results):
+    put_into_cache(cross_encoder)
+    for file in Path(huggingface_hub.constants.HF_HUB_CACHE).rglob("model.safetensors"):
+        file.unlink()
+    assert named_tokenizer.__wrapped__(NAME) is not None
+    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
+        load(NAME).transform(results)
 
 
 def test_offline_mode_asks_nobody(hub, monkeypatch):

@@ -9,6 +9,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.experiment import sweep_truncation
 from pyterrier_longdoc.training.repeat import fit_seeds, k_fold_fit
 
 from ..support.systems import make
@@ -87,6 +88,26 @@ def test_another_cause_is_told_too():
     assert told(lambda: model(long)) == []
 
 
+def test_numbers_are_not_those_of_the_warm_up():
+    [message] = experiment({"MaxP": RUN >> make("MaxP")}, efficiency=True)
+    assert "in 3 of 3 queries" in message
+    [message] = experiment({"sum": RUN + (RUN >> make("MaxP"))}, efficiency=True)
+    assert "in 3 of 3 queries" in message
+
+
+def test_each_kind_of_model_in_a_system_is_told(plain_encoder):
+    def untrained(name):
+        return make(name, plain_encoder, max_query_len=32)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ld.Experiment(
+            {"both": RUN >> untrained("FirstP") >> untrained("MaxP") >> untrained("MaxP")}, TOPICS, QRELS, ["AP"]
+        )
+    told_of = [str(w.message).partition("(")[0] for w in caught if w.category is ld.UntrainedWarning]
+    assert told_of == ["FirstP", "MaxP"]
+
+
 def test_language_models_too():
     def rank_gpt(seed):
         return ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1)
@@ -95,3 +116,33 @@ def test_language_models_too():
         {"a": RUN >> rank_gpt(0), "b": lambda seed: RUN >> rank_gpt(seed)}, seeds=[0, 1], batch_size=1
     )
     assert [message[:4] for message in messages] == ["'a':", "'b':"]
+
+
+def run_through_the_users_function():
+    return (RUN >> pt.apply.generic(lambda frame: make("MaxP")(frame)))(TOPICS)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda: make("MaxP")(CANDIDATES),
+        lambda: make("MaxP").transform(CANDIDATES),
+        lambda: make("MaxP", preselect=ld.CrossEncoderWindows(1, make("FirstP")))(CANDIDATES),
+        lambda: (make("FirstP") ** make("MaxP"))(CANDIDATES),
+        lambda: (RUN >> make("MaxP"))(TOPICS),
+        lambda: (RUN + (RUN >> make("MaxP"))).search(QUERY),
+        lambda: (RUN >> make("MaxP", training=TRAINING)).fit(TOPICS, QRELS),
+        lambda: pt.Experiment([RUN >> make("MaxP")], TOPICS, QRELS, ["map"]),
+        lambda: ld.Experiment({"MaxP": RUN >> make("MaxP")}, TOPICS, QRELS, ["AP"]),
+        lambda: sweep_truncation(RUN, make("MaxP"), TOPICS, QRELS, ["AP"], chunks=[1]),
+        lambda: ld.RelevanceJudge(lambda messages: "1", chunk_tokens=1, max_chunks=1)(CANDIDATES),
+        lambda: (RUN >> ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1))(TOPICS),
+        run_through_the_users_function,
+    ],
+)
+def test_warnings_name_the_users_line(what):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    assert any(w.category is ld.TruncationWarning for w in caught)
+    assert {w.filename for w in caught if issubclass(w.category, UserWarning)} == {__file__}

@@ -483,7 +483,7 @@ def test_models_without_fit_and_figures_of_the_paper(tmp_path):
 
 def test_a_model_that_reads_less_of_the_query(cross_encoder, tmp_path):
     models = {"MaxP": lambda seed: maxp(cross_encoder, max_query_len=8)}
-    with pytest.warns(UserWarning, match="'MaxP' reads 8 tokens of a query; in the paper 32"):
+    with pytest.warns(UserWarning, match="'MaxP' has max_query_len=8; in the paper it is 32"):
         ld.protocols["msmarco-document"].run(models, Retriever(*V1), tmp_path, seeds=[0], datasets=MSMARCO)
 
 

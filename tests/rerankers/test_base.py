@@ -459,6 +459,9 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
         assert bool(messages) == bool(told)
         cut = f"1 of {room + 1} tokens of queries .* cut by the longest input of the backbone, which takes {room} "
         assert all(re.search(cut, message) for message in messages)
+        unread = fresh.summary(results.iloc[[1]].assign(query="dog " * length)).unread
+        by = [f"the longest input of the backbone, which takes {room}"]
+        assert unread.query("of == 'queries'")["argument"].tolist() == by * bool(told)
 
 
 def test_where_a_query_needs_a_length():
@@ -482,7 +485,7 @@ def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results)
         about = [w for w in caught if issubclass(w.category, ld.UntrainedWarning)]
         assert len(about) == int(untrained)
         assert all(type(model).__name__ in str(w.message) for w in about)
-        assert all(w.filename == __file__ or name == "Birch" for w in about)
+        assert all(w.filename == __file__ for w in about)
 
 
 def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):

@@ -29,6 +29,7 @@ from pyterrier_longdoc.training.examples import draw_epoch, make_example
 from pyterrier_longdoc.training.loop import Run, first_beta, make_optimizer, ranking_loss, rate_factor
 
 from ..support import tiny, tiny_long
+from ..support.lines import shown_lines
 from ..support.systems import CROSS_ENCODERS, QUIET, make
 from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
 
@@ -395,6 +396,11 @@ def test_one_line_for_each_epoch_with_its_validation_within(cross_encoder, capsy
     lines = [line.split("\r")[-1] for line in shown.split("\n")]
     assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2", ""]
     assert all("100%" in line and "loss=" in line for line in lines[:-1])
+
+
+def test_the_line_of_an_epoch_counts_what_is_left_of_the_training(cross_encoder, capsys):
+    make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=4), verbose=True).fit(RUN, JUDGED)
+    assert shown_lines(capsys) == ["epoch 1", "epoch 2"]
 
 
 # Interruptions.

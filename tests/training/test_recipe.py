@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from ir_measures import nDCG
 
 from pyterrier_longdoc.data import position_augmentation
 from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
@@ -43,14 +44,23 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         ({"learning_rates": 1e-4}, "learning_rates=0.0001 must map prefixes to rates"),
         ({"learning_rates": {"encoder.": 1e-5}}, 'learning_rates needs an entry ""'),
         ({"learning_rates": {"": float("nan")}}, r"learning_rates\[''\]=nan must be at least 0"),
-        ({"metric": "ndcg_cut_10"}, "is no measure that ir_measures knows"),
-        ({"metric": ""}, "is no measure that ir_measures knows"),
-        ({"metric": "import os"}, "is no measure that ir_measures knows"),
+        ({"metric": "ndcg@ten"}, "unknown measure 'ndcg@ten'"),
+        ({"metric": ""}, "unknown measure ''"),
+        ({"metric": "import os"}, "unknown measure 'import os'"),
+        ({"metric": "ndcg_cut"}, "'ndcg_cut' stands for 9 measures: name one of them, such as 'nDCG@5'"),
     ],
 )
 def test_recipes_that_cannot_work(arguments, message):
     with pytest.raises(ValueError, match=message):
         TrainingArgs(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("ndcg_cut_10", "nDCG@10"), (nDCG @ 10, "nDCG@10"), ("map", "AP"), ("AP(rel=2)", "AP(rel=2)")]
+)
+def test_measures_are_named_as_in_experiments(given, name):
+    assert TrainingArgs(metric=given) == TrainingArgs(metric=name)
+    json.dumps(TrainingArgs(metric=given).as_dict())
 
 
 @pytest.mark.parametrize("arguments", [{"rank": 0}, {"alpha": 0.0}, {"dropout": 1.0}])

@@ -1,0 +1,33 @@
+"""Measures by their names: those of ir_measures (nDCG@10) and, as in `pt.Experiment`, of trec_eval (ndcg_cut_10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ir_measures
+
+
+def measures_named(name: Any) -> list[Any]:
+    """The measure of that name, or several where trec_eval has a name for them, such as `"P"`.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for parse in (ir_measures.parse_trec_measure, lambda name: [ir_measures.parse_measure(name)]):
+        try:
+            return parse(name)
+        except (ValueError, NameError, TypeError, AttributeError):
+            continue
+    raise ValueError(f"unknown measure {name!r}: use ir_measures' names (nDCG@10) or trec_eval's (ndcg_cut_10)")
+
+
+def measure_named(name: Any) -> Any:
+    """The measure of that name.
+
+    Raises:
+        ValueError: if there is none, or several.
+    """
+    found = measures_named(name)
+    if len(found) > 1:
+        raise ValueError(f"{name!r} stands for {len(found)} measures: name one of them, such as {str(found[0])!r}")
+    return found[0]
