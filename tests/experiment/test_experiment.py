@@ -87,7 +87,7 @@ def doubtful():
         {"test": "wilcoxon"},
         {"test": lambda x, y: stats.mannwhitneyu(x, y)},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(f"{name}={getattr(value, '__name__', value)}" for name, value in options.items()),
 )
 def test_ties_missing_queries_and_equal_systems(doubtful, options):
     results = assert_same(

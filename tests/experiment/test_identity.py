@@ -181,7 +181,7 @@ def test_all_columns_of_the_topics_count(tmp_path):
         (SOME >> pt.Transformer.identity(), SOME),
         (SOME >> pt.apply.rename({"score": "old"}), SOME >> pt.apply.rename({"score": "new"})),
     ],
-    ids=repr,
+    ids=lambda pipeline: type(pipeline).__name__,
 )
 def test_pyterriers_operators_are_told_by_their_parts(pipeline, other):
     assert same(pipeline, pipeline)

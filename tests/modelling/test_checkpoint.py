@@ -81,7 +81,7 @@ def test_round_trip(name, results, tmp_path):
         ("LateIR", {"interaction": Path(tiny.aggregator()), "aggregator": Path(tiny.aggregator())}),
         ("KMaxP", {"k": np.int64(2), "weights": np.array([1.0, 0.5])}),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
 )
 def test_round_trip_of_arguments(name, arguments, results, tmp_path):
     results = results.assign(title=["snow", None, "", "a", "b"])
