@@ -101,10 +101,10 @@ class _Line:
     @contextmanager
     def work(self, unit: str, total: int | None, done: int) -> Iterator[Any]:
         bar = self.bar
-        bar.unit, bar.unit_scale, bar.postfix, bar.initial = unit, total is None, None, done
+        bar.unit, bar.unit_scale, bar.postfix, bar.initial = unit, total is None, None, 0
         if total is not None:
             bar.reset(total=max(1, total))
-            bar.n = done
+            bar.n = bar.initial = done
         self.busy, self.works = True, self.works + 1
         try:
             yield bar
@@ -121,7 +121,7 @@ class _Line:
                 yield
         finally:
             self.works, self.busy = works, busy
-            vars(bar).update(state)
+            vars(bar).update(state, initial=0)
             bar.reset(total=total)
             vars(bar).update(state)
             bar.refresh()

@@ -136,3 +136,14 @@ def test_lines_of_threads_leave_the_handling_of_warnings_as_it_was():
     first_ended.set()
     threads[1].join()
     assert warnings.showwarning is usual
+
+
+def test_work_that_was_begun_before_shows_no_speed_for_what_was_done(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with work_bar("epoch 1", "query", shown=True, total=1000, done=900) as bar:
+        with aside("validation"):
+            work("MaxP")
+        bar.update(100)
+    states = sys.stderr.getvalue()
+    assert "1000/1000" in states
+    assert "-" not in states
