@@ -149,7 +149,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     places = (f"{place}/{number}" for place in range(1, number + 1))
     for name, runs in planned.items():
         with one_system(name, set()):
-            evaluated[name] += [runner.evaluate(jobs, places if verbose else None) for jobs in runs]
+            for jobs in runs:
+                evaluated[name].append(runner.evaluate(jobs, places if verbose else None, ranks=jobs is runs[0]))
     costs = {name: [run.cost for run in runs if run.cost is not None] for name, runs in evaluated.items()}
     results = ExperimentResults(
         {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},
@@ -198,7 +199,7 @@ class _Evaluated(NamedTuple):
     differs: list[str]
     """In what the system that had made a saved run was another one."""
     standings: dict[str, Standing]
-    """By query, how the relevant documents are ranked."""
+    """By query, how the relevant documents are ranked; of a system's first run alone."""
 
 
 class _Part(NamedTuple):
@@ -237,8 +238,14 @@ class _Runner:
             if not (job.given or isinstance(job.source, pt.Transformer)):
                 self.factories[job] = identities.of(job.source)
 
-    def evaluate(self, jobs: Sequence[Job], places: Iterator[str] | None) -> _Evaluated:
-        """One run of one system: the jobs are its folds. With `places`, what each shows in front of its name."""
+    def evaluate(self, jobs: Sequence[Job], places: Iterator[str] | None, *, ranks: bool) -> _Evaluated:
+        """One run of one system: the jobs are its folds.
+
+        Args:
+            jobs: of the run.
+            places: what each shows in front of its name; None shows nothing.
+            ranks: note how relevant documents are ranked.
+        """
         run: Run = {}
         costs: list[Cost] = []
         parts: list[_Part] = []
@@ -256,7 +263,7 @@ class _Runner:
             list(dict.fromkeys(name for part in parts for name in part.unchecked)),
             any(part.was_read for part in parts),
             list(dict.fromkeys(name for part in parts for name in part.differs)),
-            standings(run, {qid: self.relevant.get(qid, []) for qid in self.evaluator.qids}),
+            standings(run, {qid: self.relevant.get(qid, []) for qid in self.evaluator.qids}) if ranks else {},
         )
 
     def _run(self, job: Job) -> _Part:

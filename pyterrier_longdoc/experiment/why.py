@@ -14,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.files import write_lines
-from ..common.frames import as_strings, field_names, texts_of
+from ..common.frames import as_strings, field_names, labels_of, texts_of
 from ..common.presentation import Presented
 from ..common.undisturbed import undisturbed
 from .identity import stages_of
@@ -89,7 +89,7 @@ class Standing:
 def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame:
     """`qid, docno, label` of the judgements above 0 for these queries."""
     judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
-    return judged[(pd.to_numeric(judged["label"]) > 0) & judged["qid"].isin(set(qids))]
+    return judged[(labels_of(qrels, "qrels") > 0) & judged["qid"].isin(set(qids))]
 
 
 def standings(run: Run, documents: Mapping[str, Sequence[str]]) -> dict[str, Standing]:

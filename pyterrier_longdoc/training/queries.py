@@ -178,10 +178,7 @@ def _judged(results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, what: 
     relevant = {key for key, label in labels.items() if label >= min_label}
     queries, judged = set(as_strings(results["qid"])), {qid for qid, _ in labels}
     having = {qid for qid, _ in relevant}
-    retrieved = {
-        qid
-        for qid, _ in relevant.intersection(zip(as_strings(results["qid"]), as_strings(results["docno"]), strict=True))
-    }
+    retrieved = {qid for qid, _ in relevant.intersection(keys_of(results))}
     return _Judged(queries, queries - judged, (queries & judged) - having, (queries & having) - retrieved)
 
 
