@@ -89,6 +89,14 @@ def tables(args: argparse.Namespace) -> int:
     return 0
 
 
+def collect(args: argparse.Namespace) -> int:
+    """Writes the results, without the models, into another folder."""
+    from .replicate import collect as write_results
+
+    write_results(args.folder, args.target)
+    return 0
+
+
 def page(args: argparse.Namespace) -> int:
     """Prints the page of the documentation: what was run, the claims, the tables."""
     from .page import results_page
@@ -142,6 +150,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     laid_out.set_defaults(command=tables)
     laid_out.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
     laid_out.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the papers' figures into it")
+    kept = commands.add_parser("collect", help="write the results, without the models, into a folder to keep")
+    kept.set_defaults(command=collect)
+    kept.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")
+    kept.add_argument("target", type=Path, metavar="TARGET", help="for three small files")
     written = commands.add_parser("page", help="the results as a page of the documentation, in reStructuredText")
     written.set_defaults(command=page)
     written.add_argument("folder", type=Path, metavar="FOLDER", help="of replicate")

@@ -2,7 +2,8 @@
 
 A job is a trained system on a test collection. What it finds is written when it is done, a small file for each job:
 `outcomes/` holds reciprocal ranks by query, `figures/` what is no ranking, `settings.json` how all was made. Models,
-and the states of trainings under way, are in `work/`.
+and the states of trainings under way, are in `work/`. `collect` puts the results, which are all that is worth keeping,
+into one file of each kind.
 
 Not a `Protocol`: a job here is smaller than its `run`, so that a budget can end between any two, several processes can
 share them, and the same model is tested on collections one at a time; and some trainings have a teacher, or segments.
@@ -521,18 +522,32 @@ def read_figures(folder: str | Path) -> pd.DataFrame:
 
 
 def _read(folder: Path, kind: str, columns: Sequence[str]) -> pd.DataFrame:
-    files = sorted((folder / kind).glob("*.csv*"))
+    files = sorted([*folder.glob(f"{kind}/*.csv*"), *folder.glob(f"{kind}.csv*")])
     if not files:
         raise FileNotFoundError(f"{str(folder)!r} has no {kind}: replicate writes them")
     return pd.concat([pd.read_csv(file, dtype={"qid": str})[list(columns)] for file in files], ignore_index=True)
 
 
+def collect(folder: str | Path, target: str | Path) -> None:
+    """Writes the results of a folder into another one: `outcomes.csv.xz`, `figures.csv` and `settings.json`.
+
+    Raises:
+        FileNotFoundError: if there are none.
+    """
+    folder, target = Path(folder), Path(target)
+    outcomes, figures = read_outcomes(folder), read_figures(folder)
+    write(outcomes, target / "outcomes.csv.xz")
+    write(figures, target / "figures.csv")
+    with replacing(target / "settings.json") as part:
+        part.write_bytes((folder / "settings.json").read_bytes())
+
+
 def write(frame: pd.DataFrame, path: Path) -> None:
     """Writes a frame as CSV, the same bytes at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    packed: Any = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
+    ways: dict[str, dict[str, Any]] = {".gz": {"method": "gzip", "mtime": 0}, ".xz": {"method": "xz"}}
     with replacing(path) as part:
-        frame.to_csv(part, index=False, compression=packed, float_format="%.6g")
+        frame.to_csv(part, index=False, compression=ways.get(path.suffix), float_format="%.6g")
 
 
 # The loop.

@@ -329,6 +329,11 @@ def test_the_command_does_what_is_left(tmp_path, monkeypatch, backbone, capsys):
     assert "Boytsov et al. 2025, Tables 1 and 4:" in written
     assert main(["tables", str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() in written
+    kept = tmp_path / "kept"
+    assert main(["collect", str(tmp_path), str(kept)]) == 0
+    assert sorted(file.name for file in kept.iterdir()) == ["figures.csv", "outcomes.csv.xz", "settings.json"]
+    assert main(["page", str(kept)]) == 0
+    assert capsys.readouterr().out.replace(kept.as_posix(), tmp_path.as_posix()) == written
 
 
 # Kills.
