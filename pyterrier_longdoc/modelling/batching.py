@@ -166,6 +166,7 @@ class PairLayout:
         query_trail: characters that are tokenized with a query, after it.
         query_trail_size: how many tokens these take when on their own.
         text_lead: characters that are tokenized with a text, before it.
+        marks_sentences: whether the first special token stands before each sentence of a text, too.
         spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see `positions.py`.
     """
 
@@ -183,6 +184,7 @@ class PairLayout:
     query_trail: str = ""
     query_trail_size: int = 0
     text_lead: str = ""
+    marks_sentences: bool = False
     spread: tuple[int, int] | None = None
 
     @property
@@ -302,6 +304,7 @@ class ApartLayout:
     query_lead: str = ""
     text_lead: str = ""
     query_trail: ClassVar[str] = ""
+    marks_sentences: ClassVar[bool] = False
     query_size: ClassVar[int | None] = None
 
 

@@ -442,7 +442,11 @@ class LongP(LongDocReranker):
         answers: `("yes", "no")` for rerankers that answer: the score is the logit of the first word less that of the
             second, whose sigmoid is what such models call the score.
         global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
-            Boytsov et al. 2025), `"query_only"` (as described there) or `"cls"`.
+            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, and a
+            mark that is read before each sentence of the document, the tokenizer's first token once more
+            (QDS-Transformer, Jiang et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
+        attention_window: for Longformer: how many tokens around it each token sees, half of them on either side; None
+            for what its configuration says. 128 in QDS-Transformer's code (64 on either side).
         attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
         attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
             without further packages. Flash attention needs a GPU and a half-precision `dtype`.
@@ -457,6 +461,7 @@ class LongP(LongDocReranker):
     template: str | None = argument(None, role="weights")
     answers: tuple[str, str] | None = argument(None, role="weights")
     global_attention: str = argument("query", role="weights")
+    attention_window: int | None = argument(None, role="weights")
     attention_type: str | None = argument(None, role="weights")
     attn_implementation: str | None = argument(None, role="computing")
 
@@ -469,6 +474,7 @@ class LongP(LongDocReranker):
             template=self.template,
             answers=None if self.answers is None else (self.answers[0], self.answers[1]),
             global_attention=self.global_attention,
+            attention_window=self.attention_window,
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
@@ -481,6 +487,9 @@ class LongP(LongDocReranker):
     def check(self) -> None:
         super().check()
         check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)
+        check_positive(attention_window=self.attention_window)
+        if self.attention_window is not None and self.attention_window % 2:
+            raise ValueError(f"attention_window={self.attention_window} must be even: half of it is on either side")
         if self.attention_type is not None:
             check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
         if self.answers is not None and not _are_two_words(self.answers):
