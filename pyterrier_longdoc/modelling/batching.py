@@ -68,9 +68,12 @@ class Matches:
     window: torch.Tensor
 
     def of_window(self, n: int) -> Matches:
-        """The same documents cut down to their n-th window."""
+        """The same documents cut down to their n-th window, which begins at the first token."""
         mask = self.window == n
-        return replace(self, values=self.values * mask[:, None, None], document_mask=mask)
+        place = (~mask).long().argsort(dim=1, stable=True)[:, : max(1, int(mask.sum(1).max()))]  # (B, D')
+        mask = mask.gather(1, place)
+        values = self.values.gather(3, place[:, None, None].expand(*self.values.shape[:3], -1)) * mask[:, None, None]
+        return replace(self, values=values, document_mask=mask, window=self.window.gather(1, place))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_choice, check_positive
+from ..common.arguments import (
+    argument,
+    arguments_of,
+    changed_names,
+    check_checkpoint,
+    check_choice,
+    check_given,
+    check_positive,
+)
 from ..common.caches import CACHED_BYTES
 from ..common.frames import numbers, validated, with_scores
 from ..common.notices import warn
@@ -30,8 +38,10 @@ from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
 from ..modelling.layout import resolve_layout
+from ..modelling.local import LocalEncoder
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
+from ..modelling.words import load_word_backbone
 from ..training import TrainingArgs
 from .base import LongDocReranker
 from .summary import Summary
@@ -418,6 +428,82 @@ class NeuralModel1(AvgP):
         super().check()
         if self.pooling is not None:
             raise ValueError("pooling would have no effect: NeuralModel1 looks at the states of all tokens")
+        seeded_head(self.head_spec(), 1, self.seed)
+
+
+@dataclass(eq=False, repr=False)
+class TKL(LongDocReranker):
+    """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
+
+    Each window of a document is contextualised with a few tokens on either side, and mixed with the plain embeddings;
+    Gaussian kernels count soft matches with the query in regions that slide over the whole document; their saturated
+    counts score regions, of which the best make the score. Fast: there is no pre-trained transformer. Must be trained.
+    What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`); for what
+    differs see `LocalEncoder` and `TklHead`.
+
+    Args:
+        backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
+            published, 42B tokens, 300 dimensions); or any checkpoint, of which only the table of word embeddings is
+            used. They are trained with the rest and saved with the model.
+        window_size: tokens that are contextualised together.
+        overlap: tokens on either side that these see as well.
+        layers: of the transformer.
+        attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
+        feed_forward: units of each layer's feed-forward network.
+        region_size: tokens of a region.
+        region_stride: tokens from one region's start to the next one's.
+        best_regions: how many regions count, with two neighbours on either side of each.
+        max_doc_len: 2,000 as published; 4,000 in BeST's table.
+        max_query_len: 30 as published.
+        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`, whose learning rates are also those of
+            the published configuration, made for 300,000 steps and more: raise them for small collections.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    head_name: ClassVar[str] = "tkl"
+
+    _: KW_ONLY
+    window_size: int = argument(40, role="windows")
+    overlap: int = argument(5, role="weights")
+    layers: int = argument(2, role="weights")
+    attention_heads: int | None = argument(None, role="weights")
+    feed_forward: int = argument(300, role="weights")
+    region_size: int = argument(30, role="head")
+    region_stride: int = argument(2, role="head")
+    best_regions: int = argument(3, role="head")
+
+    encoder_class: ClassVar[type[WindowEncoder]] = LocalEncoder
+
+    def default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+    def head_spec(self) -> HeadSpec:
+        return "tkl", arguments_of(self, "head")
+
+    def _load_backbone(self) -> Backbone:
+        return load_word_backbone(
+            str(self.backbone),
+            overlap=self.overlap,
+            layers=self.layers,
+            attention_heads=self.attention_heads,
+            feed_forward=self.feed_forward,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(loss="ranknet")
+
+    def check(self) -> None:
+        super().check()
+        check_given(layers=self.layers, feed_forward=self.feed_forward)
+        check_positive(attention_heads=self.attention_heads)
+        if isinstance(self.overlap, bool) or not isinstance(self.overlap, Integral) or self.overlap < 0:
+            raise ValueError(f"overlap={self.overlap!r} must be a whole number, 0 or more")
+        if self.pooling is not None:
+            raise ValueError("pooling would have no effect: TKL looks at the states of all tokens")
+        if resolve_layout(self.layout).is_for_pairs:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
         seeded_head(self.head_spec(), 1, self.seed)
 
 
