@@ -160,7 +160,7 @@ class LocalEncoder(WindowEncoder):
         lengths = torch.tensor([len(part.ids) for part in parts], device=self.device)
         column = torch.arange(int(lengths.max()), device=self.device)
         mask = column < lengths.unsqueeze(1)  # (V', T)
-        words = self.backbone(_integers([part.ids for part in parts], mask))  # (V', T, H)
+        words = self.backbone(input_ids=_integers([part.ids for part in parts], mask))  # (V', T, H)
         position = torch.tensor([part.position for part in parts], device=self.device).unsqueeze(1) + column
         placed = words + sinusoids(position, self.hidden_size)
         context = self.transformer(placed, src_key_padding_mask=None if bool(mask.all()) else ~mask)
