@@ -16,7 +16,7 @@ _PUBLIC = {
     "rerankers.base": ["LongDocReranker", "PrecisionWarning", "UntrainedWarning"],
     "rerankers.cross": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
-        "LongP",
+        "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],

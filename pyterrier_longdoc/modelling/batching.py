@@ -68,9 +68,12 @@ class Matches:
     window: torch.Tensor
 
     def of_window(self, n: int) -> Matches:
-        """The same documents cut down to their n-th window."""
+        """The same documents cut down to their n-th window, which begins at the first token."""
         mask = self.window == n
-        return replace(self, values=self.values * mask[:, None, None], document_mask=mask)
+        place = (~mask).long().argsort(dim=1, stable=True)[:, : max(1, int(mask.sum(1).max()))]  # (B, D')
+        mask = mask.gather(1, place)
+        values = self.values.gather(3, place[:, None, None].expand(*self.values.shape[:3], -1)) * mask[:, None, None]
+        return replace(self, values=values, document_mask=mask, window=self.window.gather(1, place))
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +169,7 @@ class PairLayout:
         query_trail: characters that are tokenized with a query, after it.
         query_trail_size: how many tokens these take when on their own.
         text_lead: characters that are tokenized with a text, before it.
+        marks_sentences: whether the first special token stands before each sentence of a text, too.
         spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see `positions.py`.
     """
 
@@ -183,6 +187,7 @@ class PairLayout:
     query_trail: str = ""
     query_trail_size: int = 0
     text_lead: str = ""
+    marks_sentences: bool = False
     spread: tuple[int, int] | None = None
 
     @property
@@ -302,6 +307,7 @@ class ApartLayout:
     query_lead: str = ""
     text_lead: str = ""
     query_trail: ClassVar[str] = ""
+    marks_sentences: ClassVar[bool] = False
     query_size: ClassVar[int | None] = None
 
 

@@ -172,7 +172,8 @@ class WindowEncoder(nn.Module):
             settings: the same.
             needs: what the head asks for: `"cls"`, one vector for each window; also `"query"`, the last layer's states
                 of the query's tokens in each document's first window (of a cross-encoder after its representation
-                step); also `"last"` or `"all"`, matches of query and document tokens in the last layer or in all.
+                step); or these as they are and, `"last"` or `"all"`, matches of query and document tokens in the last
+                layer or in all.
             match: how these are matched.
             work: counts what is computed.
 
@@ -201,7 +202,7 @@ class WindowEncoder(nn.Module):
                 work.advance(int(batch.lengths[rows].sum()), int(batch.lengths.sum()))
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
         if matches is not None:
-            return replace(encoded, matches=matches.collect())
+            return replace(encoded, matches=matches.collect(), query=asking.collect())
         return replace(encoded, query=self._represent_query(asking.collect(), layout.query_size))
 
     def vectors(

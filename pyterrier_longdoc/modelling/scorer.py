@@ -208,8 +208,10 @@ class LongDocScorer(nn.Module):
         """The tokens of texts, with their character offsets where something needs them."""
         settings = self.settings
         chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
-        needed = offsets or settings.windows.needs_text or chosen_by_text
-        return self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
+        marks = self.layout.marks_sentences
+        needed = offsets or settings.windows.needs_text or chosen_by_text or marks
+        tokens = self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
+        return each_once(tokens, lambda text: text.with_sentences_marked(self.layout.prefix[0])) if marks else tokens
 
     def read_block(
         self,

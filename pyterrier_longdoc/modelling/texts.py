@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..common.caches import EmbeddingCache
+from ..common.language import sentence_starts
 
 Span = tuple[int, int]
 """Half-open: start and end of a window, in tokens or characters."""
@@ -43,6 +44,19 @@ class TokenizedText:
         for start, end in spans:
             keep[start:end] = True
         return self._at(keep)
+
+    def with_sentences_marked(self, mark: int) -> TokenizedText:
+        """The same text with a token before each sentence, whose characters are those of the sentence's first token.
+
+        Args:
+            mark: id of that token.
+        """
+        starts = np.unique([0, *self.tokens_before(sentence_starts(self.text))])
+        starts = starts[starts < len(self)]
+        offsets = self._known_offsets()
+        return replace(
+            self, ids=np.insert(self.ids, starts, mark), offsets=np.insert(offsets, starts, offsets[starts], axis=0)
+        )
 
     def _at(self, places: slice | np.ndarray) -> TokenizedText:
         offsets = None if self.offsets is None else self.offsets[places]

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_choice, check_positive
+from ..common.arguments import (
+    argument,
+    arguments_of,
+    changed_names,
+    check_checkpoint,
+    check_choice,
+    check_given,
+    check_positive,
+)
 from ..common.caches import CACHED_BYTES
 from ..common.frames import numbers, validated, with_scores
 from ..common.notices import warn
@@ -30,8 +38,10 @@ from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
 from ..modelling.layout import resolve_layout
+from ..modelling.local import LocalEncoder
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
+from ..modelling.words import load_word_backbone
 from ..training import TrainingArgs
 from .base import LongDocReranker
 from .summary import Summary
@@ -421,6 +431,82 @@ class NeuralModel1(AvgP):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
+@dataclass(eq=False, repr=False)
+class TKL(LongDocReranker):
+    """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
+
+    Each window of a document is contextualised with a few tokens on either side, and mixed with the plain embeddings;
+    Gaussian kernels count soft matches with the query in regions that slide over the whole document; their saturated
+    counts score regions, of which the best make the score. Fast: there is no pre-trained transformer. Must be trained.
+    What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`); for what
+    differs see `LocalEncoder` and `TklHead`.
+
+    Args:
+        backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
+            published, 42B tokens, 300 dimensions); or any checkpoint, of which only the table of word embeddings is
+            used. They are trained with the rest and saved with the model.
+        window_size: tokens that are contextualised together.
+        overlap: tokens on either side that these see as well.
+        layers: of the transformer.
+        attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
+        feed_forward: units of each layer's feed-forward network.
+        region_size: tokens of a region.
+        region_stride: tokens from one region's start to the next one's.
+        best_regions: how many regions count, with two neighbours on either side of each.
+        max_doc_len: 2,000 as published; 4,000 in BeST's table.
+        max_query_len: 30 as published.
+        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`, whose learning rates are also those of
+            the published configuration, made for 300,000 steps and more: raise them for small collections.
+
+    All other arguments: see `LongDocReranker`.
+    """
+
+    head_name: ClassVar[str] = "tkl"
+
+    _: KW_ONLY
+    window_size: int = argument(40, role="windows")
+    overlap: int = argument(5, role="weights")
+    layers: int = argument(2, role="weights")
+    attention_heads: int | None = argument(None, role="weights")
+    feed_forward: int = argument(300, role="weights")
+    region_size: int = argument(30, role="head")
+    region_stride: int = argument(2, role="head")
+    best_regions: int = argument(3, role="head")
+
+    encoder_class: ClassVar[type[WindowEncoder]] = LocalEncoder
+
+    def default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+    def head_spec(self) -> HeadSpec:
+        return "tkl", arguments_of(self, "head")
+
+    def _load_backbone(self) -> Backbone:
+        return load_word_backbone(
+            str(self.backbone),
+            overlap=self.overlap,
+            layers=self.layers,
+            attention_heads=self.attention_heads,
+            feed_forward=self.feed_forward,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(loss="ranknet")
+
+    def check(self) -> None:
+        super().check()
+        check_given(layers=self.layers, feed_forward=self.feed_forward)
+        check_positive(attention_heads=self.attention_heads)
+        if isinstance(self.overlap, bool) or not isinstance(self.overlap, Integral) or self.overlap < 0:
+            raise ValueError(f"overlap={self.overlap!r} must be a whole number, 0 or more")
+        if self.pooling is not None:
+            raise ValueError("pooling would have no effect: TKL looks at the states of all tokens")
+        if resolve_layout(self.layout).is_for_pairs:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
+        seeded_head(self.head_spec(), 1, self.seed)
+
+
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
 
@@ -442,7 +528,11 @@ class LongP(LongDocReranker):
         answers: `("yes", "no")` for rerankers that answer: the score is the logit of the first word less that of the
             second, whose sigmoid is what such models call the score.
         global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
-            Boytsov et al. 2025), `"query_only"` (as described there) or `"cls"`.
+            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, and a
+            mark that is read before each sentence of the document, the tokenizer's first token once more
+            (QDS-Transformer, Jiang et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
+        attention_window: for Longformer: how many tokens around it each token sees, half of them on either side; None
+            for what its configuration says. 128 in QDS-Transformer's code (64 on either side).
         attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
         attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
             without further packages. Flash attention needs a GPU and a half-precision `dtype`.
@@ -457,6 +547,7 @@ class LongP(LongDocReranker):
     template: str | None = argument(None, role="weights")
     answers: tuple[str, str] | None = argument(None, role="weights")
     global_attention: str = argument("query", role="weights")
+    attention_window: int | None = argument(None, role="weights")
     attention_type: str | None = argument(None, role="weights")
     attn_implementation: str | None = argument(None, role="computing")
 
@@ -469,6 +560,7 @@ class LongP(LongDocReranker):
             template=self.template,
             answers=None if self.answers is None else (self.answers[0], self.answers[1]),
             global_attention=self.global_attention,
+            attention_window=self.attention_window,
             attention_type=self.attention_type,
             attn_implementation=self.attn_implementation,
         )
@@ -481,6 +573,9 @@ class LongP(LongDocReranker):
     def check(self) -> None:
         super().check()
         check_choice("global_attention", self.global_attention, GLOBAL_ATTENTION)
+        check_positive(attention_window=self.attention_window)
+        if self.attention_window is not None and self.attention_window % 2:
+            raise ValueError(f"attention_window={self.attention_window} must be even: half of it is on either side")
         if self.attention_type is not None:
             check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
         if self.answers is not None and not _are_two_words(self.answers):

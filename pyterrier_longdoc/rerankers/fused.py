@@ -41,7 +41,8 @@ class Fusable:
 
         Returns:
             The fused transformer; None where `other` does not fit, and for models that look at tokens or do more than
-            score windows (`CEDR`, `NeuralModel1`, `LateIR`, `MORESPlus`, `Birch`, `LongP`, `explain`, `score_cache`).
+            score windows (`CEDR`, `NeuralModel1`, `TKL`, `LateIR`, `MORESPlus`, `Birch`, `LongP`, `explain`,
+            `score_cache`).
         """
         models: list[Any] = []
         for part in (self, other) if is_left else (other, self):

@@ -486,7 +486,9 @@ def test_compress_holds_what_has_changed():
 
 
 @pytest.mark.parametrize(
-    "name", slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("MORESPlus", "LateIR")])
+    # TKL has no pre-trained layers, but for a table of words.
+    "name",
+    slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("MORESPlus", "LateIR", "TKL")]),
 )
 def test_saved_as_a_difference(name, results, tmp_path):
     model = make(name, training=LORA).fit(results, QRELS)

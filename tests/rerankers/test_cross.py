@@ -125,6 +125,7 @@ TRANSFORMER = {"aggregation": "transformer"}
         (ld.MORESPlus, {"pooling": "cls"}, "pooling would have no effect: MORESPlus looks at the states of all tokens"),
         (ld.NeuralModel1, {"pooling": "cls"}, "pooling would have no effect: NeuralModel1 looks at the states of all"),
         (ld.LongP, {"global_attention": "all"}, "global_attention='all'"),
+        (ld.LongP, {"attention_window": 7}, "attention_window=7 must be even"),
         (ld.LongP, {"attention_type": "sparse"}, "attention_type='sparse'"),
         (ld.LongP, {"answers": "yes"}, "answers='yes' must be two words"),
         (ld.LongP, {"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
@@ -310,6 +311,59 @@ def test_longformer_global_attention(longformer, choice, expected):
     assert (ids[0], ids[4], ids[5]) == (2, 3, 3)  # [CLS], and two separators of which the first counts
 
 
+# QDS-Transformer.
+
+SENTENCES = "a red fish. the old tree in rain and snow! the dog"
+
+
+def test_sentences_have_marks_that_all_tokens_see(longformer):
+    model = ld.LongP(longformer, global_attention="sentences", max_query_len=8, device="cpu")
+    positions, ids = global_positions(model, "the old dog", SENTENCES)
+    tokenizer = model.load_scorer().tokenizer
+    shown = [tokenizer.decode([token]) for token in ids[: ids.index(0)]]
+    marked = "[CLS] a red fish . [CLS] the old tree in rain and snow ! [CLS] the dog [SEP]".split()  # noqa: SIM905
+    assert shown == ["[CLS]", "the", "old", "dog", "[SEP]", "[SEP]", *marked]
+    assert positions == [0, 1, 2, 3, 4, *(i for i, token in enumerate(shown) if token == "[CLS]" and i)]
+
+
+def test_marks_of_sentences_count_as_tokens(longformer):
+    frame = tiny.frame(["the old dog"], [SENTENCES, ""])
+    plain = ld.LongP(longformer, max_query_len=8, explain=True, device="cpu")
+    model = ld.LongP(longformer, global_attention="sentences", max_query_len=8, explain=True, device="cpu")
+    spans = [out["window_spans"].tolist() for out in (plain(frame), model(frame))]
+    assert spans[0] == spans[1] == [[(0, len(SENTENCES))], [(0, 0)]]
+    assert model.coverage.tokens == model.coverage.tokens_read == plain.coverage.tokens + 3
+    cut = ld.LongP(longformer, global_attention="sentences", max_query_len=8, max_doc_len=8, explain=True, device="cpu")
+    with pytest.warns(ld.TruncationWarning, match="9 of 17 tokens"):
+        [start, end] = cut(frame).iloc[0]["window_spans"][0]
+    assert SENTENCES[start:end] == "a red fish. the old"  # six words and full stops, two marks
+    assert (cut.coverage.tokens_read, cut.coverage.tokens_beyond) == (8, 9)
+    assert cut.summary(frame).coverage == cut.coverage
+
+
+def test_chosen_sentences_bring_their_marks(longformer):
+    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_tokens=20, max_sentences=1))
+    model = ld.LongP(longformer, global_attention="sentences", preselect=blocks, max_query_len=8, device="cpu")
+    _, ids = global_positions(model, "red dog", SENTENCES)
+    shown = model.load_scorer().tokenizer.decode(ids[: ids.index(0)])
+    assert shown == "[CLS] red dog [SEP] [SEP] [CLS] a red fish . [CLS] the dog [SEP]"
+
+
+def test_sentence_marks_are_saved_and_depend_on_no_batch(longformer, tmp_path):
+    arguments = {"global_attention": "sentences", "attention_window": 8, "max_query_len": 8, "device": "cpu"}
+    model = ld.LongP(longformer, **arguments)
+    table = ld.check_invariance(model, tiny.longer_results(), dtypes=(), verbose=False)
+    assert table["passed"].dropna().all()
+    model.save(tmp_path)
+    again = ld.LongP.load(tmp_path, device="cpu")
+    assert (again.global_attention, again.attention_window) == ("sentences", 8)
+    assert again.load_scorer().encoder.backbone.config.attention_window == [8, 8]
+    expected = scores(model, tiny.longer_results())
+    np.testing.assert_array_equal(scores(again, tiny.longer_results()), expected)
+    for other in ({"global_attention": "query"}, {"attention_window": None}):
+        assert not np.allclose(scores(ld.LongP(longformer, **{**arguments, **other}), tiny.longer_results()), expected)
+
+
 def test_longformer_global_attention_of_other_layouts(longformer):
     model = ld.LongP(longformer, layout="padded", max_query_len=6, max_doc_len=40, device="cpu")
     positions, ids = global_positions(model, "the old dog", "a red fish")
@@ -428,6 +482,8 @@ def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path)
         ("bert", {"answers": ("yes", "no")}, r"answers=\('yes', 'no'\) would have no effect: it is for language mode"),
         ("jina", {"answers": ("yes", "no")}, r"answers=\('yes', 'no'\) would have no effect: it is for language mode"),
         ("bert", {"global_attention": "cls"}, "it is Longformer's, not bert's"),
+        ("bert", {"global_attention": "sentences"}, "it is Longformer's, not bert's"),
+        ("bert", {"attention_window": 8}, "attention_window=8 would have no effect: it is Longformer's, not bert's"),
         ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
         ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
         ("qwen3", {"layout": "padded"}, "this backbone reads the template 'plain': leave layout='pair'"),

@@ -38,6 +38,7 @@ CROSS_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CEDR-pacrr": (ld.CEDR, {"aggregation": "pacrr", **CHUNKS}),
     "CEDR-drmm": (ld.CEDR, {"aggregation": "drmm", **CHUNKS}),
     "NeuralModel1": (ld.NeuralModel1, CHUNKS),
+    "TKL": (ld.TKL, {"region_size": 8, **CHUNKS}),
 }
 BI_ENCODERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "BiEncoder-first": (ld.BiEncoder, {"aggregation": "first", **CHUNKS}),
@@ -48,7 +49,7 @@ SYSTEMS = {**CROSS_ENCODERS, **BI_ENCODERS}
 
 UNTRAINED = (
     "PARADE-transformer", "PARADE-pretrained", "PARADE-query", "LateIR", "MORESPlus", "CEDR-pacrr", "CEDR-drmm",
-    "NeuralModel1",
+    "NeuralModel1", "TKL",
 )  # fmt: skip
 """Systems that need training whatever the backbone."""
 

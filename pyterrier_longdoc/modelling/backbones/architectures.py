@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
@@ -24,7 +25,7 @@ _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 _NUMPY_STATE = threading.Lock()
 """Held by who saves and restores the state of numpy's global generator."""
 
-GLOBAL_ATTENTION = ("query", "query_only", "cls")
+GLOBAL_ATTENTION = ("query", "query_only", "cls", "sentences")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class BackboneOptions:
         template: name or text of the template around query and document; None for the tokenizer's own pair layout.
         answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
         global_attention: Longformer's, see `LongformerRules`.
+        attention_window: Longformer's, tokens that each token sees around it; None for what its configuration says.
         attention_type: BigBird's, `"block_sparse"` or `"original_full"`; None for what its configuration says.
         attn_implementation: see `use_attention`.
     """
@@ -45,6 +47,7 @@ class BackboneOptions:
     template: str | None = None
     answers: tuple[str, str] | None = None
     global_attention: str = "query"
+    attention_window: int | None = None
     attention_type: str | None = None
     attn_implementation: str | None = None
 
@@ -69,7 +72,8 @@ class LongformerRules(InputRules):
     Args:
         window: inputs are padded to a multiple of it, as the model would do itself.
         global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (what Boytsov et al. 2025 ran);
-            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone.
+            `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone; `"sentences"`: as
+            `"query"`, and the marks before sentences, which are `[CLS]`, too (QDS-Transformer).
     """
 
     def __init__(self, window: int, global_attention: str) -> None:
@@ -88,7 +92,11 @@ class LongformerRules(InputRules):
         between = (position >= end) & (position < batch.content_start[rows].unsqueeze(1)) & mask
         # The first real token between query and text; a single text has none, and then this is `[CLS]`.
         separator = position == between.int().argmax(1, keepdim=True)
-        chosen = {"query": cls | query | separator, "query_only": query, "cls": cls}[self.global_attention]
+        chosen = {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
+        if self.global_attention == "sentences":
+            ids = batch.input_ids[rows]
+            marks = ids == ids[:, :1]
+            chosen = chosen | (nn.functional.pad(marks, (0, mask.shape[1] - marks.shape[1])) & mask)
         return {"global_attention_mask": chosen.long()}
 
 
@@ -154,6 +162,10 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
     if options.global_attention != "query" and family != "longformer":
         raise ValueError(
             f"global_attention={options.global_attention!r} would have no effect: it is Longformer's, not {family}'s"
+        )
+    if options.attention_window is not None and family != "longformer":
+        raise ValueError(
+            f"attention_window={options.attention_window!r} would have no effect: it is Longformer's, not {family}'s"
         )
     if options.attention_type is not None and family != "big_bird":
         raise ValueError(

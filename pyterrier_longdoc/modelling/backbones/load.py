@@ -138,6 +138,7 @@ class Backbone:
             types=(types[0], types[first], types[between], types[second], types[-1]) if has_segments else None,
             pad_id=self.tokenizer.pad_token_id or 0,
             position_offset=self._first_position,
+            marks_sentences=self.options.global_attention == "sentences",
         )
 
     def text_layout(self, prefix: str = "") -> tuple[PairLayout, str]:
@@ -210,6 +211,8 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
+    if options.attention_window is not None and config.model_type == "longformer":
+        config.attention_window = [options.attention_window] * config.num_hidden_layers
     rules_for(config, options)  # before anything large is loaded
     classifier = has_known_head(config)
     if is_classifier(config):

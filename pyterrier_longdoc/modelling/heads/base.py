@@ -210,6 +210,7 @@ class TokenHead(Head):
                 cls=encoded.cls[:, n : n + 1],
                 mask=torch.ones_like(encoded.mask[:, :1]),
                 matches=matches_of(encoded).of_window(n),
+                query=encoded.query,
             )
             scores.append(self(alone))
         return torch.stack(scores, 1).masked_fill(~encoded.mask, float("nan"))

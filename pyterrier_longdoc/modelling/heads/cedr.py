@@ -18,14 +18,19 @@ from ..batching import Encoded, Matches
 from .base import TokenHead, WarmStart, masked_mean, matches_of
 
 
+def cosines(query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    """`(V, Q, T)` of `(V, Q, H)` and `(V, T, H)` states; 0 for states of zeros."""
+    norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
+    return query @ document.transpose(-1, -2) / norms
+
+
 class CosineHead(TokenHead):
     """Base of the CEDR heads: cosine in every layer."""
 
     needs = "all"
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
-        return query @ document.transpose(-1, -2) / norms
+        return cosines(query, document)
 
 
 class CedrKnrmHead(CosineHead, name="cedr-knrm"):

@@ -1,0 +1,133 @@
+"""TKL: kernels over sliding regions, saturated, and the best regions of a document.
+
+S. Hofstätter, H. Zamani, B. Mitra, N. Craswell, A. Hanbury, "Local Self-Attention over Long Text for Efficient Document
+Retrieval", SIGIR 2020. The constants, and all that the paper leaves open, are those of the published code (matchmaker,
+`sigir20_tkl.py` and `tkl.yaml`).
+
+Shapes: B documents, Q query tokens, D document tokens, R regions of the longest document, K kernels, H width of the
+query's states.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...common.arguments import check_given
+from ..batching import Encoded
+from .base import TokenHead, matches_of
+from .cedr import cosines
+
+MEANS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9)
+WIDTH = 0.1
+
+NEIGHBOURS = (0, -1, 1, -2, 2)
+"""Regions, besides the best one, that count with it."""
+
+_DECIMALS = 4
+"""Regions are compared by so many decimals: text that repeats itself may differ in the last bits between batches."""
+
+
+class TklHead(TokenHead, name="tkl"):
+    """`sum_(t, n) v_tn s(r_t + n)`, `s(r) = sum_i sum_k w_k (a k_ir^(1/b) - c)` over kernels `k`, query tokens `i`.
+
+    `k_ir` sums the Gaussian kernel of the cosines of query token i and the tokens of region r. Kernels have means of
+    -0.9, -0.7 ... 0.9 and 1, and a width of 0.1; they are not trained. `a`, `b` and `c` are linear in two features: the
+    salience of the query token (linear in its state) and the tokens of the region. `r_t` are the best regions, the next
+    one always beside those before, and `n` is 0, -1, 1, -2 and 2: their neighbours count with weights of their own.
+
+    As in the published code the two features go through a layer norm first, which leaves of them little more than which
+    is the larger; salience hardly learns.
+
+    Differs from the published code, in which the score of a document depends on its batch: regions end with the
+    document, the last one with its last token (there they reach into the padding up to the longest document of the
+    batch); a document that has not so many regions beside each other has nothing in their place (there some of its
+    regions may count again). A document without tokens has one region without any.
+
+    Args:
+        hidden_size: H.
+        region_size: tokens of a region.
+        region_stride: tokens from one region's start to the next one's.
+        best_regions: how many count, t.
+    """
+
+    needs = "last"
+
+    def __init__(
+        self, hidden_size: int, *, region_size: int = 30, region_stride: int = 2, best_regions: int = 3
+    ) -> None:
+        super().__init__(hidden_size, len(MEANS))
+        check_given(region_size=region_size, region_stride=region_stride, best_regions=best_regions)
+        if region_stride > region_size:
+            raise ValueError(
+                f"region_stride={region_stride} is larger than region_size={region_size}: tokens between regions would "
+                f"be lost"
+            )
+        self.size, self.stride, self.best = region_size, region_stride, best_regions
+        self.salience = nn.Linear(hidden_size, 1, bias=False)
+        self.norm = nn.LayerNorm(2)
+        self.saturation = nn.Linear(2, 3)  # a, b, c
+        self.region_weights = nn.Parameter(torch.ones(best_regions, len(NEIGHBOURS)))
+        self.final = nn.Linear(len(MEANS), 1, bias=False)
+        nn.init.constant_(self.saturation.bias, 100.0)
+        for layer in (self.saturation, self.final):
+            nn.init.uniform_(layer.weight, -0.014, 0.014)
+
+    def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+        return cosines(query, document)
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        return self.query_contributions(encoded).sum(1)
+
+    def query_contributions(self, encoded: Encoded) -> torch.Tensor:
+        lengths = matches_of(encoded).document_mask.sum(1)  # (B,)
+        counts = -(-(lengths - self.size).clamp(min=0) // self.stride) + 1
+        terms = self.region_terms(encoded, int(counts.max()))  # (B, Q, R)
+        place, weights = self._best(terms.detach().sum(1), counts)
+        chosen = terms.gather(2, place.unsqueeze(1).expand(-1, terms.shape[1], -1))
+        return (chosen * weights.unsqueeze(1)).sum(2)
+
+    def region_terms(self, encoded: Encoded, regions: int) -> torch.Tensor:
+        """`(B, Q, R)` what each query token adds to the score of each region; 0 at padded query tokens.
+
+        Args:
+            encoded: the matches, and the query's states.
+            regions: R.
+        """
+        matches = matches_of(encoded)
+        if encoded.query is None:
+            raise ValueError("this head needs the states of the query's tokens, but the encoder made none")
+        tokens = self._over_regions(matches.document_mask.float(), regions).unsqueeze(1)  # (B, 1, R)
+        features = torch.broadcast_tensors(self.salience(encoded.query.states), tokens)  # (B, Q, R) each
+        a, b, c = self.saturation(self.norm(torch.stack(features, -1))).unbind(-1)  # (B, Q, R)
+        terms = torch.zeros_like(a)
+        # Kernel by kernel: all at once would take eleven times the memory of the matching tensor.
+        for mean, weight in zip(MEANS, self.final.weight[0], strict=True):
+            kernel = torch.exp(-0.5 * ((matches.values[:, -1] - mean) / WIDTH) ** 2)  # (B, Q, D)
+            count = self._over_regions(kernel * matches.document_mask.unsqueeze(1), regions).clamp(min=1e-10)
+            terms = terms + weight * (a * count ** (1.0 / b) - c)
+        return terms.masked_fill(~matches.query_mask.unsqueeze(2), 0.0)
+
+    def _over_regions(self, values: torch.Tensor, regions: int) -> torch.Tensor:
+        """`(..., D)` to `(..., R)` sums."""
+        missing = self.size + (regions - 1) * self.stride - values.shape[-1]
+        return nn.functional.pad(values, (0, missing)).unfold(-1, self.size, self.stride).sum(-1)
+
+    def _best(self, scores: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(B, t * n)` the regions that count and their weights; 0 where a document has no further one.
+
+        Args:
+            scores: `(B, R)` of regions, without a graph.
+            counts: `(B,)` how many regions each document has.
+        """
+        column = torch.arange(scores.shape[1], device=scores.device)
+        left = scores.round(decimals=_DECIMALS).masked_fill(column >= counts.unsqueeze(1), -torch.inf)
+        offsets = torch.tensor(NEIGHBOURS, device=scores.device)
+        places, weights = [], []
+        for weight in self.region_weights:
+            value, best = left.max(1, keepdim=True)  # (B, 1)
+            # Beyond either end of a document its last region stands in.
+            places.append(torch.minimum((best + offsets).clamp(min=0), counts.unsqueeze(1) - 1))
+            weights.append(weight * value.isfinite())
+            left = left.masked_fill((column - best).abs() * self.stride < self.size, -torch.inf)
+        return torch.cat(places, 1), torch.cat(weights, 1)

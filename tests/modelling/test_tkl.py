@@ -1,0 +1,283 @@
+"""TKL: local contextualisation, regions with saturated kernels, and the best of them, each once more by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.batching import Encoded, Matches, QueryStates
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.local import FIRST_POSITION, sinusoids
+from pyterrier_longdoc.modelling.windows import GreedyChunks
+
+from ..support import tiny
+from ..support.arithmetic import array
+from ..support.systems import QUIET
+
+pytestmark = QUIET
+
+H = 12
+MEANS = np.array([1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9])
+SENTENCE = "the cat and the dog walk to the river in the rain and find a red fish by old tree "
+
+
+def make(seed=0, **options):
+    """A head with random weights."""
+    torch.manual_seed(seed)
+    head = build_head("tkl", H, **{"region_size": 6, "region_stride": 2, **options}).eval()
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name == "saturation.bias":
+                parameter.copy_(torch.tensor([3.0, 2.5, 1.0]))
+            else:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return head
+
+
+def matched(values, states):
+    """Documents with these `(Q, D)` cosines, padded, each with the states `(Q, H)` of its query."""
+    queries, longest = (max(each.shape[axis] for each in values) for axis in (0, 1))
+    dense, query = torch.zeros(len(values), 1, queries, longest), torch.zeros(len(values), queries, H)
+    query_mask, mask = (torch.zeros(len(values), size, dtype=torch.bool) for size in (queries, longest))
+    for i, (own, state) in enumerate(zip(values, states, strict=True)):
+        dense[i, 0, : own.shape[0], : own.shape[1]] = torch.tensor(own)
+        query[i, : len(state)] = torch.tensor(state)
+        query_mask[i, : own.shape[0]], mask[i, : own.shape[1]] = True, True
+    real = torch.ones(len(values), 1, dtype=torch.bool)
+    matches = Matches(dense, query_mask, mask, torch.where(mask, 0, -1))
+    return Encoded(torch.zeros(len(values), 1, 0), real, matches, QueryStates(query, query_mask))
+
+
+def region_scores(head, values, states):
+    """Regions one by one, from the first token until one ends with the last."""
+    scores, start = [], 0
+    while True:
+        part = values[:, start : start + head.size]
+        total = 0.0
+        for row, state in zip(part, states, strict=True):
+            features = np.array([array(head.salience.weight)[0] @ state, part.shape[1]])
+            normed = (features - features.mean()) / np.sqrt(features.var() + 1e-5)
+            normed = normed * array(head.norm.weight) + array(head.norm.bias)
+            a, b, c = array(head.saturation.weight) @ normed + array(head.saturation.bias)
+            count = np.exp(-((row[:, None] - MEANS) ** 2) / (2 * 0.1**2)).sum(0).clip(1e-10)
+            total += array(head.final.weight)[0] @ (a * count ** (1 / b) - c)
+        scores.append(total)
+        if start + head.size >= values.shape[1]:
+            return np.array(scores)
+        start += head.stride
+
+
+def by_hand(head, values, states):
+    """The best regions beside each other, with their neighbours."""
+    scores = region_scores(head, values, states)
+    left, total = list(range(len(scores))), 0.0
+    for weights in array(head.region_weights):
+        if not left:
+            break
+        best = max(left, key=lambda r: (round(scores[r], 4), -r))
+        for weight, offset in zip(weights, (0, -1, 1, -2, 2), strict=True):
+            total += weight * scores[min(max(best + offset, 0), len(scores) - 1)]
+        left = [r for r in left if abs(r - best) * head.stride >= head.size]
+    return total
+
+
+LENGTHS = (0, 1, 5, 6, 7, 8, 17, 40, 61)
+
+
+@pytest.fixture(scope="module")
+def documents():
+    rng = np.random.default_rng(0)
+    values = [rng.uniform(-1, 1, (1 + i % 4, length)).astype("float32") for i, length in enumerate(LENGTHS)]
+    return values, [rng.normal(size=(len(own), H)).astype("float32") for own in values]
+
+
+@pytest.mark.parametrize("options", [{}, {"region_stride": 3, "best_regions": 1}, {"best_regions": 5}], ids=str)
+def test_the_head_by_hand_whatever_the_batch(documents, options):
+    head = make(**options)
+    expected = [by_hand(head, *each) for each in zip(*documents, strict=True)]
+    assert head(matched(*documents)).tolist() == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    alone = [head(matched([own], [state])).item() for own, state in zip(*documents, strict=True)]
+    assert alone == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_every_token_is_in_a_region(documents):
+    """Also the last ones, whatever the length, of which the published code loses up to four."""
+    head = make(best_regions=12)
+    for own, state in list(zip(*documents, strict=True))[1:]:
+        batch = matched([own], [state])
+        batch.matches.values.requires_grad_()
+        head(batch).backward()
+        assert (batch.matches.values.grad[0, 0].abs().amax(0) > 0).all()
+
+
+def test_a_region_counts_once(documents):
+    """A document of one region has nothing in the place of the second and third."""
+    one, three = make(best_regions=1), make(best_regions=3)
+    with torch.no_grad():
+        one.load_state_dict({**three.state_dict(), "region_weights": three.region_weights[:1]})
+    batch = matched([documents[0][3]], [documents[1][3]])
+    assert one(batch).item() == pytest.approx(three(batch).item())
+
+
+def test_query_terms_add_up(documents):
+    head, batch = make(), matched(*documents)
+    torch.testing.assert_close(head.query_contributions(batch).sum(1), head(batch))
+    assert (head.query_contributions(batch)[~batch.matches.query_mask] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"region_stride": 7}, "region_stride=7 is larger than region_size=6"),
+        ({"region_size": 0}, "region_size=0 must be at least 1"),
+        ({"best_regions": None}, "best_regions=None must be a whole number"),
+    ],
+)
+def test_regions_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+# The encoder.
+
+
+def tkl(**arguments):
+    return ld.TKL(tiny.encoder(), **{"max_query_len": 8, "region_size": 8, "device": "cpu", **arguments})
+
+
+def encoded_by(model, query, text):
+    scorer = model.load_scorer()
+    with torch.inference_mode():
+        read = scorer.read([query], scorer.read_queries([query]), scorer.tokenize([text]))
+        return scorer, read, scorer.encode(read)
+
+
+@pytest.mark.parametrize(("size", "overlap"), [(7, 3), (5, 8), (4, 0), (100, 5)])
+def test_tokens_see_their_window_and_its_neighbours(size, overlap):
+    model = tkl(window_size=size, overlap=overlap)
+    scorer = model.load_scorer()
+    encoder = scorer.encoder.eval()
+    with torch.no_grad():
+        encoder.mixture.fill_(0.3)
+    scorer, read, encoded = encoded_by(model, "red fish", SENTENCE * 2)
+    ids = torch.tensor(read.cuts[0][0].ids.astype("int64"))
+    states = []
+    for start in range(0, len(ids), size):
+        first, end = max(0, start - overlap), min(len(ids), start + size)
+        seen = encoder.backbone.words(ids[first : end + overlap])
+        # Positions count from where a whole overlap would begin.
+        position = torch.arange(len(seen)) + FIRST_POSITION + overlap - (start - first)
+        context = encoder.transformer((seen + sinusoids(position, 32)).unsqueeze(0))[0]
+        states.append((0.3 * seen + 0.7 * context)[start - first : end - first])
+    document = torch.cat(states)
+    words = encoder.backbone.words(torch.tensor(read.queries[0].astype("int64")))
+    query = 0.3 * words + 0.7 * encoder.transformer((words + sinusoids(torch.arange(2), 32)).unsqueeze(0))[0]
+    cosines = torch.nn.functional.normalize(query, dim=-1) @ torch.nn.functional.normalize(document, dim=-1).T
+    torch.testing.assert_close(encoded.matches.values[0, 0], cosines, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(encoded.query.states[0], query, rtol=1e-4, atol=1e-5)
+    assert encoded.matches.window[0].tolist() == [i // size for i in range(len(ids))]
+
+
+def test_plain_embeddings_find_the_same_words():
+    model = tkl()
+    with torch.no_grad():
+        model.load_scorer().encoder.mixture.fill_(1.0)
+    _, read, encoded = encoded_by(model, "the fish", SENTENCE)
+    same = read.queries[0][:, None] == read.cuts[0][0].ids
+    assert same.sum() > 4
+    np.testing.assert_array_equal(encoded.matches.values[0, 0].numpy() > 0.9999, same)
+
+
+def test_documents_of_several_queries_are_contextualised_once():
+    frame = tiny.frame(["old dog", "red fish", "snow"], [SENTENCE * 3, SENTENCE])
+    model = tkl(window_size=10, overlap=2)
+    model(frame)
+    assert model.coverage.tokens == 80  # of both texts, which begin alike
+    seams = 5 + 1  # between the windows of ten, where two tokens on either side are read twice
+    assert model.coverage.tokens_encoded == 80 + seams * 2 * 2 + (2 + 2 + 1)
+
+
+@pytest.mark.parametrize("text", ["", "rain"])
+@pytest.mark.parametrize("query", ["", "rain"])
+def test_nothing_to_read(query, text):
+    with_others = tkl()(tiny.frame([query, "old dog"], [text, SENTENCE * 5]))
+    alone = tkl()(tiny.frame([query], [text]))
+    assert np.isfinite(with_others["score"]).all()
+    assert with_others["score"][0] == pytest.approx(alone["score"][0], rel=1e-5)
+
+
+def test_windows_are_explained_and_their_best_is_shown():
+    text = SENTENCE + "snow " * 10 + SENTENCE
+    model = tkl(window_size=10, explain=True)
+    row = model(tiny.frame(["snow"], [text])).iloc[0]
+    spans = GreedyChunks(10)(range(50))
+    assert len(row["window_scores"]) == len(row["window_spans"]) == len(spans)
+    assert [text[a:b].split() for a, b in row["window_spans"]] == [text.split()[a:b] for a, b in spans]
+    assert row["score"] == pytest.approx(sum(value for _, value in row["query_terms"]), rel=1e-5)
+    assert [token for token, _ in row["query_terms"]] == ["snow"]
+
+
+# The transformer.
+
+
+@pytest.fixture
+def glove(tmp_path):
+    """A file of vectors in which every word is orthogonal to every other one, more or less."""
+    rng = np.random.default_rng(0)
+    path = tmp_path / "glove.txt"
+    path.write_text("".join(f"{w} {' '.join(f'{x:.4f}' for x in rng.normal(size=20))}\n" for w in tiny.WORDS))
+    return path
+
+
+def test_a_model_over_a_file_of_vectors_is_saved_without_it(glove, tmp_path):
+    model = ld.TKL(glove, device="cpu", overlap=3, layers=1, best_regions=2)
+    frame = tiny.longer_results()
+    expected = model(frame)["score"]
+    assert repr(model).startswith(f"TKL('{glove}', device='cpu', overlap=3, layers=1, best_regions=2")
+    model.save(tmp_path / "saved")
+    glove.unlink()
+    again = ld.TKL.load(tmp_path / "saved", device="cpu")
+    np.testing.assert_array_equal(again(frame)["score"], expected)
+    assert again.coverage == model.coverage
+    assert (again.overlap, again.layers, again.best_regions) == (3, 1, 2)
+
+
+def test_vectors_learn_to_rank(glove):
+    texts = [SENTENCE, "rain and snow and sun " * 4, "a bird in the wind " * 5]
+    frame = tiny.frame(["red fish", "snow", "wind"], texts)
+    qrels = frame.assign(label=np.eye(3, dtype="int64").ravel())[["qid", "docno", "label"]]
+    recipe = ld.TrainingArgs(loss="ranknet", epochs=12, learning_rates={"": 3e-3}, queries_per_step=3)
+    model = ld.TKL(glove, device="cpu", training=recipe, seed=1)
+    model.fit(frame, qrels)
+    out = model(frame).merge(qrels, on=["qid", "docno"])
+    assert out.loc[out["rank"] == 0, "label"].all()
+    assert model.history["loss"].iloc[-1] < model.history["loss"].iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"overlap": -1}, "overlap=-1 must be a whole number, 0 or more"),
+        ({"overlap": None}, "overlap=None must be"),
+        ({"layers": 0}, "layers=0 must be at least 1"),
+        ({"feed_forward": None}, "feed_forward=None must be a whole number"),
+        ({"attention_heads": 0}, "attention_heads=0 must be at least 1"),
+        ({"region_stride": 31}, "region_stride=31 is larger than region_size=30"),
+        ({"pooling": "cls"}, "pooling would have no effect: TKL"),
+        ({"layout": "padded"}, "layout='padded' is for a query and a text in one input"),
+        ({"runtime": "compile"}, "runtime='compile'"),
+    ],
+)
+def test_arguments_that_cannot_work(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ld.TKL(**arguments)
+
+
+def test_published_sizes_are_the_defaults():
+    model = ld.TKL()
+    assert (model.window_size, model.overlap, model.layers, model.feed_forward) == (40, 5, 2, 300)
+    assert model.head_spec() == ("tkl", {"region_size": 30, "region_stride": 2, "best_regions": 3})
+    assert model.recipe.loss == "ranknet"
+    assert model.make_windows() == GreedyChunks(40)
