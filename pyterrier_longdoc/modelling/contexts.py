@@ -8,6 +8,7 @@ stands between the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def tokenize_documents(
     for document, body, own in zip(distinct, bodies, places, strict=True):
         if any(text for _, text in own):
             starts = np.array([start for start, _ in own])
-            body = TokenizedText(body.ids, body.text, body.offsets, Contexts(starts, [contexts[t] for _, t in own]))
+            body = replace(body, contexts=Contexts(starts, [contexts[text] for _, text in own]))
         made[document] = body
     return [made[document] for document in documents]
 
