@@ -17,20 +17,30 @@ class Reading:
         tokens: its tokens.
         tokens_read: tokens that were in at least one window.
         windows: its windows.
+        repeated: tokens of what is read with each of them.
+        repeated_read: tokens of it that were read.
     """
 
     tokens: int
     tokens_read: int
     windows: int
+    repeated: int = 0
+    repeated_read: int = 0
 
     @classmethod
-    def through(cls, windows: list[tuple[int, int]], tokens: int) -> Reading:
-        """What is read of a text of `tokens` tokens through these windows, which are in order."""
+    def through(cls, windows: list[tuple[int, int]], tokens: int, repeated: tuple[int, int] = (0, 0)) -> Reading:
+        """What is read of a text.
+
+        Args:
+            windows: its windows, in order.
+            tokens: its tokens.
+            repeated: tokens of what is read with each window, and how many of them are read.
+        """
         read = end = 0
         for a, b in windows:
             read += max(0, b - max(a, end))
             end = max(end, b)
-        return cls(tokens, read, len(windows))
+        return cls(tokens, read, len(windows), *repeated)
 
 
 class LeftOut(NamedTuple):
@@ -57,6 +67,9 @@ class Coverage:
         tokens_beyond: of those that were not, the ones after `max_doc_len`.
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
+        repeats_cut: texts of which what is read with each window was not read to its end.
+        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its text.
+        repeated_tokens_read: tokens of that which were read.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
         query_tokens: tokens of all queries.
@@ -74,6 +87,9 @@ class Coverage:
     tokens_beyond: int = 0
     tokens_passed_over: int = 0
     windows: int = 0
+    repeats_cut: int = 0
+    repeated_tokens: int = 0
+    repeated_tokens_read: int = 0
     queries: int = 0
     queries_cut: int = 0
     query_tokens: int = 0
@@ -89,8 +105,8 @@ class Coverage:
 
     @property
     def is_cut(self) -> bool:
-        """Whether any text or query was not read to its end."""
-        return bool(self.documents_cut or self.queries_cut)
+        """Whether any text or query, or what is read with each window, was not read to its end."""
+        return bool(self.documents_cut or self.queries_cut or self.repeats_cut)
 
     @property
     def windows_per_document(self) -> float:
@@ -116,6 +132,9 @@ class Coverage:
         self.tokens += reading.tokens
         self.tokens_read += reading.tokens_read
         self.windows += reading.windows
+        self.repeats_cut += reading.repeated_read < reading.repeated
+        self.repeated_tokens += reading.repeated
+        self.repeated_tokens_read += reading.repeated_read
 
     def add_queries(self, lengths: list[int], limit: int) -> None:
         """Counts queries of these lengths in tokens, of which at most `limit` are read."""
@@ -129,12 +148,13 @@ class Coverage:
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
-    def losses(self, of_documents: str = "", of_queries: str = "") -> str:
+    def losses(self, of_documents: str = "", of_queries: str = "", of_repeats: str = "") -> str:
         """How many tokens were not read and which arguments cut them, in words; empty if all were, or were passed over.
 
         Args:
             of_documents: the arguments that cut documents.
             of_queries: the argument that cuts queries.
+            of_repeats: the argument that cuts what is read with each window.
         """
         parts = []
         if self.tokens_lost:
@@ -148,13 +168,27 @@ class Coverage:
                 f"{lost} of {self.query_tokens} tokens of queries ({lost / self.query_tokens:.1%}, in "
                 f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
             )
+        if self.repeats_cut:
+            lost = self.repeated_tokens - self.repeated_tokens_read
+            parts.append(
+                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({lost / self.repeated_tokens:.1%}, in "
+                f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
+            )
         return "; ".join(parts)
 
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
-            f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document; "
-            f"{self.queries} queries, {self.queries_cut} of them cut{self._computed()}"
+            f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document"
+            f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut{self._computed()}"
+        )
+
+    def _repeated(self) -> str:
+        if not self.repeated_tokens:
+            return ""
+        return (
+            f", each with its title or headings, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
+            f"{self.repeated_tokens} tokens read"
         )
 
     def _computed(self) -> str:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyterrier as pt
 
 from .arguments import plain
+from .documents import Document, Text, on_lines
 
 TextField = str | tuple[str, ...] | list[str]
 
@@ -19,16 +20,36 @@ class TruncationWarning(UserWarning):
     """Some text was not read; `coverage` of the transformer says how much."""
 
 
-def field_names(text_field: TextField) -> list[str]:
+def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
     """The text columns, in order.
+
+    Args:
+        text_field: one name, or several.
+        argument: where they were given, for the error.
 
     Raises:
         ValueError: if there is none.
     """
     names = [text_field] if isinstance(text_field, str) else text_field
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"text_field={text_field!r} must be the name of a column, or a tuple of names")
+        raise ValueError(f"{argument}={text_field!r} must be the name of a column, or a tuple of names")
     return list(names)
+
+
+def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
+    """The text columns of which windows are made: those that are not read with each of them.
+
+    Raises:
+        ValueError: if none is left, or a column to repeat is not read at all.
+    """
+    fields, repeated = field_names(text_field), [] if repeat is None else field_names(repeat, "repeat")
+    others = [name for name in fields if name not in repeated]
+    if not others or not set(repeated) <= set(fields):
+        raise ValueError(
+            f"repeat={repeat!r} must name some of the columns in text_field={text_field!r} and leave one, of which "
+            f'windows are made, e.g. text_field=("title", "body"), repeat="title"'
+        )
+    return others
 
 
 def validated(
@@ -75,6 +96,19 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
         return strings(frame[fields[0]], fields[0])
     columns = [strings(frame[name], name) for name in fields]
     return [" ".join(filter(None, parts)) for parts in zip(*columns, strict=True)]
+
+
+def documents_of(
+    inp: pd.DataFrame, text_field: TextField, repeat: TextField | None, text_loader: Any
+) -> Sequence[Text]:
+    """As `texts_of`; with `repeat`, whose columns are read with each window, a line each, documents."""
+    fields = field_names(text_field)
+    if repeat is None:
+        return texts_of(inp, fields, text_loader)
+    frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
+    repeated = zip(*(strings(frame[name], name) for name in field_names(repeat)), strict=True)
+    texts = texts_of(frame, window_fields(text_field, repeat), None)
+    return [Document(text, on_lines(*own)) for text, own in zip(texts, repeated, strict=True)]
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:

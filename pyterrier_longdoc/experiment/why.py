@@ -14,7 +14,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.files import write_lines
-from ..common.frames import as_strings, field_names, labels_of, texts_of
+from ..common.frames import as_strings, labels_of, texts_of, window_fields
 from ..common.presentation import Presented
 from ..common.undisturbed import undisturbed
 from .identity import stages_of
@@ -309,7 +309,8 @@ def _explaining(model: Any, explained: list[pd.DataFrame]) -> Iterator[None]:
     def explain(inp: pd.DataFrame) -> pd.DataFrame:
         out = transform(inp)
         if len(out):
-            texts = texts_of(out, field_names(model.text_field), model.text_loader)
+            fields = window_fields(model.text_field, getattr(model, "repeat", None))
+            texts = texts_of(out, fields, model.text_loader)
             explained.append(_best_of(out, texts, type(model).__name__))
         return out
 

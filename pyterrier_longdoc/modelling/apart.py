@@ -260,7 +260,7 @@ class LateInteractionEncoder(ApartEncoder):
         query = self.padded(self.pair_layout, settings, 0, settings.max_query_len)
         if query.types is not None:
             query = replace(query, types=(query.types[0],) * 5)
-        return settings, ApartLayout(query, self.padded(self.pair_layout, settings, 0, settings.windows.largest))
+        return settings, ApartLayout(query, self.padded(self.pair_layout, settings, 0, settings.largest_window))
 
     @property
     def projection(self) -> nn.Module:
@@ -410,7 +410,7 @@ class MoresEncoder(ApartEncoder):
         room = self.room_apart(specials)
         settings = self.within(settings, None if room is None else 2 * room, specials, room)
         return settings, ApartLayout(
-            self.text_layout, self.padded(self.text_layout, settings, 0, settings.windows.largest)
+            self.text_layout, self.padded(self.text_layout, settings, 0, settings.largest_window)
         )
 
     def forward(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..common.coverage import Coverage, Reading
+from ..common.documents import Text
 from .batching import ApartLayout, PairLayout
 from .settings import Settings
 
@@ -42,7 +43,7 @@ class Census:
     def add(
         self,
         queries: Sequence[str],
-        texts: Sequence[str],
+        texts: Sequence[Text],
         query_ids: Sequence[np.ndarray],
         readings: Sequence[Reading],
     ) -> None:

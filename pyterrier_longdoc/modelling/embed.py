@@ -94,7 +94,7 @@ class EmbeddingEncoder(WindowEncoder):
                     f"query tokens"
                 )
         query = settings.max_query_len or self.longest_input - self.layout.query.specials
-        return replace(settings, windows=settings.windows.within(room), max_query_len=query), self.layout
+        return replace(settings, windows=settings.windows_within(room), max_query_len=query), self.layout
 
     def begin(self, settings: Settings) -> None:
         self.shared.forget_if_changed(self)

@@ -111,7 +111,7 @@ class WindowEncoder(nn.Module):
         together = None if self.longest_input is None else self.longest_input - specials
         settings = self.within(settings, together, specials)
         if settings.layout.pad_query:
-            layout = replace(layout, window_size=settings.windows.largest)
+            layout = replace(layout, window_size=settings.largest_window)
         if settings.layout.shared_budget:
             text = min(filter(None, (settings.windows.largest, settings.max_doc_len)), default=sys.maxsize)
             longest = min(query + text + PUBLISHED_SPECIALS, self.longest_input or sys.maxsize)
@@ -143,7 +143,7 @@ class WindowEncoder(nn.Module):
                 f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
                 f"{self.longest_input} tokens, {specials} of them special; lower max_query_len"
             )
-        return replace(settings, windows=settings.windows.within(room))
+        return replace(settings, windows=settings.windows_within(room))
 
     def begin(self, settings: Settings) -> None:
         """At the start of a run: forgets what was made with other weights."""

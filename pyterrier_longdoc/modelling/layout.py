@@ -52,8 +52,13 @@ class InputLayout:
         if self.positions != "columns" and not self.pad_query:
             raise ValueError(f"positions={self.positions!r} would have no effect without pad_query=True")
 
-    def check(self, windows: Windows, preselect: object, max_query_len: int | None) -> None:
+    def check(self, windows: Windows, preselect: object, max_query_len: int | None, *, repeats: bool = False) -> None:
         """Raises ValueError if it is not for models that read so."""
+        if self.shared_budget and repeats:
+            raise ValueError(
+                "shared_budget is for one window, with which nothing need be repeated: leave repeat and "
+                "repeat_headings out, and name all columns in text_field"
+            )
         if self.is_for_pairs and max_query_len is None:
             raise ValueError(
                 f"max_query_len=None does not go with {self!r}, where it decides about the form of all inputs: give a "

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..common.arguments import check_given, plain_fields
 from ..common.registry import defined_in, look_up, register
-from .texts import Span, TokenizedText, each_once
+from .texts import Context, Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
@@ -210,7 +210,8 @@ class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
     Words are runs of letters and digits, lower-cased; in scripts without spaces each character is one. There is no
-    stemming. The whole query counts, beyond `max_query_len` too. The mean length is that of the document's windows.
+    stemming. The whole query counts, beyond `max_query_len` too, and with a window the title and headings that are read
+    with it. The mean length is that of the document's windows.
 
     By default a word's rarity is counted in the document's own windows: one that stands in all of them tells nothing
     about which to keep. It must not be counted in the other candidates, or a score would change with them. Li et al.
@@ -424,7 +425,7 @@ def words(text: str) -> list[str]:
 
 
 class _WindowWords:
-    """How often each word, or any (None), begins in each of N windows of a document."""
+    """How often each word, or any (None), begins in each of N windows of a document, or in what is read with it."""
 
     def __init__(self, document: TokenizedText, spans: list[Span]) -> None:
         starts: dict[str | None, list[int]] = defaultdict(list)
@@ -433,8 +434,17 @@ class _WindowWords:
             starts[match.group().lower()].append(match.start())
         self._starts = {word: np.array(places) for word, places in starts.items()}
         self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
+        contexts = [] if document.contexts is None else list(map(document.context, spans))
+        self._contexts: list[Counter[str | None]] = each_once(contexts, _words_of)
 
     def count(self, word: str | None) -> np.ndarray:
         """`(N,)` numbers."""
         edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
-        return edges[:, 1] - edges[:, 0]
+        own = edges[:, 1] - edges[:, 0]
+        return own + [context[word] for context in self._contexts] if self._contexts else own
+
+
+def _words_of(context: Context) -> Counter[str | None]:
+    """How often each word, or any (None), stands in what is read with a window."""
+    found = words(context.text)
+    return Counter([*found, *[None] * len(found)])

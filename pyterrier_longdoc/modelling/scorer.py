@@ -17,10 +17,12 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
+from ..common.documents import Text
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
 from .batching import ApartLayout, Encoded
 from .census import Census
+from .contexts import tokenize_documents
 from .devices import dtype_name
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
 from .heads.base import TokenHead, WarmStart
@@ -47,7 +49,7 @@ class Read:
     Attributes:
         queries: token ids of each pair's query.
         cuts: what is read of each pair's text (all of it, its beginning, or a selection), and its windows.
-        windows: these as token ids.
+        windows: these as token ids, with what is read with each of them.
         readings: how much of each pair's text that is.
     """
 
@@ -110,12 +112,12 @@ class LongDocScorer(nn.Module):
         """Where the weights are."""
         return next(self.parameters()).device
 
-    def forward(self, queries: Sequence[str], texts: Sequence[str]) -> torch.Tensor:
+    def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
         """Scores for training.
 
         Args:
             queries: B queries.
-            texts: B texts.
+            texts: B texts, or documents with what is read with each of their windows.
 
         Returns:
             `(B,)` scores with their graph.
@@ -151,7 +153,7 @@ class LongDocScorer(nn.Module):
     def score(
         self,
         queries: Sequence[str],
-        texts: Sequence[str],
+        texts: Sequence[Text],
         *,
         explain: bool = False,
         bar: Any = None,
@@ -161,7 +163,7 @@ class LongDocScorer(nn.Module):
 
         Args:
             queries: R queries.
-            texts: R texts.
+            texts: R texts, or documents with what is read with each of their windows.
             explain: tell how each window contributed.
             bar: a tqdm bar for the work, in tokens.
             on_block: called after each block, for callers that store what is done: blocks are then made so small that
@@ -193,7 +195,7 @@ class LongDocScorer(nn.Module):
         work.end()
         return scored.checked()
 
-    def workload(self, query_ids: Sequence[np.ndarray], query_of_row: np.ndarray, texts: Sequence[str]) -> Workload:
+    def workload(self, query_ids: Sequence[np.ndarray], query_of_row: np.ndarray, texts: Sequence[Text]) -> Workload:
         """About how much there is to compute for R rows of these queries and texts."""
         layout = self.layout.text if isinstance(self.layout, ApartLayout) else self.layout
         together = layout is self.layout
@@ -204,14 +206,18 @@ class LongDocScorer(nn.Module):
 
     # Read.
 
-    def tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
-        """The tokens of texts, with their character offsets where something needs them."""
+    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
+        """The tokens of texts, with their character offsets where something needs them, and what is read with them."""
         settings = self.settings
         chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
         marks = self.layout.marks_sentences
-        needed = offsets or settings.windows.needs_text or chosen_by_text or marks
-        tokens = self.tokens(self.tokenizer, settings.layout.read(texts), offsets=needed, lead=self.layout.text_lead)
-        return each_once(tokens, lambda text: text.with_sentences_marked(self.layout.prefix[0])) if marks else tokens
+        needed = offsets or settings.windows.needs_text or chosen_by_text or marks or settings.repeat_headings
+
+        def tokens(own: Sequence[str]) -> list[TokenizedText]:
+            return self.tokens(self.tokenizer, settings.layout.read(own), offsets=needed, lead=self.layout.text_lead)
+
+        read = tokenize_documents(tokens, texts, settings.repeat_tokens, headings=settings.repeat_headings)
+        return each_once(read, lambda text: text.with_sentences_marked(self.layout.prefix[0])) if marks else read
 
     def read_block(
         self,
@@ -260,8 +266,11 @@ class LongDocScorer(nn.Module):
             cuts = self._cut(queries, texts)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
             self.head.check_windows(len(spans), max(len(query), self.layout.query_size or 0))
-        windows = each_once(cuts, lambda cut: [cut[0].ids[start:end] for start, end in cut[1]])
-        readings = [Reading.through(spans, len(text)) for (_, spans), text in zip(cuts, texts, strict=True)]
+        windows = each_once(cuts, lambda cut: [cut[0].read(span) for span in cut[1]])
+        readings = [
+            Reading.through(spans, len(text), document.repeated(spans))
+            for (document, spans), text in zip(cuts, texts, strict=True)
+        ]
         return Read(query_ids, cuts, windows, readings)
 
     def _cut(self, queries: Sequence[str], texts: Sequence[TokenizedText]) -> list[Cut]:

@@ -24,6 +24,8 @@ class Settings:
         max_query_len: read only this many tokens of a query, 32 in Boytsov et al. 2025; None reads what fits.
         layout: how a query and a window become one input.
         preselect: which windows are read for a query; None reads all.
+        repeat_tokens: most tokens of what is read with each window, next to its own; 0 where nothing is.
+        repeat_headings: whether the headings above a window are read with it.
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for what suits
             the device.
@@ -40,6 +42,8 @@ class Settings:
     max_query_len: int | None = 32
     layout: InputLayout = LAYOUTS["pair"]
     preselect: Preselection | None = None
+    repeat_tokens: int = 0
+    repeat_headings: bool = False
     batch_size: int = 64
     max_batch_tokens: int | None = None
     device: torch.device = CPU
@@ -49,12 +53,34 @@ class Settings:
     def __post_init__(self) -> None:
         if self.preselect is not None:
             self.preselect.check(self.windows)
-        self.layout.check(self.windows, self.preselect, self.max_query_len)
+        self.layout.check(self.windows, self.preselect, self.max_query_len, repeats=self.repeat_tokens > 0)
 
     @property
     def reads_by_query(self) -> bool:
         """Whether it depends on the query what is read of a text."""
         return self.preselect is not None or self.layout.shared_budget
+
+    @property
+    def largest_window(self) -> int | None:
+        """The most tokens of a window with what is read with it; None if only the backbone limits it."""
+        largest = self.windows.largest
+        return None if largest is None else largest + self.repeat_tokens
+
+    def windows_within(self, room: int) -> Windows:
+        """The windows, checked against the tokens that the backbone has for a window and what is read with it.
+
+        Raises:
+            ValueError: if that is too little.
+        """
+        if not self.repeat_tokens:
+            return self.windows.within(room)
+        kept = f"repeat_tokens={self.repeat_tokens} are kept for what is read with each window"
+        if room <= self.repeat_tokens:
+            raise ValueError(f"{kept}, and the backbone has {room} for both: lower repeat_tokens")
+        try:
+            return self.windows.within(room - self.repeat_tokens)
+        except ValueError as error:
+            raise ValueError(f"{error} ({kept}: lower that)") from None
 
     def sharing(self, together: int, alone: int) -> Settings:
         """The settings with all of a query that fits, for `max_query_len=None`.
@@ -69,10 +95,10 @@ class Settings:
         Raises:
             ValueError: if a window leaves no room for a query.
         """
-        windows = self.windows.within(min(alone, together - 1))
-        if windows != self.windows:  # of no given size
-            windows = self.windows.within(min(alone, together - together // 4))
-        return replace(self, windows=windows, max_query_len=min(alone, together - (windows.largest or 0)))
+        fitting = replace(self, windows=self.windows_within(min(alone, together - 1)))
+        if fitting.windows != self.windows:  # of no given size
+            fitting = replace(self, windows=self.windows_within(min(alone, together - together // 4)))
+        return replace(fitting, max_query_len=min(alone, together - (fitting.largest_window or 0)))
 
     def left_out(self, reading: Reading) -> LeftOut:
         """Why not all of a text was read of which so much was."""

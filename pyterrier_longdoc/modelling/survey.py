@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..common.coverage import Coverage
+from ..common.documents import Text
 from .batching import ApartLayout
 from .scorer import BLOCK_PAIRS, LongDocScorer
 from .texts import blocks, numbered
@@ -39,7 +40,7 @@ class Survey:
     tokens_of_inputs: int
 
 
-def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], bar: Any = None) -> Survey:
+def survey(scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Survey:
     """Reads queries and texts as `LongDocScorer.score` does, selection of windows included.
 
     Args:

@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..common.caches import EmbeddingCache
+from ..common.documents import Text, on_lines
 from ..common.language import sentence_starts
 
 Span = tuple[int, int]
 """Half-open: start and end of a window, in tokens or characters."""
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What is read with a window besides its own tokens: a title, headings.
+
+    Attributes:
+        ids: its tokens, and what stands between it and the window.
+        text: of which these are the tokens, as far as they are read.
+        tokens: how many the whole of it has.
+        tokens_read: how many of these are read.
+    """
+
+    ids: np.ndarray
+    text: str
+    tokens: int
+    tokens_read: int
+
+
+@dataclass(frozen=True, eq=False)
+class Contexts:
+    """What is read with the windows of a text, by where they begin.
+
+    Attributes:
+        starts: `(C,)` characters, ascending, the first of them 0: windows that begin there or later, and before the
+            next, have the context.
+        texts: C contexts, equal ones being one object.
+    """
+
+    starts: np.ndarray
+    texts: Sequence[Context]
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +59,42 @@ class TokenizedText:
         ids: `(L,)` int32 token ids.
         text: the text the tokens come from.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
+        contexts: what is read with each of its windows; None if nothing is.
     """
 
     ids: np.ndarray
     text: str = ""
     offsets: np.ndarray | None = None
+    contexts: Contexts | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def read(self, span: Span) -> np.ndarray:
+        """The token ids of a window as it is read: those of its context, then its own."""
+        own, context = self.ids[slice(*span)], self.context(span)
+        return own if context is None else np.concatenate([context.ids, own])
+
+    def context(self, span: Span) -> Context | None:
+        """What is read with a window; None if nothing is."""
+        if self.contexts is None or len(self.contexts.starts) == 1:
+            return None if self.contexts is None else self.contexts.texts[0]
+        start, end = self.characters(span)
+        begins = end - len(self.text[start:end].lstrip())  # some tokens begin with the white space before them
+        return self.contexts.texts[int(np.searchsorted(self.contexts.starts, begins, side="right")) - 1]
+
+    def shown(self, span: Span) -> str:
+        """The text of a window as it is read: its context on lines of their own, then the window."""
+        start, end = self.characters(span)
+        context = self.context(span)
+        return on_lines("" if context is None else context.text, self.text[start:end])
+
+    def repeated(self, spans: Sequence[Span]) -> tuple[int, int]:
+        """How many tokens the contexts of these windows have, each counted once, and how many of them are read."""
+        if self.contexts is None:
+            return 0, 0
+        contexts = {id(context): context for context in map(self.context, spans) if context is not None}.values()
+        return sum(context.tokens for context in contexts), sum(context.tokens_read for context in contexts)
 
     def head(self, length: int) -> TokenizedText:
         """The same text, of which only the first `length` tokens are kept."""
@@ -127,7 +189,7 @@ class Block:
         rows: for each pair the rows of the input that ask for it.
     """
 
-    texts: list[str]
+    texts: list[Text]
     query: list[int]
     text: list[int]
     rows: list[list[int]]
@@ -161,7 +223,7 @@ class Pace:
         self.characters = max(1, min(self._most, int(size / took * self._seconds)))
 
 
-def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
+def numbered(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
     """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
     distinct = list(dict.fromkeys(values))
     number = dict(zip(distinct, range(len(distinct)), strict=True))
@@ -169,7 +231,7 @@ def numbered(values: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 def blocks(
-    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[str], *, characters: int | Pace, pairs: int
+    query_of_row: Sequence[int] | np.ndarray, texts: Sequence[Text], *, characters: int | Pace, pairs: int
 ) -> Iterator[Block]:
     """Divides a run into blocks, longest texts first.
 

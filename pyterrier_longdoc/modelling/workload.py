@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..common.documents import Text, as_document
 from .batching import PairLayout
 from .preselection import KeyBlocks, WindowSelector
 from .settings import Settings
@@ -25,7 +26,7 @@ class Workload:
     """The tokens that a run has to encode, distinct windows with their queries, by the lengths of its texts.
 
     An estimate: texts are taken to have equally long tokens, queries to be equally long, windows of words or sentences
-    to be as long as they may be. What a preselection computes does not count, nor does what is remembered.
+    to be as long as they may be. What a preselection computes does not count, nor do headings, nor what is remembered.
 
     Args:
         tokenizer: of the texts.
@@ -46,15 +47,18 @@ class Workload:
         settings: Settings,
         query_length: float,
         query_of_row: np.ndarray,
-        texts: Sequence[str],
+        texts: Sequence[Text],
     ) -> None:
         self._layout, self._settings, self._query_length = layout, settings, query_length
         self._known: dict[int, float] = {}
         self._once = not query_of_row.any()
         distinct, text_of_row = numbered(texts)
-        sample = [text[:SAMPLE_CHARACTERS] for text in distinct[:: len(distinct) // SAMPLE_TEXTS + 1]]
+        documents = list(map(as_document, distinct[:: len(distinct) // SAMPLE_TEXTS + 1]))
+        sample = [document.text[:SAMPLE_CHARACTERS] for document in documents]
         tokens = sum(map(len, tokenize(tokenizer, sample)))
         self._tokens_of_character = tokens / max(1, sum(map(len, sample)))
+        repeated = map(len, tokenize(tokenizer, [document.repeated for document in documents]))
+        self._repeated = sum(min(own, settings.repeat_tokens) for own in repeated) / max(1, len(documents))
         pairs = np.unique(query_of_row * len(distinct) + text_of_row)
         number = np.bincount(pairs % max(1, len(distinct)), minlength=len(distinct))
         self.total = float(sum(times * self._of_text(text) for text, times in zip(distinct, number, strict=True)))
@@ -65,11 +69,12 @@ class Workload:
             return sum(map(self._of_text, block.texts))
         return sum(self._of_text(block.texts[text]) for text in block.text)
 
-    def _of_text(self, text: str) -> float:
+    def _of_text(self, text: Text) -> float:
         characters = len(text)
         if characters not in self._known:
             sizes = window_sizes(self._settings, round(characters * self._tokens_of_character))
-            self._known[characters] = float(self._layout.length(self._query_length, np.array(sizes)).sum())
+            lengths = self._layout.length(self._query_length, np.array(sizes) + self._repeated)
+            self._known[characters] = float(lengths.sum())
         return self._known[characters]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
@@ -30,12 +30,13 @@ from ..common.arguments import (
     plain,
 )
 from ..common.coverage import Coverage, Explanation, Scored
+from ..common.documents import Text
 from ..common.frames import (
     TextField,
-    field_names,
+    documents_of,
     strings,
-    texts_of,
     validated,
+    window_fields,
     with_scores,
 )
 from ..common.notices import Told, is_news, warn, warn_of_cuts
@@ -114,6 +115,14 @@ class WindowReranker(WithBackbone, pt.Transformer):
             of a given size have it, and queries have the rest of the backbone's longest input; windows of no given size
             (`window_size=None`, `LongP`) leave a quarter of it to queries. Not for layouts other than `"pair"`.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
+        repeat: those of these columns that are read with each window of the others, the title for instance:
+            `text_field=("title", "body"), repeat="title"`. Each is a line before the window, next to `window_size` and
+            `max_doc_len`, which are of the others alone. None: all columns are one text, and a window in its middle is
+            read without the title.
+        repeat_headings: also read the headings above each window's beginning with it, the highest first, for texts in
+            Markdown. Needs the extra `markdown`.
+        repeat_tokens: most tokens of what is read with each window, which is cut at its end; the room is kept in all
+            windows, so that no document's windows depend on its title.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
@@ -125,8 +134,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
             was; in bfloat16 scores differ in the third digit.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
             over windows, None for models without), `window_spans` (characters of each window in the text; of several
-            text columns, in the joined text), `best_start` and `best_end` (characters of the window with the highest
-            score), `query_terms` (what each query token adds to the score, None for models that cannot tell).
+            text columns, in the joined text, in which those of `repeat` have no part), `best_start` and `best_end`
+            (characters of the window with the highest score), `query_terms` (what each query token adds to the score,
+            None for models that cannot tell).
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of weights that start at random and of the choice of windows.
@@ -144,6 +154,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
     max_doc_len: int | None = argument(None, role="windows")
     max_query_len: int | None = argument(32, role="input")
     text_field: TextField = argument("text", role="input")
+    repeat: TextField | None = argument(None, role="input")
+    repeat_headings: bool = argument(False, role="input")
+    repeat_tokens: int = argument(32, role="input")
     text_loader: Any = argument(None, role="call")
     batch_size: int = argument(64, role="computing")
     max_batch_tokens: int | None = argument(None, role="computing")
@@ -168,7 +181,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
         check_checkpoint(backbone=self.backbone)
-        field_names(self.text_field)
+        window_fields(self.text_field, self.repeat)
+        self._check_repeat()
         check_dtype(self.dtype)
         check_device(self.device)
         check_given(batch_size=self.batch_size)
@@ -184,6 +198,21 @@ class WindowReranker(WithBackbone, pt.Transformer):
                 f"text_loader={loader!r} must be a transformer that adds the text, or have a method text_loader "
                 f"(as datasets and indexes do)"
             )
+
+    def _check_repeat(self) -> None:
+        check_given(repeat_tokens=self.repeat_tokens)
+        if not isinstance(self.repeat_headings, bool):
+            raise ValueError(f"repeat_headings={self.repeat_headings!r} must be True or False")
+        if not self.repeats and changed_names(self, ("repeat_tokens",)):
+            raise ValueError(
+                f"repeat_tokens={self.repeat_tokens} would have no effect: nothing is read with each window without "
+                f"repeat or repeat_headings"
+            )
+
+    @property
+    def repeats(self) -> bool:
+        """Whether anything is read with each window besides its own tokens."""
+        return self.repeat is not None or self.repeat_headings
 
     def make_windows(self) -> Windows:
         """How documents are cut: `windows`, or what the sizes say.
@@ -226,10 +255,10 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def rerank(self, inp: pd.DataFrame, score: Callable[..., Scored]) -> pd.DataFrame:
         """`transform` by any function `(queries, texts, bar) -> Scored`; it is called only if there are rows."""
-        fields = validated(inp, self.text_field, self.text_loader, self)
+        validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
             return with_scores(inp, [], **(_columns([]) if self.explain else {}))
-        queries, texts = strings(inp["query"], "query"), texts_of(inp, fields, self.text_loader)
+        queries, texts = strings(inp["query"], "query"), self.documents(inp)
         with work_bar(type(self).__name__, " tokens", shown=self.verbose) as bar:
             scored = score(queries, texts, bar)
         self.coverage = scored.coverage
@@ -241,6 +270,10 @@ class WindowReranker(WithBackbone, pt.Transformer):
             self._warn_once(message, PrecisionWarning)
         self.warn_of_losses(self.coverage)
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+
+    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
+        """The text of each row, with what is read with each of its windows."""
+        return documents_of(frame, self.text_field, self.repeat, self.text_loader)
 
     def warn_of_losses(self, coverage: Coverage, task: str = "") -> None:
         """Warns of text that was not read, though nobody asked for a choice of windows; once for each cause.
@@ -259,9 +292,11 @@ class WindowReranker(WithBackbone, pt.Transformer):
         of_documents, of_queries = " and ".join(causes), self._queries_cut_by() if coverage.queries_cut else ""
         if resolve_layout(layout).shared_budget:
             of_documents = of_queries = f"layout={layout!r}, with which query and text share one input"
-        losses = coverage.losses(of_documents, of_queries)
+        of_repeats = f"repeat_tokens={self.repeat_tokens}"
+        losses = coverage.losses(of_documents, of_queries, of_repeats)
         if losses:
             cut_by = [of_documents] * bool(coverage.tokens_lost) + [of_queries] * bool(coverage.queries_cut)
+            cut_by += [of_repeats] * bool(coverage.repeats_cut)
             warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}")
 
     def summary(self, candidates: pd.DataFrame) -> Summary:
@@ -280,15 +315,15 @@ class WindowReranker(WithBackbone, pt.Transformer):
             pt.validate.InputValidationError: if a column is missing.
             ValueError: for arguments that do not fit together or the backbone.
         """
-        fields = validated(candidates, self.text_field, self.text_loader, self)
+        validated(candidates, self.text_field, self.text_loader, self)
         if not len(candidates):
             return summarise(self, [], [])
-        queries, texts = strings(candidates["query"], "query"), texts_of(candidates, fields, self.text_loader)
+        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
             return summarise(self, queries, texts, bar)
 
     def unread(self, coverage: Coverage) -> list[tuple[str, int, str]]:
-        """What of a run's text is not read: `"queries"` or `"documents"`, so many tokens of them, and the argument."""
+        """What of a run is not read: so many tokens of `"queries"`, `"documents"` or `"repeated"`, and the argument."""
         preselect, layout = getattr(self, "preselect", None), getattr(self, "layout", "pair")
         of_queries = coverage.query_tokens - coverage.query_tokens_read
         if resolve_layout(layout).shared_budget:
@@ -308,6 +343,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
             tokens[by] = tokens.get(by, 0) + more
         rows = [("queries", of_queries, self._queries_cut_by() if of_queries else "")]
         rows += [("documents", lost, by) for by, lost in tokens.items()]
+        repeated = coverage.repeated_tokens - coverage.repeated_tokens_read
+        rows.append(("repeated", repeated, f"repeat_tokens={self.repeat_tokens}"))
         return [row for row in rows if row[1]]
 
     def _cut_by(self) -> str:
@@ -324,7 +361,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             return f"the longest input of the backbone, which takes {self.load_scorer().settings.max_query_len}"
         return f"max_query_len={self.max_query_len}"
 
-    def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
+    def score_pairs(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
         """Scores R pairs of query and text.
 
         Args:
@@ -360,6 +397,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """What is read and how it is computed, by the current arguments."""
         names = {f.name for f in fields(Settings)} - {"windows", "device", "dtype"}
         given = {name: value for name, value in arguments_of(self).items() if name in names}
+        given["repeat_tokens"] = self.repeat_tokens if self.repeats else 0
         if "layout" in given:
             given["layout"] = resolve_layout(given["layout"])
         device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
@@ -541,7 +579,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             raise ValueError(f"score_cache={self.score_cache!r} must be the name of a file, or None")
         windows = self.make_windows()
         check_preselection(self.preselect, windows)
-        resolve_layout(self.layout).check(windows, self.preselect, self.max_query_len)
+        resolve_layout(self.layout).check(windows, self.preselect, self.max_query_len, repeats=self.repeats)
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder
@@ -591,7 +629,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
         )
 
-    def score_pairs(self, queries: list[str], texts: list[str], bar: Any = None) -> Scored:
+    def score_pairs(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
         """See the base class."""
         weights = self.load_weights()
         if not weights.ready:
@@ -658,9 +696,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 ContinuedTrainingWarning,
             )
         validate, validation = self._validation(topics_or_res_va, qrels_va, args.metric)
-        fields = validated(topics_or_res_tr, self.text_field, self.text_loader, self)
+        validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         run = self.training_candidates(topics_or_res_tr, qrels_tr)
-        texts = texts_of(run, fields, self.text_loader)
+        texts = self.documents(run)
         groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
         added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
         self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)

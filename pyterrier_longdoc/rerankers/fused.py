@@ -15,6 +15,7 @@ import torch
 
 from ..common.arguments import arguments_of, changed_names
 from ..common.coverage import Coverage, Scored, Work
+from ..common.documents import Text
 from ..common.presentation import HELP_URL
 from ..modelling.batching import Encoded
 from ..modelling.checkpoint import Weights
@@ -173,7 +174,7 @@ class _SharedRun:
         self._models = list({id(model): model for model in models}.values())
         self._scored: list[Scored] | None = None
 
-    def score(self, model: Any, queries: list[str], texts: list[str], bar: Any) -> Scored:
+    def score(self, model: Any, queries: list[str], texts: Sequence[Text], bar: Any) -> Scored:
         if self._scored is None:
             weights = [each.load_weights() for each in self._models]
             for each, its_weights in zip(self._models, weights, strict=True):
@@ -189,7 +190,7 @@ class _SharedRun:
 def score_together(
     scorers: Sequence[LongDocScorer],
     queries: Sequence[str],
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     bar: Any = None,
 ) -> list[Scored]:

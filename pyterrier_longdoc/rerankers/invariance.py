@@ -13,6 +13,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.caches import forget_embeddings
+from ..common.frames import field_names, window_fields
 from ..common.undisturbed import undisturbed
 from ..modelling.backbones.architectures import use_attention
 from .base import LongDocReranker
@@ -48,7 +49,7 @@ def check_invariance(
     Args:
         model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
         results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows of
-            up to 1,500 words.
+            up to 1,500 words, which are in the last of the columns that windows are made of, and short titles.
         tolerance: largest difference that passes, relative to the larger of 1 and the score.
         dtypes: precisions to try.
         dtype_tolerance: the same for `dtype`.
@@ -66,7 +67,7 @@ def check_invariance(
         >>> check_invariance(pt.apply.doc_score(length), verbose=False)["passed"].tolist()[:4]
         [True, True, True, True]
     """
-    frame = (_sample() if results is None else results).reset_index(drop=True)
+    frame = (_sample(model) if results is None else results).reset_index(drop=True)
     if frame.empty:
         raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
     with _undisturbed(model):
@@ -226,12 +227,16 @@ def _undisturbed(model: Any) -> Iterator[None]:
         forget_embeddings()  # those of other implementations of attention
 
 
-def _sample() -> pd.DataFrame:
+def _sample(model: Any) -> pd.DataFrame:
+    text_field = getattr(model, "text_field", "text")
+    *_, column = window_fields(text_field, getattr(model, "repeat", None))
     rng = np.random.default_rng(0)
     lengths = (0, 1, 30, 300, 1500)
     texts = [" ".join(rng.choice(_WORDS, length)) for length in lengths]
     rows = [
-        {"qid": qid, "query": query, "docno": f"d{length}", "text": text, "score": -float(rank), "rank": rank}
+        {"qid": qid, "query": query, "docno": f"d{length}", "score": -float(rank), "rank": rank}
+        | {name: " ".join(_WORDS[: rank + 1]) for name in field_names(text_field)}
+        | {column: text}
         for qid, query in _QUERIES.items()
         for rank, (length, text) in enumerate(zip(lengths, texts, strict=True))
     ]

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 
 from ..common.coverage import Reading, Scored
+from ..common.documents import Text, as_document
 from ..modelling.scorer import LongDocScorer
 from ..modelling.texts import numbered
 
-FORMAT = 1
+FORMAT = 2
 """Part of every key; raise it when scores of the same weights and texts change."""
 
-_SCHEMA = """
+_READING = tuple(f.name for f in fields(Reading))
+_SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS scores (
     key BLOB PRIMARY KEY,
     score REAL NOT NULL,
-    tokens INTEGER NOT NULL,
-    tokens_read INTEGER NOT NULL,
-    windows INTEGER NOT NULL
+    {", ".join(f"{name} INTEGER NOT NULL" for name in _READING)}
 ) WITHOUT ROWID
 """
 _LOOKUP = 500
@@ -68,7 +68,7 @@ class ScoreCache:
             for start in range(0, len(keys), _LOOKUP):
                 some = keys[start : start + _LOOKUP]
                 marks = ",".join("?" * len(some))
-                query = f"SELECT key, score, tokens, tokens_read, windows FROM scores WHERE key IN ({marks})"
+                query = f"SELECT key, score, {', '.join(_READING)} FROM scores WHERE key IN ({marks})"
                 for key, score, *counts in connection.execute(query, some):
                     found[key] = CachedScore(score, Reading(*counts))
         return found
@@ -77,8 +77,9 @@ class ScoreCache:
         """Stores scores, all of them or, if it is interrupted, none."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         rows = [(key, entry.score, *asdict(entry.reading).values()) for key, entry in entries.items()]
+        marks = ",".join("?" * (2 + len(_READING)))
         with self._connected() as connection:
-            connection.executemany("INSERT OR IGNORE INTO scores VALUES (?, ?, ?, ?, ?)", rows)
+            connection.executemany(f"INSERT OR IGNORE INTO scores VALUES ({marks})", rows)
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -98,7 +99,7 @@ def score_with_cache(
     scorer: LongDocScorer,
     identity: dict[str, Any],
     queries: Sequence[str],
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     bar: Any = None,
 ) -> Scored:
@@ -151,7 +152,7 @@ def score_with_cache(
 
 
 def look_up_pairs(
-    cache: ScoreCache, identity: dict[str, Any], queries: Sequence[str], texts: Sequence[str]
+    cache: ScoreCache, identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]
 ) -> tuple[list[bytes], dict[bytes, CachedScore]]:
     """The key of each of R pairs, and what is in the cache of these; for the arguments see `score_with_cache`."""
     prefix = blake2b(json.dumps([FORMAT, identity], sort_keys=True).encode(), digest_size=32).digest()
@@ -159,10 +160,12 @@ def look_up_pairs(
     return keys, cache.get(list(dict.fromkeys(keys)))
 
 
-def pair_key(prefix: bytes, query: str, text: str) -> bytes:
+def pair_key(prefix: bytes, query: str, text: Text) -> bytes:
     """The key of a pair: its query and text hashed behind the model's fingerprint."""
-    first, second = query.encode("utf-8", "surrogatepass"), text.encode("utf-8", "surrogatepass")
-    content: Any = blake2b(prefix + len(first).to_bytes(8, "little"), digest_size=20)
-    content.update(first)
-    content.update(second)
+    document = as_document(text)
+    content: Any = blake2b(prefix, digest_size=20)
+    for part in (query, document.repeated, document.text):
+        written = part.encode("utf-8", "surrogatepass")
+        content.update(len(written).to_bytes(8, "little"))
+        content.update(written)
     return bytes(content.digest())

@@ -24,7 +24,8 @@ _DECIMALS = 5
 class ModelWindows(WindowSelector):
     """Base of the selectors that score a window with a model, as if it were a document of its own.
 
-    All windows of many documents are scored together, each distinct one once. In half precision windows that are as
+    It gets the text that the reranker reads, titles and headings before the window included. All windows of many
+    documents are scored together, each distinct one once. In half precision windows that are as
     good as equal may be told apart by rounding, which depends on the batch: give the model `dtype="float32"`.
     """
 
@@ -37,7 +38,7 @@ class ModelWindows(WindowSelector):
         asked = [query for query, own in zip(queries, spans, strict=True) for _ in own]
         texts = []
         for document, own in zip(documents, spans, strict=True):
-            texts += [document.text[start:end] for start, end in map(document.characters, own)]
+            texts += [document.shown(span) for span in own]
         # Weights that were loaded in the caller's inference mode could not be trained afterwards.
         with torch.inference_mode(False):
             scored = self.model.score_pairs(asked, texts)

@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..common.caches import nothing_remembered
 from ..common.coverage import Coverage
+from ..common.documents import Text
 from ..common.undisturbed import undisturbed
 from ..modelling.scorer import LongDocScorer
 from ..modelling.survey import Survey, survey
@@ -32,8 +33,8 @@ class Summary:
         model: the reranker as it shows itself.
         coverage: what `coverage` of the model would be afterwards, apart from what is computed.
         windows_per_document: `(D,)` windows of each document, with `preselect` for each of its queries.
-        unread: one row for each argument that leaves text out: `of` (`"queries"` or `"documents"`), `tokens` not read,
-            `share` of the tokens, and the `argument`.
+        unread: one row for each argument that leaves text out: `of` (`"queries"`, `"documents"`, or `"repeated"`: what
+            is read with each window), `tokens` not read, `share` of the tokens, and the `argument`.
         pairs: distinct pairs of a query and a text.
         cached: those of them whose score is in the `score_cache`.
         inputs: distinct inputs of the backbone for the others: a query and a window; for a `BiEncoder` a window; equal
@@ -72,6 +73,8 @@ class Summary:
             "queries": f"{coverage.queries:,} with {coverage.query_tokens:,} tokens{self._not_read('queries')}",
             "documents": f"{coverage.documents:,} with {coverage.tokens:,} tokens{self._not_read('documents')}",
         }
+        if coverage.repeated_tokens:
+            lines["repeated"] = f"{coverage.repeated_tokens:,} tokens of titles or headings{self._not_read('repeated')}"
         if not self.pairs:
             return lines
         lines["windows"] = (
@@ -93,12 +96,13 @@ class Summary:
         rows = self.unread[self.unread["of"] == of].to_dict("records")
         if not rows:
             return ", all of them read"
-        cut = self.coverage.queries_cut if of == "queries" else self.coverage.documents_cut
+        coverage = self.coverage
+        cut = {"queries": coverage.queries_cut, "repeated": coverage.repeats_cut}.get(of, coverage.documents_cut)
         by = "; ".join(f"{row['tokens']:,} ({row['share']:.1%}), cut by {row['argument']}" for row in rows)
         return f"; tokens not read, in {cut:,} of them: {by}"
 
 
-def summarise(model: Any, queries: Sequence[str], texts: Sequence[str], bar: Any = None) -> Summary:
+def summarise(model: Any, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Summary:
     """What a reranker would read of R rows; it is left as it was, but that its weights are loaded.
 
     Args:
@@ -135,7 +139,7 @@ def summarise(model: Any, queries: Sequence[str], texts: Sequence[str], bar: Any
     )
 
 
-def _in_cache(model: Any, queries: Sequence[str], texts: Sequence[str]) -> np.ndarray:
+def _in_cache(model: Any, queries: Sequence[str], texts: Sequence[Text]) -> np.ndarray:
     """`(R,)` bool: whether the score of a row need not be computed."""
     path = getattr(model, "score_cache", None)
     if path is None or model.explain:
@@ -145,15 +149,17 @@ def _in_cache(model: Any, queries: Sequence[str], texts: Sequence[str]) -> np.nd
 
 
 def _unread(model: Any, coverage: Coverage) -> pd.DataFrame:
-    rows = [
-        (of, tokens, tokens / (coverage.query_tokens if of == "queries" else coverage.tokens), argument)
-        for of, tokens, argument in model.unread(coverage)
-    ]
+    totals = {
+        "queries": coverage.query_tokens,
+        "documents": coverage.tokens,
+        "repeated": coverage.repeated_tokens,
+    }
+    rows = [(of, tokens, tokens / totals[of], argument) for of, tokens, argument in model.unread(coverage)]
     return pd.DataFrame(rows, columns=["of", "tokens", "share", "argument"])
 
 
 def _estimate(
-    scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[str], to_score: Survey, *, explain: bool
+    scorer: LongDocScorer, queries: Sequence[str], texts: Sequence[Text], to_score: Survey, *, explain: bool
 ) -> tuple[float, float, int]:
     """Seconds for all pairs, by those that some of the texts take with all of their queries; these, and their pairs.
 

@@ -282,7 +282,7 @@ def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, ca
     losses = []
     chosen_queries, chosen_texts = [], []
     for example in examples:
-        own = [[texts[int(row)][a:b] for a, b in spans[int(row)]] for row in example.texts]
+        own = [[texts[row][a:b] for a, b in spans[row]] for row in map(int, map(str, example.texts))]
         flat = [segment for document in own for segment in document]
         queries, lengths = [example.query] * len(flat), [len(document) for document in own]
         scores = joint["selector"](queries, flat).float().split(lengths)

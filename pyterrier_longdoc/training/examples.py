@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
+from ..common.documents import Document, Text
 from ..common.frames import (
     TextField,
     as_strings,
@@ -33,7 +34,7 @@ class Group:
     Attributes:
         qid: the query's identifier.
         query: the query's text.
-        texts: C candidates.
+        texts: C candidates, texts or documents.
         labels: C labels: relevant candidates have at least 1, the more the better, whatever the collection's scale; all
             others have 0.
         targets: the teacher's C scores, or None.
@@ -41,7 +42,7 @@ class Group:
 
     qid: str
     query: str
-    texts: tuple[str, ...]
+    texts: tuple[Text, ...]
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
 
@@ -57,7 +58,7 @@ class Group:
 
 
 def make_groups(
-    results: pd.DataFrame, texts: list[str], qrels: pd.DataFrame, args: TrainingArgs | None = None
+    results: pd.DataFrame, texts: Sequence[Text], qrels: pd.DataFrame, args: TrainingArgs | None = None
 ) -> list[Group]:
     """Joins a run with its qrels.
 
@@ -171,7 +172,7 @@ def add_judged(
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
     """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
     groups = make_groups(results, [str(row) for row in range(len(results))], qrels, args)
-    return results.iloc[sorted(int(row) for group in groups for row in group.texts)]
+    return results.iloc[sorted(int(str(row)) for group in groups for row in group.texts)]
 
 
 def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
@@ -281,10 +282,17 @@ def make_example(pick: Pick, args: TrainingArgs, epoch: int) -> Group:
     texts = [group.texts[i] for i in candidates]
     if args.augment is not None:
         rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
-        texts = [args.augment(text, rng) for text, rng in zip(texts, rngs, strict=True)]
+        texts = [_augmented(text, args.augment, rng) for text, rng in zip(texts, rngs, strict=True)]
     labels = tuple(group.labels[i] for i in candidates)
     targets = None if group.targets is None else tuple(group.targets[i] for i in candidates)
     return Group(group.qid, group.query, tuple(texts), labels, targets)
+
+
+def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:
+    """The text changed; what is read with each of its windows stays."""
+    if isinstance(text, Document):
+        return replace(text, text=augment(text.text, rng))
+    return augment(text, rng)
 
 
 class TeacherScores(pt.Transformer):
