@@ -46,6 +46,8 @@ class Coverage:
 
     Two coverages are equal if the same was read; how it was computed may differ.
 
+    Tokens are those of the backbone; words for a served model or a function without a tokenizer.
+
     With `preselect`, and where query and text share one budget, a text counts once for each of its queries, as for each
     of them another part of it is read.
 
@@ -57,6 +59,8 @@ class Coverage:
         tokens_beyond: of those that were not, the ones after `max_doc_len`.
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
+        windows_cut: windows, each with a query, that a served model was asked for and is known to have cut; what is read
+            from a score cache does not count.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
         query_tokens: tokens of all queries.
@@ -74,6 +78,7 @@ class Coverage:
     tokens_beyond: int = 0
     tokens_passed_over: int = 0
     windows: int = 0
+    windows_cut: int = field(default=0, compare=False)
     queries: int = 0
     queries_cut: int = 0
     query_tokens: int = 0
@@ -90,7 +95,7 @@ class Coverage:
     @property
     def is_cut(self) -> bool:
         """Whether any text or query was not read to its end."""
-        return bool(self.documents_cut or self.queries_cut)
+        return bool(self.documents_cut or self.queries_cut or self.windows_cut)
 
     @property
     def windows_per_document(self) -> float:
@@ -148,14 +153,19 @@ class Coverage:
                 f"{lost} of {self.query_tokens} tokens of queries ({lost / self.query_tokens:.1%}, in "
                 f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
             )
+        if self.windows_cut:
+            parts.append(f"{self.windows_cut} windows to their end, cut by the server, which takes no longer inputs")
         return "; ".join(parts)
 
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
             f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document; "
-            f"{self.queries} queries, {self.queries_cut} of them cut{self._computed()}"
+            f"{self.queries} queries, {self.queries_cut} of them cut{self._cut_elsewhere()}{self._computed()}"
         )
+
+    def _cut_elsewhere(self) -> str:
+        return f"; {self.windows_cut} windows cut by the server" if self.windows_cut else ""
 
     def _computed(self) -> str:
         if not self.tokens_computed:

@@ -327,7 +327,7 @@ class LongDocScorer(nn.Module):
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explained = []
         for i, (query, (document, spans)) in enumerate(zip(read.queries, read.cuts, strict=True)):
-            shown = self.tokenizer.convert_ids_to_tokens(query.tolist())
+            shown = [] if terms is None else self.tokenizer.convert_ids_to_tokens(query.tolist())
             explained.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),

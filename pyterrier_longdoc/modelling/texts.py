@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,11 +25,13 @@ class TokenizedText:
         ids: `(L,)` int32 token ids.
         text: the text the tokens come from.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
+        follows: `(L,)` bool, whether each token stands behind the one before it in the text; None if all do.
     """
 
     ids: np.ndarray
     text: str = ""
     offsets: np.ndarray | None = None
+    follows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -42,11 +45,19 @@ class TokenizedText:
         keep = np.zeros(len(self), dtype=bool)
         for start, end in spans:
             keep[start:end] = True
-        return self._at(keep)
+        return replace(self._at(keep), follows=(keep & np.roll(keep, 1))[keep])
 
     def _at(self, places: slice | np.ndarray) -> TokenizedText:
-        offsets = None if self.offsets is None else self.offsets[places]
-        return replace(self, ids=self.ids[places], offsets=offsets)
+        offsets, follows = (None if each is None else each[places] for each in (self.offsets, self.follows))
+        return replace(self, ids=self.ids[places], offsets=offsets, follows=follows)
+
+    def written(self, span: Span) -> str:
+        """The characters of a window; parts between which `only` left something out are joined by a space."""
+        start, end = span
+        breaks = [] if self.follows is None else np.flatnonzero(~self.follows[start + 1 : end]) + start + 1
+        edges = [start, *breaks, end]
+        parts = [self.characters(part) for part in itertools.pairwise(edges)]
+        return " ".join(self.text[first:last] for first, last in parts)
 
     def characters(self, span: Span) -> Span:
         """The character offsets `(start, end)` of a window; an empty one stands where the token before it ends."""
