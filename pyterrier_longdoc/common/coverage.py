@@ -59,8 +59,8 @@ class Coverage:
         tokens_beyond: of those that were not, the ones after `max_doc_len`.
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
-        windows_cut: windows, each with a query, that a served model was asked for and is known to have cut; what is read
-            from a score cache does not count.
+        windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
+            cut; what is read from a score cache does not count.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
         query_tokens: tokens of all queries.

@@ -54,8 +54,8 @@ class TokenizedText:
     def written(self, span: Span) -> str:
         """The characters of a window; parts between which `only` left something out are joined by a space."""
         start, end = span
-        breaks = [] if self.follows is None else np.flatnonzero(~self.follows[start + 1 : end]) + start + 1
-        edges = [start, *breaks, end]
+        follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
+        edges = [start, *(place for place, own in enumerate(follows, start + 1) if not own), end]
         parts = [self.characters(part) for part in itertools.pairwise(edges)]
         return " ".join(self.text[first:last] for first, last in parts)
 
