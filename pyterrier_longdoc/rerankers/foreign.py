@@ -50,8 +50,8 @@ class PairScorer(ForeignScorer):
         super().__post_init__()
         if not isinstance(self.scorer, pt.Transformer) and not callable(self.scorer):
             raise ValueError(
-                f"scorer={self.scorer!r} must be a function (queries, texts) -> scores, or a PyTerrier transformer that "
-                f"scores rows with query and text"
+                f"scorer={self.scorer!r} must be a function (queries, texts) -> scores, or a PyTerrier transformer "
+                f"that scores rows with query and text"
             )
 
     def __repr__(self) -> str:

@@ -249,9 +249,7 @@ class ScoreServer(ForeignScorer):
         try:
             return self._form.served(said, self.model)
         except (AttributeError, KeyError, StopIteration, TypeError):
-            raise MalformedReplyError(
-                f"{self!r}: {base}{self._form.about} says no model: {self._shown(said)}"
-            ) from None
+            raise MalformedReplyError(f"{self!r} names no model at {self._form.about}: {_shown(said)}") from None
 
     def limits(self) -> Limits:
         """What the server says, or what it is said to take."""
@@ -297,7 +295,6 @@ class ScoreServer(ForeignScorer):
         jobs = [own[start : start + batch_size] for own in rows.values() for start in range(0, len(own), batch_size)]
 
         def ask(job: list[int], step: Callable[[], None]) -> Scores:
-            step()
             return self._of_query(queries[job[0]], [texts[row] for row in job], step)
 
         values, cut = np.zeros(len(texts)), 0
@@ -311,7 +308,7 @@ class ScoreServer(ForeignScorer):
     def _of_query(self, query: str, texts: list[str], step: Callable[[], None]) -> Scores:
         """The scores of a query's texts; where one is too long, and may be cut, each is sent by itself."""
         try:
-            return Scores(self._request(query, texts, truncate=False))
+            return Scores(self._request(query, texts, step, truncate=False))
         except ContextOverflowError as error:
             refusal = error
         if not self.truncate:
@@ -322,17 +319,15 @@ class ScoreServer(ForeignScorer):
                 f"or let the server cut with truncate=True"
             )
         if len(texts) == 1:
-            return Scores(self._request(query, texts, truncate=True), cut=1)
-        parts = []
-        for text in texts:
-            step()
-            parts.append(self._of_query(query, [text], step))
+            return Scores(self._request(query, texts, step, truncate=True), cut=1)
+        parts = [self._of_query(query, [text], step) for text in texts]
         return Scores(np.concatenate([part.values for part in parts]), sum(part.cut for part in parts))
 
-    def _request(self, query: str, texts: list[str], *, truncate: bool) -> np.ndarray:
+    def _request(self, query: str, texts: list[str], step: Callable[[], None], *, truncate: bool) -> np.ndarray:
         named = {} if self.model is None else {"model": self.model}
         body = {**named, **self._form.body(query, texts, truncate=truncate), **self.parameters}
-        values: np.ndarray = self._ask("POST", self._address, body, lambda reply: self._scores(reply, len(texts)))
+        read = partial(self._scores, number=len(texts))
+        values: np.ndarray = self._ask("POST", self._address, body, read, step=step)
         return values
 
     def _scores(self, reply: Any, number: int) -> np.ndarray:
@@ -345,7 +340,7 @@ class ScoreServer(ForeignScorer):
         try:
             pairs = [(entry["index"], entry[name]) for entry in self._form.entries(reply)]
         except (IndexError, KeyError, TypeError):
-            raise MalformedReplyError(f"no list with index and {name}: {self._shown(reply)}") from None
+            raise MalformedReplyError(f"no list with index and {name}: {_shown(reply)}") from None
         for index, value in pairs:
             if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < number:
                 raise MalformedReplyError(f"index {index!r}, where {number} windows were sent")
@@ -370,6 +365,7 @@ class ScoreServer(ForeignScorer):
         body: Body | None = None,
         read: Callable[[Any], Any] = lambda reply: reply,
         *,
+        step: Callable[[], None] = lambda: None,
         missing_is_none: bool = False,
     ) -> Any:
         """What `read` makes of a reply; asks again for what may pass.
@@ -379,6 +375,7 @@ class ScoreServer(ForeignScorer):
             url: the address.
             body: of a request.
             read: raises MalformedReplyError for what is not complete.
+            step: is called before each request; ends the work by an error of its own.
             missing_is_none: None for a server that does not know the address.
 
         Raises:
@@ -388,6 +385,7 @@ class ScoreServer(ForeignScorer):
         exchange = partial(self._exchange, method, url, body, key)
 
         def once() -> Any:
+            step()
             status, reply = exchange()
             if status == 404 and missing_is_none:
                 return None
@@ -438,12 +436,12 @@ class ScoreServer(ForeignScorer):
     def _said(self, url: str, words: str, key: str | None) -> str:
         return f"{self!r}, asked at {url}: {public(words, key)}"
 
-    @staticmethod
-    def _shown(reply: Any) -> str:
-        return public(message_in(reply))
-
 
 _LOCAL = threading.local()
+
+
+def _shown(reply: Any) -> str:
+    return public(message_in(reply))
 
 
 def _session() -> Any:
