@@ -558,8 +558,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         head = registered_heads().get(self.head_spec()[0])
         if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
             raise ValueError(
-                f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use FirstP, "
-                f"MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
+                f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
             )
         own = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
         without_effect = [*changed_names(self, own), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
