@@ -141,7 +141,7 @@ class Cohere(Api):
 
 
 class Infinity(Cohere):
-    """infinity (michaelfeil/infinity 0.0.77, `fastapi_schemas/pymodels.py`): Cohere's form, with logits."""
+    """infinity (michaelfeil/infinity 0.0.78, `fastapi_schemas/pymodels.py`): Cohere's form, with logits."""
 
     path, about = "/rerank", "/models"
 
