@@ -19,6 +19,8 @@ _PUBLIC = {
         "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
+    "rerankers.foreign": ["PairScorer"],
+    "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
     "common.arguments": ["argument"],

@@ -28,6 +28,7 @@ from ..common.frames import (
 )
 from ..common.language import named_tokenizer, token_spans
 from ..common.notices import warn
+from ..common.parallel import in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
 from ..listwise.client import AsksLLM, read_reply
@@ -39,7 +40,6 @@ from ..listwise.messages import (
     clean,
     without_reasoning,
 )
-from ..listwise.schedules import in_parallel
 from ..modelling.texts import TokenizedText, tokenize
 from ..modelling.windows import SentenceWindows, Span
 from .estimators import Estimator

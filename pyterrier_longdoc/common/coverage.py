@@ -56,6 +56,8 @@ class Coverage:
 
     Two coverages are equal if the same was read; how it was computed may differ.
 
+    Tokens are those of the backbone; words for a served model or a function without a tokenizer.
+
     With `preselect`, and where query and text share one budget, a text counts once for each of its queries, as for each
     of them another part of it is read.
 
@@ -70,6 +72,8 @@ class Coverage:
         repeats_cut: texts of which what is read with each window was not read to its end.
         repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its text.
         repeated_tokens_read: tokens of that which were read.
+        windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
+            cut; what is read from a score cache does not count.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
         query_tokens: tokens of all queries.
@@ -90,6 +94,7 @@ class Coverage:
     repeats_cut: int = 0
     repeated_tokens: int = 0
     repeated_tokens_read: int = 0
+    windows_cut: int = field(default=0, compare=False)
     queries: int = 0
     queries_cut: int = 0
     query_tokens: int = 0
@@ -106,7 +111,7 @@ class Coverage:
     @property
     def is_cut(self) -> bool:
         """Whether any text or query, or what is read with each window, was not read to its end."""
-        return bool(self.documents_cut or self.queries_cut or self.repeats_cut)
+        return bool(self.documents_cut or self.queries_cut or self.repeats_cut or self.windows_cut)
 
     @property
     def windows_per_document(self) -> float:
@@ -174,13 +179,16 @@ class Coverage:
                 f"{lost} of {self.repeated_tokens} tokens of titles or headings ({lost / self.repeated_tokens:.1%}, in "
                 f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
             )
+        if self.windows_cut:
+            parts.append(f"{self.windows_cut} windows to their end, cut by the server, which takes no longer inputs")
         return "; ".join(parts)
 
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
             f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document"
-            f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut{self._computed()}"
+            f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut"
+            f"{self._cut_elsewhere()}{self._computed()}"
         )
 
     def _repeated(self) -> str:
@@ -190,6 +198,9 @@ class Coverage:
             f", each with its title or headings, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
             f"{self.repeated_tokens} tokens read"
         )
+
+    def _cut_elsewhere(self) -> str:
+        return f"; {self.windows_cut} windows cut by the server" if self.windows_cut else ""
 
     def _computed(self) -> str:
         if not self.tokens_computed:

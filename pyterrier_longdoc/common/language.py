@@ -16,6 +16,9 @@ _SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[
 _SPACE = re.compile(r"\s+")
 _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+"""Scripts without spaces, as a range of a regular expression: each of their characters counts as a word."""
+
 Counter = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text."""
 

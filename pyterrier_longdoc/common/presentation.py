@@ -82,4 +82,5 @@ class WithBackbone(Presented):
 
     def __repr__(self) -> str:
         shown = changed_arguments(self, ("backbone", *HIDDEN))
-        return f"{type(self).__name__}({', '.join([repr(str(self.backbone)), *shown])})"
+        backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
+        return f"{type(self).__name__}({', '.join([repr(backbone), *shown])})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -13,33 +12,24 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
-from ..common.files import import_extra
-from .messages import Message
-
-_OVERFLOW = re.compile(
-    r"context[ _](?:length|window|size|limit)|maximum(?![^.]{0,30}output)[^.]{0,30}(?:context|tokens|length)|"
-    r"prompt is too long|too many tokens",
-    re.IGNORECASE,
+from ..common.servers import (
+    BackendError,
+    ContextOverflowError,
+    MalformedReplyError,
+    check_address,
+    is_too_long,
+    key_in,
+    llm_library,
+    message_in,
+    public,
+    retrying,
+    without_secrets,
+    words_of,
 )
-"""What servers say of a prompt that is too long, and not of a `max_tokens` that is too large."""
-
-_REFUSED = (400, 413, 422)
-"""Statuses with which servers say so: bad request, content too large, content that cannot be processed."""
+from .messages import Message
 
 # Of all backends while they connect, and while a local model generates: a lock of each could not be pickled.
 _CONNECTING, _GENERATING = threading.Lock(), threading.Lock()
-
-
-class BackendError(RuntimeError):
-    """A model could not be asked: bad key, bad request, outage, time-out; never turned into a ranking."""
-
-
-class MalformedReplyError(BackendError):
-    """The server answered, but not in the form of its API."""
-
-
-class ContextOverflowError(BackendError):
-    """The prompt has more tokens than the model takes."""
 
 
 @dataclass(frozen=True)
@@ -159,13 +149,7 @@ class ServerBackend(ABC):
                 prompt.
             ImportError: without the vendor's package.
         """
-        library, tenacity = _library(self._vendor.lower()), _library("tenacity")
-        asking = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(MalformedReplyError),
-            stop=tenacity.stop_after_attempt(self.max_retries + 1),
-            wait=tenacity.wait_random_exponential(multiplier=0.5, max=8),
-            reraise=True,
-        )
+        library, asking = llm_library(self._vendor.lower()), retrying(self.max_retries, MalformedReplyError)
         client = self.client
         try:
             client = client or self._connect(library)
@@ -173,13 +157,14 @@ class ServerBackend(ABC):
             return reply
         except getattr(library, f"{self._vendor}Error") as error:
             response, url = getattr(error, "response", None), getattr(getattr(error, "request", None), "url", None)
-            said = f"{error.__cause__ or error}" if response is None else f"{response.status_code}, {_words(response)}"
-            where = "" if url is None else f" at {_without_secrets(url)}"
-            hint = self._address_hint(url) if getattr(response, "status_code", None) in (404, 405) else ""
-            reason = _public(f"{type(error).__name__}{where}: {said}", client) + hint
-            too_long = getattr(response, "status_code", None) in _REFUSED and (
-                getattr(error, "code", None) == "context_length_exceeded" or _OVERFLOW.search(said)
+            said = (
+                f"{error.__cause__ or error}" if response is None else f"{response.status_code}, {words_of(response)}"
             )
+            where = "" if url is None else f" at {without_secrets(url)}"
+            hint = self._address_hint(url) if getattr(response, "status_code", None) in (404, 405) else ""
+            reason = public(f"{type(error).__name__}{where}: {said}", *_keys_of(client)) + hint
+            told = " context length" if getattr(error, "code", None) == "context_length_exceeded" else ""
+            too_long = is_too_long(getattr(response, "status_code", None), said + told)
             failure = (ContextOverflowError if too_long else BackendError)(f"{self.model}: {reason}")
         # Not within "except": the original would hang on it, with the request, which has the key.
         raise failure
@@ -204,7 +189,7 @@ class ServerBackend(ABC):
     def _malformed(self, client: Any, answer: Any) -> MalformedReplyError:
         has_reason = isinstance(answer, Mapping) and answer.get("error")
         hint = self._address_hint(client.base_url) or ("" if has_reason else "; is its address right?")
-        said = _public(f"at {_without_secrets(client.base_url)}: {_message(answer)}", client)
+        said = public(f"at {without_secrets(client.base_url)}: {message_in(answer)}", *_keys_of(client))
         return MalformedReplyError(f"{self.model}: no answer of {self._vendor}'s API {said}{hint}")
 
     def _address_hint(self, url: Any) -> str:
@@ -255,18 +240,14 @@ class OpenAIBackend(ServerBackend):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.base_url is not None and urlsplit(str(self.base_url)).scheme not in ("http", "https"):
-            raise ValueError(f"base_url={self.base_url!r} must begin with http:// or https://")
+        if self.base_url is not None:
+            check_address("base_url", self.base_url)
 
     def _address(self) -> dict[str, Any]:
         # None lets the client read OPENAI_API_KEY; other servers often want some key, but not that one.
         key = None if self.base_url is None else "no-key"
         if self.key_variable is not None:
-            key = os.environ.get(self.key_variable)
-            if not key:
-                raise BackendError(
-                    f"{self.model}: set the environment variable {self.key_variable} to the server's key"
-                )
+            key = key_in(self.key_variable, self.model)
         return {"base_url": self.base_url, "api_key": key}
 
     def _address_hint(self, url: Any) -> str:
@@ -330,44 +311,9 @@ class AnthropicBackend(ServerBackend):
 _VERSION = re.compile(r"/v\d")
 """In the path of a server's address."""
 
-_MESSAGE_LENGTH = 500
-"""Most characters of a server's words that an error repeats."""
 
-
-def _without_secrets(url: Any) -> str:
-    """An address for messages: what stands before an @ or after a ? may be secret."""
-    parts = urlsplit(str(url))
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-
-
-def _words(response: Any) -> str:
-    """What a server says in an HTTP response that reports an error."""
-    try:
-        return _message(json.loads(response.text))
-    except ValueError:
-        return " ".join(response.text.split()) or "without a word"
-
-
-def _message(body: Any) -> str:
-    """The message in an error's JSON, which servers put under different names; all of it if there is none."""
-    while isinstance(body, Mapping):
-        inner = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
-        if inner is None:
-            break
-        body = inner
-    return body if isinstance(body, str) else json.dumps(body, default=str)
-
-
-def _public(message: str, client: Any) -> str:
-    """The beginning of a message, without the client's keys."""
-    for secret in (getattr(client, name, None) for name in ("api_key", "auth_token")):
-        if isinstance(secret, str) and secret.strip():
-            message = message.replace(secret.strip(), "***")
-    return message[:_MESSAGE_LENGTH]
-
-
-def _library(name: str) -> Any:
-    return import_extra(name, "llm", f"this needs {name}")
+def _keys_of(client: Any) -> list[Any]:
+    return [getattr(client, name, None) for name in ("api_key", "auth_token")]
 
 
 @dataclass(eq=False, repr=False)

@@ -15,13 +15,14 @@ from ..common.arguments import arguments_of, check_choice, check_given, check_po
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
 from ..common.notices import Told, warn, warn_of_cuts
+from ..common.parallel import in_parallel
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
-from .schedules import COUNTS, ON_FAILURE, Ask, BackToFront, ListRanker, in_parallel
+from .schedules import COUNTS, ON_FAILURE, Ask, BackToFront, ListRanker
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 

@@ -255,7 +255,7 @@ class LateInteractionEncoder(ApartEncoder):
         together = None if room is None else 2 * room
         if self.longest_interaction is not None:
             together = self.longest_interaction - _SPECIALS - 2 * specials
-        settings = self.within(settings, together, specials, room)
+        settings = settings.within(self.longest_input, together, specials, room)
 
         query = self.padded(self.pair_layout, settings, 0, settings.max_query_len)
         if query.types is not None:
@@ -408,7 +408,7 @@ class MoresEncoder(ApartEncoder):
     def prepare(self, settings: Settings) -> tuple[Settings, ApartLayout]:
         specials = self.text_layout.specials
         room = self.room_apart(specials)
-        settings = self.within(settings, None if room is None else 2 * room, specials, room)
+        settings = settings.within(self.longest_input, None if room is None else 2 * room, specials, room)
         return settings, ApartLayout(
             self.text_layout, self.padded(self.text_layout, settings, 0, settings.largest_window)
         )

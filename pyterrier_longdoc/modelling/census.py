@@ -18,14 +18,14 @@ class Census:
     Args:
         settings: by which they are read.
         layout: how a query and a window become one input.
-        dtype: the precision to note.
+        dtype: the precision to note; None for none.
 
     Attributes:
         coverage: the counts.
         windows: of each text that was counted.
     """
 
-    def __init__(self, settings: Settings, layout: PairLayout | ApartLayout, dtype: str) -> None:
+    def __init__(self, settings: Settings, layout: PairLayout | ApartLayout, dtype: str | None) -> None:
         self.coverage = Coverage(dtype=dtype)
         self.windows: list[int] = []
         self._settings = settings

@@ -109,7 +109,7 @@ class WindowEncoder(nn.Module):
         layout = self.padded(self.pair_layout, settings, query)
         specials = layout.specials + layout.query_trail_size
         together = None if self.longest_input is None else self.longest_input - specials
-        settings = self.within(settings, together, specials)
+        settings = settings.within(self.longest_input, together, specials)
         if settings.layout.pad_query:
             layout = replace(layout, window_size=settings.largest_window)
         if settings.layout.shared_budget:
@@ -122,28 +122,6 @@ class WindowEncoder(nn.Module):
         """A layout with query and window padded to these sizes, if the settings ask for it."""
         asked = settings.layout
         return layout.fixed(query, window, skips_padding=asked.positions != "columns") if asked.pad_query else layout
-
-    def within(self, settings: Settings, together: int | None, specials: int, alone: int | None = None) -> Settings:
-        """The settings with queries and windows that fit.
-
-        Args:
-            settings: as they are given.
-            together: most tokens of a query and a window; None if nothing limits them.
-            specials: tokens of an input that are special.
-            alone: most tokens of either; None if only `together` limits them.
-        """
-        if together is None:
-            return settings
-        alone = together if alone is None else alone
-        if settings.max_query_len is None:
-            return settings.sharing(together, alone)
-        room = min(alone, together - settings.max_query_len)
-        if room < 1 or settings.max_query_len > alone:
-            raise ValueError(
-                f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
-                f"{self.longest_input} tokens, {specials} of them special; lower max_query_len"
-            )
-        return replace(settings, windows=settings.windows_within(room))
 
     def begin(self, settings: Settings) -> None:
         """At the start of a run: forgets what was made with other weights."""

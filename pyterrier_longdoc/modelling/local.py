@@ -22,7 +22,7 @@ from ..common.coverage import Work
 from .batching import ApartLayout, Encoded, Matches, QueryStates, to_dense
 from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, of_distinct
 from .settings import Settings
-from .words import WordBackbone, build_word_backbone
+from .word_vectors import WordBackbone, build_word_backbone
 
 FIRST_POSITION = 500
 """Positions of document tokens begin here, those of query tokens at 0, so that the two differ (the published code)."""

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..common.arguments import check_given, plain_fields
+from ..common.language import UNSPACED
 from ..common.registry import defined_in, look_up, register
 from .texts import Context, Span, TokenizedText, each_once
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
@@ -408,10 +409,9 @@ def _table(frequencies: object, documents: int) -> dict[str, int]:
     return {word: int(count) for word, count in frequencies.items()}
 
 
-# Scripts without spaces: each character counts as a word. Marks: vowel signs and accents, which \w leaves out.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+# Marks: vowel signs and accents, which \w leaves out.
 _MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"
-_WORD = re.compile(rf"[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_MARKS}])+")
+_WORD = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+")
 
 
 def words(text: str) -> list[str]:

@@ -51,12 +51,14 @@ class Read:
         cuts: what is read of each pair's text (all of it, its beginning, or a selection), and its windows.
         windows: these as token ids, with what is read with each of them.
         readings: how much of each pair's text that is.
+        asked: each pair's query as a text, as far as it is read, for whom tokens tell nothing.
     """
 
     queries: Sequence[np.ndarray]
     cuts: Sequence[Cut]
     windows: Sequence[list[np.ndarray]]
     readings: Sequence[Reading]
+    asked: Sequence[str] = ()
 
 
 class LongDocScorer(nn.Module):
@@ -74,7 +76,7 @@ class LongDocScorer(nn.Module):
     Attributes:
         settings: as given, with windows that fit into the backbone.
         layout: how a query and a window become one input.
-        precision: the name of the settings' `dtype`, for coverage.
+        precision: the name of the settings' `dtype`, for coverage; None where nothing is computed here.
 
     Raises:
         ValueError: if query, largest window and special tokens exceed the backbone's longest input.
@@ -99,7 +101,7 @@ class LongDocScorer(nn.Module):
     def use(self, settings: Settings) -> None:
         """Reads and computes by these settings from now on; the weights move to their device."""
         self.settings, self.layout = self.encoder.prepare(settings)
-        self.precision = dtype_name(settings.dtype)
+        self.precision: str | None = dtype_name(settings.dtype)
         self.to(settings.device)
 
     def back_to_its_device(self) -> None:
@@ -338,7 +340,7 @@ class LongDocScorer(nn.Module):
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
         explained = []
         for i, (query, (document, spans)) in enumerate(zip(read.queries, read.cuts, strict=True)):
-            shown = self.tokenizer.convert_ids_to_tokens(query.tolist())
+            shown = [] if terms is None else self.tokenizer.convert_ids_to_tokens(query.tolist())
             explained.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),

@@ -100,6 +100,31 @@ class Settings:
             fitting = replace(self, windows=self.windows_within(min(alone, together - together // 4)))
         return replace(fitting, max_query_len=min(alone, together - (fitting.largest_window or 0)))
 
+    def within(self, longest: int | None, together: int | None, specials: int, alone: int | None = None) -> Settings:
+        """The settings with queries and windows that fit.
+
+        Args:
+            longest: the longest input, for the error.
+            together: most tokens of a query and a window; None if nothing limits them.
+            specials: tokens of an input that are special, for the error.
+            alone: most tokens of either; None if only `together` limits them.
+
+        Raises:
+            ValueError: if query, largest window and special tokens exceed the longest input.
+        """
+        if together is None:
+            return self
+        alone = together if alone is None else alone
+        if self.max_query_len is None:
+            return self.sharing(together, alone)
+        room = min(alone, together - self.max_query_len)
+        if room < 1 or self.max_query_len > alone:
+            raise ValueError(
+                f"max_query_len={self.max_query_len} leaves no room for a document: the backbone takes {longest} "
+                f"tokens, {specials} of them special; lower max_query_len"
+            )
+        return replace(self, windows=self.windows_within(room))
+
     def left_out(self, reading: Reading) -> LeftOut:
         """Why not all of a text was read of which so much was."""
         within = reading.tokens if self.max_doc_len is None else min(reading.tokens, self.max_doc_len)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -60,12 +61,14 @@ class TokenizedText:
         text: the text the tokens come from.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
         contexts: what is read with each of its windows; None if nothing is.
+        follows: `(L,)` bool, whether each token stands behind the one before it in the text; None if all do.
     """
 
     ids: np.ndarray
     text: str = ""
     offsets: np.ndarray | None = None
     contexts: Contexts | None = None
+    follows: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,9 +88,8 @@ class TokenizedText:
 
     def shown(self, span: Span) -> str:
         """The text of a window as it is read: its context on lines of their own, then the window."""
-        start, end = self.characters(span)
         context = self.context(span)
-        return on_lines("" if context is None else context.text, self.text[start:end])
+        return on_lines("" if context is None else context.text, self.written(span))
 
     def repeated(self, spans: Sequence[Span]) -> tuple[int, int]:
         """How many tokens the contexts of these windows have, each counted once, and how many of them are read."""
@@ -105,7 +107,7 @@ class TokenizedText:
         keep = np.zeros(len(self), dtype=bool)
         for start, end in spans:
             keep[start:end] = True
-        return self._at(keep)
+        return replace(self._at(keep), follows=(keep & np.roll(keep, 1))[keep])
 
     def with_sentences_marked(self, mark: int) -> TokenizedText:
         """The same text with a token before each sentence, whose characters are those of the sentence's first token.
@@ -121,8 +123,16 @@ class TokenizedText:
         )
 
     def _at(self, places: slice | np.ndarray) -> TokenizedText:
-        offsets = None if self.offsets is None else self.offsets[places]
-        return replace(self, ids=self.ids[places], offsets=offsets)
+        offsets, follows = (None if each is None else each[places] for each in (self.offsets, self.follows))
+        return replace(self, ids=self.ids[places], offsets=offsets, follows=follows)
+
+    def written(self, span: Span) -> str:
+        """The characters of a window; parts between which `only` left something out are joined by a space."""
+        start, end = span
+        follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
+        edges = [start, *(place for place, own in enumerate(follows, start + 1) if not own), end]
+        parts = [self.characters(part) for part in itertools.pairwise(edges)]
+        return " ".join(self.text[first:last] for first, last in parts)
 
     def characters(self, span: Span) -> Span:
         """The character offsets `(start, end)` of a window; an empty one stands where the token before it ends."""

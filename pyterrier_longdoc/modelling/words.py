@@ -1,197 +1,48 @@
-"""Tables of word embeddings, from a checkpoint or from a text file of vectors (GloVe), in the place of a backbone."""
+"""Words as tokens: for scorers whose own tokens nobody knows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+import re
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
 
-import numpy as np
-import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
-from torch import nn
-from transformers import PreTrainedTokenizerFast
+from tokenizers.pre_tokenizers import Split
 
-from .backbones.load import Backbone, load_backbone
-from .batching import PairLayout
+from ..common.language import UNSPACED
 
-PAD, UNKNOWN = "[PAD]", "[UNK]"
+_RULE = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
+_WORD = re.compile(_RULE)
 
 
-@dataclass(frozen=True)
-class WordConfig:
-    """What a table of word embeddings is, and what is put on it.
+class Words:
+    """Splits texts at white space; in scripts without spaces each character is a word.
+
+    It has those parts of a fast Hugging Face tokenizer that this package asks for. The id of a word is a checksum, so
+    that equal words have equal ids.
 
     Attributes:
-        vocab_size: words, or word pieces.
-        hidden_size: H.
-        overlap: tokens of the neighbours on either side that a window is contextualised with.
-        layers: of the transformer that contextualises.
-        attention_heads: of each.
-        feed_forward: units of each layer's feed-forward network.
+        backend_tokenizer: the rule in the form of the `tokenizers` library, by which it is told from others.
+
+    Example:
+        >>> Words()(["A cat, 猫猫."], return_offsets_mapping=True)["offset_mapping"]
+        [[(0, 1), (2, 6), (7, 8), (8, 9), (9, 10)]]
     """
 
-    vocab_size: int
-    hidden_size: int
-    overlap: int
-    layers: int
-    attention_heads: int
-    feed_forward: int
+    def __init__(self) -> None:
+        self.backend_tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
+        self.backend_tokenizer.pre_tokenizer = Split(Regex(_RULE), "removed", invert=True)
 
-    model_type: ClassVar[str] = "word-embeddings"
-    num_hidden_layers: ClassVar[int] = 0
+    def __call__(self, texts: Sequence[str], *, return_offsets_mapping: bool = False, **_: Any) -> dict[str, Any]:
+        """Ids of the words of each text and, if asked for, the characters at which they begin and end."""
+        matches = [list(_WORD.finditer(text)) for text in texts]
+        ids = [[crc32(match.group().encode()) & 0x7FFFFFFF for match in own] for own in matches]
+        if not return_offsets_mapping:
+            return {"input_ids": ids}
+        return {"input_ids": ids, "offset_mapping": [[match.span() for match in own] for own in matches]}
 
-
-class WordTable(nn.Module):
-    """A table of word embeddings where other models have an encoder.
-
-    Args:
-        config: its sizes.
-    """
-
-    def __init__(self, config: WordConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """As Hugging Face models have it."""
-        return self.words
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """`(V, T)` ids to `(V, T, H)` embeddings."""
-        return self.words(input_ids)
-
-
-class WordBackbone(Backbone):
-    """A table of word embeddings and its tokenizer; texts are read without special tokens."""
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-able description from which `build_word_backbone` makes the same modules."""
-        return {"words": asdict(self.model.config)}
-
-    def pair_layout(self) -> PairLayout:
-        """No special tokens."""
-        return PairLayout((), (), (), None, self.tokenizer.pad_token_id or 0)
-
-
-def load_word_backbone(
-    name: str,
-    *,
-    overlap: int,
-    layers: int,
-    attention_heads: int | None,
-    feed_forward: int,
-    trust_remote_code: bool = False,
-) -> WordBackbone:
-    """Loads word embeddings.
-
-    Args:
-        name: a text file of vectors, see `read_vectors`; or a model on the Hugging Face hub, a folder, or
-            `"longdoc:minilm-l6"`, of which only the table of word embeddings is used.
-        overlap: see `WordConfig`, as the next three.
-        layers: see there.
-        attention_heads: None for 10, or the most below that divide H.
-        feed_forward: see there.
-        trust_remote_code: run modelling code that the checkpoint brings along.
-
-    Raises:
-        ValueError: if the file or the checkpoint cannot be used, or `attention_heads` do not divide H.
-    """
-    if Path(name).is_file():
-        words, vectors = read_vectors(Path(name))
-        tokenizer = word_tokenizer(words)
-    else:
-        backbone = load_backbone(name, trust_remote_code=trust_remote_code)
-        vectors, tokenizer = backbone.model.get_input_embeddings().weight.detach().clone(), backbone.tokenizer
-    size, width = vectors.shape
-    heads = attention_heads or next(n for n in range(10, 0, -1) if width % n == 0)
-    if width % heads:
-        raise ValueError(f"attention_heads={heads} must divide {width}, the width of the word embeddings of {name!r}")
-    made = _with_table(WordConfig(size, width, overlap, layers, heads, feed_forward), tokenizer)
-    made.model.words.weight.data = vectors
-    return made
-
-
-def build_word_backbone(description: dict[str, Any], tokenizer: Any) -> WordBackbone:
-    """The table that `WordBackbone.describe` described, with random weights, for strict loading afterwards."""
-    return _with_table(WordConfig(**description["words"]), tokenizer)
-
-
-def _with_table(config: WordConfig, tokenizer: Any) -> WordBackbone:
-    return WordBackbone(WordTable(config), tokenizer, None, None, "mean")
-
-
-def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
-    """Reads word embeddings in the text form of GloVe, or of word2vec, whose first line tells two sizes.
-
-    A line is a word and its numbers, with spaces between them. Of a word that stands there twice the first line counts.
-
-    Args:
-        path: the file, in UTF-8.
-
-    Returns:
-        The words, of which the first two are padding and the unknown word, and `(words, H)` fp32 vectors, zeros for
-        these two: what an unknown word is, its neighbours tell.
-
-    Raises:
-        ValueError: if a line is not like that; the message tells its number.
-    """
-    number_of = {PAD: 0, UNKNOWN: 1}
-    vectors: list[np.ndarray] = []
-    for number, line in _lines(path):
-        parts = line.split(" ")
-        width = len(vectors[0]) if vectors else len(parts) - 1
-        word, vector = " ".join(parts[:-width]), _numbers(parts[-width:])
-        if not word or vector is None:
-            raise ValueError(
-                f"line {number} of {str(path)!r} is no word with {width or 'some'} numbers after it, a space between "
-                f"each: {line[:60]!r}"
-            )
-        if word not in number_of:
-            number_of[word] = len(number_of)
-            vectors.append(vector)
-    if not vectors:
-        raise ValueError(f"{str(path)!r} has no words and vectors")
-    return list(number_of), torch.from_numpy(np.stack([np.zeros_like(vectors[0])] * 2 + vectors))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines with vectors, and their numbers."""
-    # Words may hold characters that Python takes for line ends.
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            text = line.rstrip(" \r\n")
-            sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
-            if text and not sizes:
-                yield number, text
-
-
-def _numbers(parts: list[str]) -> np.ndarray | None:
-    try:
-        values = np.array(parts, dtype=np.float32)
-    except ValueError:
-        return None
-    return values if len(values) and np.isfinite(values).all() else None
-
-
-def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words and punctuation marks; in lower case if all its words are.
-
-    Args:
-        words: by id, padding and the unknown word first.
-    """
-    lowercase = all(word == word.lower() for word in words[2:])
-    core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
-    core.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)
-    core.pre_tokenizer = BertPreTokenizer()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token=UNKNOWN,
-        pad_token=PAD,
-        model_input_names=["input_ids", "attention_mask"],
-    )
+    def num_special_tokens_to_add(self, *, pair: bool) -> int:
+        """None: whoever reads the words puts them in."""
+        return 0

@@ -33,6 +33,7 @@ from ..common.coverage import Coverage, Explanation, Scored
 from ..common.documents import Text
 from ..common.frames import (
     TextField,
+    TruncationWarning,
     documents_of,
     strings,
     validated,
@@ -59,6 +60,7 @@ from ..modelling.checkpoint import (
 from ..modelling.devices import FASTEST, check_device, check_dtype, dtype_name, resolve_device, resolve_dtype
 from ..modelling.encoder import WindowEncoder
 from ..modelling.fingerprint import fingerprint
+from ..modelling.foreign import ForeignScorer, foreign_weights
 from ..modelling.heads import registered_heads
 from ..modelling.layout import InputLayout, resolve_layout
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
@@ -146,7 +148,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             was computed was padding; None before.
     """
 
-    backbone: str | Path = argument(DEFAULT_BACKBONE, role="checkpoint")
+    backbone: str | Path | ForeignScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
     _: KW_ONLY
     windows: Windows | None = argument(None, role="windows")
     max_windows: int | None = argument(None, role="windows")
@@ -180,7 +182,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def check(self) -> None:
         """Raises ValueError for arguments that can never work, without loading anything."""
-        check_checkpoint(backbone=self.backbone)
+        self.check_backbone()
         window_fields(self.text_field, self.repeat)
         self._check_repeat()
         check_dtype(self.dtype)
@@ -213,6 +215,15 @@ class WindowReranker(WithBackbone, pt.Transformer):
     def repeats(self) -> bool:
         """Whether anything is read with each window besides its own tokens."""
         return self.repeat is not None or self.repeat_headings
+
+    def check_backbone(self) -> None:
+        """Raises ValueError for what cannot be the name of a checkpoint."""
+        check_checkpoint(backbone=self.backbone)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether somebody else scores the windows: a served model, a function, a transformer."""
+        return isinstance(self.backbone, ForeignScorer)
 
     def make_windows(self) -> Windows:
         """How documents are cut: `windows`, or what the sizes say.
@@ -297,6 +308,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
         if losses:
             cut_by = [of_documents] * bool(coverage.tokens_lost) + [of_queries] * bool(coverage.queries_cut)
             cut_by += [of_repeats] * bool(coverage.repeats_cut)
+            cut_by += ["the server"] * bool(coverage.windows_cut)
             warn_of_cuts(self, self.warned, cut_by, f"{task} did not read {losses}")
 
     def summary(self, candidates: pd.DataFrame) -> Summary:
@@ -400,6 +412,8 @@ class WindowReranker(WithBackbone, pt.Transformer):
         given["repeat_tokens"] = self.repeat_tokens if self.repeats else 0
         if "layout" in given:
             given["layout"] = resolve_layout(given["layout"])
+        if self.is_foreign:  # nothing is computed here
+            return Settings(self.make_windows(), **given)
         device = resolve_device(self.device or default_device(given.get("runtime", "torch")))
         return Settings(self.make_windows(), device=device, dtype=resolve_dtype(self.dtype, device), **given)
 
@@ -445,7 +459,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             "computed": [settings.device.type, dtype_name(settings.dtype), settings.runtime],
         }
 
-    def _weights_fingerprint(self) -> str:
+    def _weights_fingerprint(self) -> Any:
         return fingerprint(self.load_scorer().state_dict())
 
     def _warn_once(self, message: str, category: type[Warning]) -> None:
@@ -491,7 +505,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     Args:
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
             DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
-            needs `fit` first. Default: a public MS MARCO passage cross-encoder.
+            needs `fit` first. Or a scorer that has no weights here, for models that aggregate scores: `ScoreServer`,
+            `PairScorer`. Default: a public MS MARCO passage cross-encoder.
         pooling: what of the last layer's states is a window's vector: `"cls"` (the first token's), `"mean"` (of all
             tokens, query and special ones included) or `"last"` (the last token's), as it is: a cross-encoder's
             classification head is left out, so that the model must be trained. None: what the checkpoint was trained
@@ -568,6 +583,30 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """The recipe where `training` is not given."""
         return TrainingArgs()
 
+    def check_backbone(self) -> None:
+        """See the base class; somebody else's scorer must suit the model's head, and arguments must have an effect."""
+        backbone = self.backbone
+        if not isinstance(backbone, ForeignScorer):
+            if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
+                raise ValueError(f"backbone={backbone!r} scores by itself: give it as ld.PairScorer(...)")
+            if str(backbone).startswith(("http://", "https://")):
+                raise ValueError("backbone is an address: give a served model as ld.ScoreServer(url)")
+            super().check_backbone()
+            return
+        head = registered_heads().get(self.head_spec()[0])
+        if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
+            raise ValueError(
+                f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
+            )
+        own = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
+        without_effect = [*changed_names(self, own), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
+        if without_effect:
+            raise ValueError(
+                f"{', '.join(sorted(without_effect))} would have no effect: {backbone!r} alone decides how a query and "
+                f"a window are read and scored"
+            )
+
     def check(self) -> None:
         """See the base class."""
         super().check()
@@ -597,7 +636,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         self.load_scorer()
         return cast(Weights, self._loaded)
 
-    def _weights_fingerprint(self) -> str:
+    def _weights_fingerprint(self) -> Any:
+        if isinstance(self.backbone, ForeignScorer):
+            return self.backbone.identity()
         return self.load_weights().fingerprint()
 
     def set_up(self) -> LongDocScorer:
@@ -609,19 +650,25 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             if weights is not None and weights.trained:
                 *names, last = made_for
                 raise self._would_lose_training(f"{', '.join(names)} or {last}")
-            weights = Weights.from_backbone(
-                self._load_backbone(),
-                head,
-                settings,
-                made_for=made_for,
-                seed=self.seed,
-                encoder=self.encoder_class,
-            )
+            weights = self._new_weights(made_for, head, settings)
         elif weights.head != head and not weights.exchange_head(head, self.seed):
             raise self._would_lose_training("the aggregation")
         weights.scorer.use(settings)
         self._loaded = weights
         return weights.scorer
+
+    def _new_weights(self, made_for: dict[str, Any], head: HeadSpec, settings: Settings) -> Weights:
+        if not isinstance(self.backbone, ForeignScorer):
+            backbone, cls = self._load_backbone(), self.encoder_class
+            return Weights.from_backbone(backbone, head, settings, made_for=made_for, seed=self.seed, encoder=cls)
+        warning = self.backbone.warning()
+        if warning is not None:
+            self._warn_once(warning, TruncationWarning)
+        return foreign_weights(self.backbone, head, settings, made_for=made_for, seed=self.seed)
+
+    def _refuse_foreign(self, what: str) -> None:
+        if self.is_foreign:
+            raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
 
     def _would_lose_training(self, what: str) -> ValueError:
         name = type(self).__name__
@@ -675,6 +722,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 one (the message says why), a label or score is no number, the text of judged documents is missing and
                 there is no `text_loader`, or the recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
             OSError: if the state cannot be written to the checkpoint folder.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
@@ -688,6 +736,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With
         `verbose` each is a line, and the first no warning.
         """
+        self._refuse_foreign("trained")
         args = self.recipe
         if self.is_trained and not is_resumed(args):
             warn(
@@ -788,6 +837,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 f"start_from needs a reranker of this package in memory, not {other!r}; LongDocReranker.load(...) "
                 f"restores a saved one"
             )
+        for model in (self, other):
+            if isinstance(model, LongDocReranker):
+                model._refuse_foreign("started from another model, nor another one from it")
         weights, its_scorer = self.load_weights(), other.load_scorer()
         if weights.scorer.tokenizer.get_vocab() != its_scorer.tokenizer.get_vocab():
             raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
@@ -854,6 +906,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         self._note_source(str(folder))
 
     def _save(self, folder: Path) -> None:
+        self._refuse_foreign("saved")
         if self.trust_remote_code:
             raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
         self._write(folder)
@@ -879,6 +932,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if the difference has a higher rank, as after a training without LoRA.
         """
+        self._refuse_foreign("saved")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).load_weights()
         self._write(Path(folder), Adapter.of(self.load_weights(), untrained, rank=rank))
 

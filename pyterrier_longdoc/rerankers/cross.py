@@ -37,11 +37,12 @@ from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
 from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
+from ..modelling.foreign import ForeignScorer
 from ..modelling.layout import resolve_layout
 from ..modelling.local import LocalEncoder
 from ..modelling.scorer import LongDocScorer
 from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
-from ..modelling.words import load_word_backbone
+from ..modelling.word_vectors import load_word_backbone
 from ..training import TrainingArgs
 from .base import LongDocReranker
 from .summary import Summary
@@ -542,7 +543,7 @@ class LongP(LongDocReranker):
 
     head_name: ClassVar[str] = "firstp"
 
-    backbone: str | Path = argument(LONG_BACKBONE, role="checkpoint")
+    backbone: str | Path | ForeignScorer = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
     template: str | None = argument(None, role="weights")
     answers: tuple[str, str] | None = argument(None, role="weights")
@@ -567,7 +568,8 @@ class LongP(LongDocReranker):
 
     def set_up(self) -> LongDocScorer:
         scorer = super().set_up()
-        use_attention(scorer.encoder.backbone, self.attn_implementation)
+        if not self.is_foreign:
+            use_attention(scorer.encoder.backbone, self.attn_implementation)
         return scorer
 
     def check(self) -> None:

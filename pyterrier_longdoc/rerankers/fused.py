@@ -106,7 +106,11 @@ def _is_plain(model: Any) -> bool:
     own = ("transform", "score_pairs", "load_weights", "load_scorer", "set_up")
     if any(getattr(type(model), name) is not getattr(base, name) for name in own):
         return False
-    if model.encoder_class is not WindowEncoder or registered_heads()[model.head_spec()[0]].needs != "cls":
+    if (
+        model.is_foreign
+        or model.encoder_class is not WindowEncoder
+        or registered_heads()[model.head_spec()[0]].needs != "cls"
+    ):
         return False
     does_more = changed_names(model, arguments_of(model, "call").keys() - set(_FREE))
     reads_by_query = model.preselect is not None or resolve_layout(model.layout).shared_budget

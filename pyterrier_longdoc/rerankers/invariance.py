@@ -151,7 +151,9 @@ def _each(model: Any, frame: pd.DataFrame, mate: int | None = None) -> np.ndarra
 def _padded(model: Any, frame: pd.DataFrame) -> np.ndarray:
     """Scores of the rows, each next to the longest one and, where the model divides its work, in the same pass."""
     mate = _longest(model, frame)
-    sizes = ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens") else ()
+    sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
+    if getattr(model, "is_foreign", False):
+        sizes.remove("max_batch_tokens")
     with _changed(model, **dict.fromkeys(sizes, sys.maxsize)):
         return _each(model, frame, mate)
 
@@ -200,6 +202,8 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
         raise _NotApplicableError(f"{type(model).__name__} does not say what its backbone is")
     if getattr(model, "runtime", "torch") not in ("torch", "compile"):
         raise _NotApplicableError(f"runtime={model.runtime!r} has its own")
+    if getattr(model, "is_foreign", False):
+        raise _NotApplicableError(f"{model.backbone!r} does not say how it computes")
     backbone = model.load_scorer().encoder.backbone
     usual = getattr(backbone.config, "_attn_implementation", None)
     if usual == implementation:
@@ -220,7 +224,7 @@ def _undisturbed(model: Any) -> Iterator[None]:
     try:
         with undisturbed(model, "dtype") as models:
             for each in models:
-                if hasattr(each, "load_scorer") and each.dtype in (None, "fastest"):
+                if hasattr(each, "load_scorer") and not each.is_foreign and each.dtype in (None, "fastest"):
                     each.dtype = "float32"
             yield
     finally:

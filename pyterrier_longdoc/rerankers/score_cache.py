@@ -133,6 +133,7 @@ def score_with_cache(
     fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=store)
     census, done = scorer.census(), fresh.coverage
     census.coverage.tokens_encoded, census.coverage.tokens_computed = done.tokens_encoded, done.tokens_computed
+    census.coverage.windows_cut = done.windows_cut
     rows: dict[bytes, list[int]] = {}
     for row, key in enumerate(keys):
         rows.setdefault(key, []).append(row)

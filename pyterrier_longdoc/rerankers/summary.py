@@ -84,12 +84,9 @@ class Summary:
         lines["to score"] = (
             f"{self.pairs:,} pairs{known}: {self.inputs:,} distinct inputs of {self.tokens_of_inputs:,} tokens"
         )
+        where = "" if coverage.dtype is None else f" on {self.device} in {coverage.dtype}"
         measured = f" (estimate: {self.timed_pairs:,} pairs took {_duration(self.timed_seconds)})"
-        lines["time"] = (
-            f"about {_duration(self.seconds)} on {self.device} in {coverage.dtype}{measured}"
-            if self.inputs
-            else "nothing to compute"
-        )
+        lines["time"] = f"about {_duration(self.seconds)}{where}{measured}" if self.inputs else "nothing to compute"
         return lines
 
     def _not_read(self, of: str) -> str:

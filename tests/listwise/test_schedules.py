@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import (
-    BackendError,
     ContextOverflowError,
     IncompleteReplyWarning,
     ListwisePrompt,
@@ -19,7 +18,7 @@ from pyterrier_longdoc.listwise import (
     UnreadableReplyError,
 )
 from pyterrier_longdoc.listwise.messages import Tokens
-from pyterrier_longdoc.listwise.schedules import BackToFront, in_parallel
+from pyterrier_longdoc.listwise.schedules import BackToFront
 
 from ..support.llm import Scripted, candidates, oracle, order, shown, worth
 
@@ -241,28 +240,10 @@ def test_prompts_that_the_server_finds_too_long_are_shortened():
         RankGPT(Scripted(ContextOverflowError("always")))(LONG)
 
 
-# Several queries in flight, and stopping; Ctrl-C is tried in `test_client.py`.
+# Several queries in flight; Ctrl-C is tried in `test_client.py`.
 
 
 def test_results_do_not_depend_on_concurrency():
     run = candidates(queries=9, documents=25)
     out = [RankGPT(oracle, concurrency=concurrency)(run) for concurrency in (1, 4)]
     assert out[0].equals(out[1])
-
-
-def test_after_an_error_no_job_starts_and_running_ones_end_at_their_next_step():
-    started, steps = [], []
-
-    def work(job, step):
-        step()
-        started.append(job)
-        if job == 1:
-            raise BackendError("outage")
-        while True:  # until it is stopped
-            step()
-
-    with pytest.raises(BackendError, match="outage"):
-        in_parallel(work, range(20), 2, on_step=lambda: steps.append(1), on_done=lambda: started.append("done"))
-    assert sorted(started) == [0, 1]
-    assert in_parallel(lambda job, step: step() or -job, range(3), 2, on_step=lambda: steps.append(2)) == [0, -1, -2]
-    assert steps[-3:] == [2] * 3

@@ -113,8 +113,13 @@ def claude_message(text: str) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(*answers: Answer | Callable[[dict], Answer]):
-    """A server that answers requests as `Scripted` does, with its `url` and `(path, headers, body)` of each request."""
+def serving(*answers: Answer | Callable[[dict], Answer], about: Callable[[str], Answer] | None = None):
+    """A server that answers requests as `Scripted` does, with its `url` and `(path, headers, body)` of each request.
+
+    Args:
+        answers: to what is sent to it.
+        about: what it tells at a path when it is only looked at; None for nothing.
+    """
     scripted, requests = Scripted(*answers), []
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,6 +133,9 @@ def serving(*answers: Answer | Callable[[dict], Answer]):
             time.sleep(answer.wait)
             with suppress(BrokenPipeError, ConnectionResetError):  # a client that timed out
                 self.send(answer)
+
+        def do_GET(self) -> None:
+            self.send(Answer({"detail": "Not Found"}, 404) if about is None else about(self.path))
 
         def send(self, answer: Answer) -> None:
             self.send_response(answer.status)

@@ -48,6 +48,8 @@ class Head(nn.Module):
     needs: ClassVar[Literal["cls", "query", "last", "all"]] = "cls"
     """What of the encoder: one vector per window, or also the states of the query's tokens, or matches of query and
     document tokens in the last layer or in all of them."""
+    from_scores: ClassVar[bool] = False
+    """Whether the windows' scores are all that it combines, so that a served model or a function can give them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that may change without new weights."""
 

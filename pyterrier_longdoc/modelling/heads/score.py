@@ -19,12 +19,16 @@ from .base import Head, masked_mean
 class FirstPHead(Head, name="firstp"):
     """`s_1`: the first window alone (FirstP; with one long window, LongP)."""
 
+    from_scores = True
+
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.score(encoded.cls[:, 0])
 
 
 class MaxPHead(Head, name="maxp"):
     """`max_i s_i` (Dai & Callan 2019; Boytsov et al. 2025, section 3)."""
+
+    from_scores = True
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         scores = self.score(encoded.cls)  # (B, N)
@@ -37,6 +41,8 @@ class SumPHead(Head, name="sump"):
     Differs from FlexNeuART: windows made of padding do not take part.
     """
 
+    from_scores = True
+
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.score(encoded.cls).masked_fill(~encoded.mask, 0.0).sum(1)
 
@@ -46,6 +52,8 @@ class AvgPHead(Head, name="avgp"):
 
     Differs from FlexNeuART: windows made of padding do not take part in the mean.
     """
+
+    from_scores = True
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.score(masked_mean(encoded.cls, encoded.mask))
@@ -66,6 +74,7 @@ class KMaxPHead(Head, name="kmaxp"):
         ValueError: if `k` is below 1 or there are not exactly `k` weights.
     """
 
+    from_scores = True
     tunable = ("k", "weights")
 
     def __init__(self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, **options: Any) -> None:
