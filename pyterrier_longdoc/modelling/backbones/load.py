@@ -225,14 +225,14 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
         return _load_alibi(name, published, options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     rules_for(config, options)  # before anything large is loaded
+    if config.is_encoder_decoder:
+        _check_encoder_decoder(name, config.model_type, options)
     files = cross_encoder_files(name)
     classifier = has_known_head(config)
     if is_classifier(config):
         _check_labels(name, config.model_type, config.num_labels, supported=classifier)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     template = _template(config, tokenizer, files, options.template)
-    if config.is_encoder_decoder:
-        _check_encoder_decoder(name, config.model_type, template, options.pooling)
     options = replace(options, template=template, prompt="" if files is None or template is not None else files.prompt)
     has_head = classifier or (files is not None and files.is_modular)
     answers = None if template is None or has_head else template.answers
@@ -254,14 +254,14 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
 
 
 def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
-    """Loads a checkpoint that reads texts one by one, in fp32: its layers alone, without any head.
+    """Loads a checkpoint that is to read texts one by one, in fp32; how it reads two together is not asked.
 
     Args:
         name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
         trust_remote_code: run modelling code that the checkpoint brings along.
 
     Raises:
-        ValueError: for a folder that is no checkpoint, an encoder-decoder, missing weights or no fast tokenizer.
+        ValueError: as `load_backbone`, and for an encoder-decoder.
         OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
     options = BackboneOptions()
@@ -272,20 +272,25 @@ def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if config.is_encoder_decoder:
         raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
-    model = _load_model(AutoModel, name, config, None, trust_remote_code=trust_remote_code)
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    return _assemble(take_apart(model), tokenizer, options)
+    classifier = has_known_head(config)
+    if is_classifier(config):
+        _check_labels(name, config.model_type, config.num_labels, supported=classifier)
+    auto = AutoModelForSequenceClassification if classifier else AutoModel
+    model = _load_model(auto, name, config, None, trust_remote_code=trust_remote_code)
+    return _assemble(take_apart(model), load_tokenizer(name, trust_remote_code=trust_remote_code), options)
 
 
-def _check_encoder_decoder(name: str, family: str, template: Template | None, pooling: str | None) -> None:
+def _check_encoder_decoder(name: str, family: str, options: BackboneOptions) -> None:
     if family not in ENCODER_DECODERS:
+        known = ", ".join(ENCODER_DECODERS)
         raise ValueError(
-            f"checkpoint {name!r} ({family}) is an encoder-decoder; of these only {', '.join(ENCODER_DECODERS)} are known"
+            f"checkpoint {name!r} ({family}) is an encoder-decoder, of which only {known} can be backbones"
         )
-    if template is None or template.answers is None or pooling is not None:
+    without_answers = options.template is not None and options.template.answers is None
+    if without_answers or options.pooling is not None:
         raise ValueError(
-            f"checkpoint {name!r} ({family}) is an encoder-decoder, whose score is its answer: the template needs "
-            f"answers, as template='monot5' has, and pooling= must be left out"
+            f"checkpoint {name!r} ({family}) is an encoder-decoder, whose answer is scored: the template needs "
+            f"answers, as template='monot5' has them, and pooling= must be left out"
         )
 
 
@@ -329,7 +334,7 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, give
     separates = not config.is_encoder_decoder and _separates(tokenizer)
     kind = (config.architectures or [config.model_type])[0]
     known = (
-        f"known are {', '.join(TEMPLATES)}; another one is template=ld.Template.of('query: {{query}} text: {{text}}'"
+        f"Known are {', '.join(TEMPLATES)}; another one is template=ld.Template.of('query: {{query}} text: {{text}}'"
     )
     if config.is_encoder_decoder:
         raise ValueError(
@@ -384,7 +389,10 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
         name = reachable("google-bert/bert-base-uncased")
-    return _assemble(parts, load_tokenizer(name), options)
+    tokenizer = load_tokenizer(name)
+    if options.template is not None:
+        options = replace(options, template=options.template.within(tokenizer))
+    return _assemble(parts, tokenizer, options)
 
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:

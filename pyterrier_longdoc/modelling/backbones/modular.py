@@ -24,9 +24,8 @@ _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 
 _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", "feature-extraction"
 
-_POOLINGS = {
-    "cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last",
-}  # fmt: skip
+_POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+"""What can be taken over, and its name here."""
 
 
 class Dense(nn.Module):
@@ -282,16 +281,16 @@ def _prompt(name: str, general: dict[str, Any]) -> str:
 def _pooling(name: str, path: str, prompt: str) -> str:
     config = read_json(name, f"{path}/config.json") or {}
     pooling = pooling_of(config)
-    if pooling not in _POOLINGS.values():
+    if pooling not in _POOLINGS:
         raise ValueError(
-            f"checkpoint {name!r} has pooling_mode={pooling!r}, which cannot be taken over; known are cls, mean and "
-            f"lasttoken"
+            f"checkpoint {name!r} has pooling_mode={pooling!r}, which cannot be taken over; known are "
+            f"{', '.join(_POOLINGS)}"
         )
     if prompt and not config.get("include_prompt", True):
         raise ValueError(
             f"checkpoint {name!r} leaves its prompt {prompt!r} out of the pooling, which cannot be followed"
         )
-    return str(pooling)
+    return _POOLINGS[pooling]
 
 
 def pooling_of(config: dict[str, Any]) -> str | None:
@@ -301,7 +300,8 @@ def pooling_of(config: dict[str, Any]) -> str | None:
         prefix = "pooling_mode_"
         modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    return "+".join(_POOLINGS.get(mode, mode) for mode in modes) or None
+    # Before version 5.4 it had the names of these settings.
+    return "+".join(mode.removesuffix("_tokens").removesuffix("_token") for mode in modes) or None
 
 
 def read_json(name: str, path: str) -> Any:
