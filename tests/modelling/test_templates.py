@@ -150,9 +150,9 @@ def filled(model, tokenizer, template, pairs):
 
 KINDS = {
     "qwen3": ("qwen3", "qwen3-reranker", {}),
-    "qwen2": ("qwen2", "mxbai-rerank-v2", {}),
+    "mxbai": ("qwen3", "mxbai-rerank-v2", {}),
     "gemma": ("gemma", "bge-reranker-v2-gemma", {}),
-    "t5": ("t5", "monot5", {"initializer_factor": 3.0}),
+    "t5": ("t5", "monot5", {"initializer_factor": 1.5}),
     "t5, two tables": ("t5", "monot5", {"tie_word_embeddings": False}),
     "chat": ("llama", "yes-no", {}),
 }
@@ -247,8 +247,8 @@ def test_a_template_of_one_s_own(tmp_path):
 def test_lora_learns_over_answers(family, tmp_path):
     name = {"qwen3": "qwen3-reranker", "t5": "monot5"}[family]
     _, folder = tiny_answers.checkpoint(tmp_path / "model", family, tokenizer_for(name))
-    run, judged = toy_task(0, queries=3)
-    recipe = TrainingArgs(epochs=2, queries_per_step=3, learning_rates={"": 1e-2}, lora=Lora(rank=2))
+    run, judged = toy_task(0, queries=4)
+    recipe = TrainingArgs(epochs=1, queries_per_step=4, learning_rates={"": 1e-2}, lora=Lora(rank=2))
     model = ld.MaxP(folder, template=name, training=recipe, **READING)
     before = scores(model, run)
     words = model.load_scorer().encoder.backbone.get_input_embeddings().weight.clone()
@@ -275,7 +275,7 @@ def test_heads_that_need_more_than_the_answer(tmp_path):
 
 
 def pair_scores(folder, activation=None):
-    sentence_transformers = pytest.importorskip("sentence_transformers", minversion="5.4")
+    sentence_transformers = pytest.importorskip("sentence_transformers", minversion="5.7")
     model = sentence_transformers.CrossEncoder(folder, device="cpu")
     return model, model.predict(PAIRS, activation_fn=activation or torch.nn.Identity(), show_progress_bar=False)
 
@@ -305,7 +305,7 @@ def test_the_chat_template_of_a_reranker(labels, prompt, tmp_path):
 
 @pytest.mark.parametrize("one", [True, False])
 def test_answers_that_sentence_transformers_compares(one, tmp_path):
-    modules = pytest.importorskip("sentence_transformers.cross_encoder.modules", minversion=None)
+    modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")
     from sentence_transformers import CrossEncoder
 
     tokenizer = tiny_answers.tokenizer(chat=ROLES)
