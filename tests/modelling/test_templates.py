@@ -193,6 +193,7 @@ def test_nothing_but_query_and_text_decides(answering):
     table = ld.check_invariance(model, FRAME, tolerance=5e-5, dtypes=(), verbose=False).set_index("check")
     assert table["passed"].dropna().all(), table
     assert table.loc[["repeated", "order", "alone", "padding", "batch size 1"], "passed"].all(), table
+    assert len(set(scores(model, FRAME).round(5))) == len(FRAME)
     assert model.coverage.share_read == 1.0
 
 

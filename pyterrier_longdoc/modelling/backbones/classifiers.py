@@ -99,19 +99,23 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
     """
     tokens = [_token(tokenizer, answer) for answer in answers]
     ids = torch.tensor([[*tokens, *tokens[::-1]]])
-    logits = _logits(model, ids)
-    expected = logits[tokens[0]] - (logits[tokens[1]] if len(tokens) > 1 else 0.0)
-    final = _margin(model.get_output_embeddings(), *tokens)
+    words = model.get_output_embeddings()
+    logits, final = _logits(model, ids), _margin(words, *tokens)
     encoder, pooling = (FirstStep(model), "cls") if model.config.is_encoder_decoder else (model.base_model, "last")
     with torch.no_grad():
-        vector = encoder(input_ids=ids).last_hidden_state[0, -1]
-    if not _agree(final, vector, expected):
-        cap = getattr(model.config, "final_logit_softcapping", None)
+        linear = words(encoder(input_ids=ids).last_hidden_state[0, -1])
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    # T5 scales the states where words that are read and words that are said share a table.
+    scales = [scale for scale in (1.0, final.in_features**-0.5) if _close(scale * linear, logits) and cap is None]
+    if not scales:
         why = f" (final_logit_softcapping={cap})" if cap is not None else ""
         raise ValueError(
             f"the logits of {type(model).__name__} are no linear function of its last state{why}, so that a head "
             f"cannot score by them: give a template without answers, and train the model"
         )
+    with torch.no_grad():
+        final.weight.mul_(scales[0])
+        final.bias.mul_(scales[0])
     return Parts(encoder, None, final, pooling)
 
 
@@ -140,15 +144,9 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@torch.no_grad()
-def _agree(final: nn.Linear, vector: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether a layer gives the expected score, which it is made to do where the model scales its states."""
-    for scale in (1.0, final.in_features**-0.5):  # T5's, where input and output share the table of words
-        if torch.allclose(scale * final(vector)[0], expected, rtol=1e-3, atol=1e-4):
-            final.weight.mul_(scale)
-            final.bias.mul_(scale)
-            return True
-    return False
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether all logits are the expected ones, but for rounding."""
+    return bool((found - expected).norm() <= 1e-3 * expected.norm())
 
 
 def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:

@@ -385,7 +385,6 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
     if "classifier.weight" in state:
         _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
     parts = alibi_parts(state, published)
-    rules_for(parts.encoder.config, options)
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
         name = reachable("google-bert/bert-base-uncased")
