@@ -154,6 +154,8 @@ KINDS = {
     "gemma": ("gemma", "bge-reranker-v2-gemma", {}),
     "t5": ("t5", "monot5", {"initializer_factor": 1.5}),
     "t5, two tables": ("t5", "monot5", {"tie_word_embeddings": False}),
+    "mt5": ("mt5", "monot5", {}),
+    "umt5": ("umt5", "monot5", {}),
     "chat": ("llama", "yes-no", {}),
 }
 

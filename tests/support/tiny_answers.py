@@ -10,10 +10,9 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from pyterrier_longdoc.modelling.backbones.templates import TEMPLATES
@@ -72,10 +71,10 @@ def tokenizer(*, begin: bool = False, end: bool = False, chat: str | None = None
 def checkpoint(folder: Path, family: str, tokenizer: PreTrainedTokenizerFast, *, labels: int | None = None, **changes):
     """Saves a random language model, or with `labels` a classifier, and returns it and its folder."""
     torch.manual_seed(0)
-    if family == "t5":
+    if family.endswith("t5"):
         sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 1}
-        config = T5Config(vocab_size=len(tokenizer), pad_token_id=1, eos_token_id=1, **{**sizes, **changes})
-        model = T5ForConditionalGeneration(config)
+        ids = {"vocab_size": len(tokenizer), "pad_token_id": 1, "eos_token_id": 1}
+        model = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(family, **ids, **{**sizes, **changes}))
     else:
         sizes = {"num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512}
         ids = {"pad_token_id": 1, "eos_token_id": 1, "bos_token_id": 1, "vocab_size": len(tokenizer)}

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-FAMILIES = ("t5", "mt5", "umt5", "longt5")
+FAMILIES = ("t5", "mt5", "umt5")
 """Encoder-decoders whose parts are known: one table of words, positions that are relative."""
 
 
