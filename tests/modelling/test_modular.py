@@ -88,7 +88,7 @@ def test_scores_are_those_of_its_owner(kind, tmp_path):
     if kind != "two labels":
         # What predict gives by itself is the sigmoid of that.
         np.testing.assert_allclose(1 / (1 + np.exp(-scores(first, FRAME))), model.predict(PAIRS), atol=1e-6)
-    for reranker in (first, ld.MaxP(folder, **READING, window_size=50), ld.PARADE(folder, **SLIDING)):
+    for reranker in (first, ld.MaxP(folder, **READING, window_size=50, stride=50), ld.PARADE(folder, **SLIDING)):
         np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)  # each text is one window
         assert reranker.load_weights().ready
         reranker.save(tmp_path / "ours")
@@ -153,7 +153,9 @@ def test_the_default_prompt_is_put_before_the_query(kind, tmp_path):
     prompts = {"prompts": {"find": "find the old ", "other": "run "}}
     model, folder = stored(tmp_path / "default", kind, default_prompt_name="find", **prompts)
     expected = predicted(model)
-    np.testing.assert_allclose(scores(ld.MaxP(folder, window_size=50, **READING), FRAME), expected, atol=1e-5)
+    np.testing.assert_allclose(
+        scores(ld.MaxP(folder, window_size=50, stride=50, **READING), FRAME), expected, atol=1e-5
+    )
     model, folder = stored(tmp_path / "named", kind, **prompts)
     assert np.abs(predicted(model) - expected).max() > 1e-3
     np.testing.assert_allclose(scores(ld.FirstP(folder, **READING), FRAME), predicted(model), atol=1e-5)
@@ -204,8 +206,8 @@ PROMPT = {"prompts": {"find": "find "}, "default_prompt_name": "find"}
             {"module_input_name": "token_embeddings"},
             "module_input_name='token_embeddings' in 2_",
         ),
-        ("2_Dense/config.json", {"out_features": 16}, "weights in 2_Dense of checkpoint .* do not fit config.json"),
-        ("4_Dense/config.json", {"module_output_name": "x"}, "must end in a Dense module that gives the scores"),
+        ("2_Dense/config.json", {"out_features": 16}, "weights in 2_Dense of checkpoint .* do not fit its config.json"),
+        ("4_Dense/config.json", {"module_output_name": "x"}, "does not end in a Dense module that gives the scores"),
         ("4_Dense/config.json", {"activation_function": "torch.nn.Tanh"}, "has activation_function=Tanh and use_resid"),
         (
             "sentence_bert_config.json",
@@ -242,7 +244,7 @@ def test_weights_that_are_missing(tmp_path):
     folder = Path(stored(tmp_path)[1])
     weights = load_file(folder / "4_Dense" / "model.safetensors")
     save_file({"linear.weight": weights["linear.weight"]}, folder / "4_Dense" / "model.safetensors")
-    with pytest.raises(ValueError, match=r"weights in 4_Dense of checkpoint .* do not fit config.json"):
+    with pytest.raises(ValueError, match=r"weights in 4_Dense of checkpoint .* do not fit its config.json"):
         ld.FirstP(folder, **READING).load_scorer()
     (folder / "4_Dense" / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no 4_Dense/model\.safetensors"):
