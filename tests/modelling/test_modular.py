@@ -14,7 +14,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 
 from ..support import tiny, tiny_answers
-from ..support.systems import QUIET, scores
+from ..support.systems import QUIET, scores, slow_but
 from ..support.toy import toy_task
 
 pytest.importorskip("sentence_transformers", minversion="5.7")
@@ -78,7 +78,7 @@ def predicted(model, pairs=PAIRS, activation=torch.nn.Identity):
     return values if values.ndim == 1 else values[:, 1] - values[:, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(("ettin", "residual", "language model"), KINDS))
 def test_scores_are_those_of_its_owner(kind, tmp_path):
     model, folder = stored(tmp_path, kind)
     expected = predicted(model)

@@ -17,7 +17,7 @@ from pyterrier_longdoc.modelling.texts import tokenize
 from pyterrier_longdoc.training import Lora, TrainingArgs
 
 from ..support import tiny, tiny_answers, tiny_long
-from ..support.systems import QUIET, scores
+from ..support.systems import QUIET, scores, slow_but
 from ..support.tiny_answers import CHAT, PAIR, ROLES
 from ..support.toy import toy_task
 
@@ -160,7 +160,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=slow_but(("qwen3", "gemma", "t5"), KINDS))
 def answering(request, tmp_path_factory):
     """A language model that answers: itself, its tokenizer, its folder, and the name of its template."""
     family, name, changes = KINDS[request.param]
