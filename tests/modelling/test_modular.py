@@ -88,8 +88,9 @@ def test_scores_are_those_of_its_owner(kind, tmp_path):
     if kind != "two labels":
         # What predict gives by itself is the sigmoid of that.
         np.testing.assert_allclose(1 / (1 + np.exp(-scores(first, FRAME))), model.predict(PAIRS), atol=1e-6)
-    for reranker in (first, ld.MaxP(folder, **READING, window_size=50, stride=50), ld.PARADE(folder, **SLIDING)):
-        np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)  # each text is one window
+    one_window = {"window_size": 50, "stride": 50, **READING}
+    for reranker in (first, ld.MaxP(folder, **one_window), ld.PARADE(folder, **one_window)):
+        np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)
         assert reranker.load_weights().ready
         reranker.save(tmp_path / "ours")
         again = type(reranker).load(tmp_path / "ours", device="cpu")
