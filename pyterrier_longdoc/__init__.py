@@ -30,6 +30,7 @@ _PUBLIC = {
         "SentenceWindows",
     ],
     "modelling.layout": ["InputLayout"],
+    "modelling.backbones.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
     "modelling.apart": ["ExperimentalWarning"],
     "common.frames": ["TruncationWarning"],

@@ -30,7 +30,7 @@ from ..common.coverage import Work
 from ..common.hub import reachable
 from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
-from .backbones.load import Backbone, build_backbone, checkpoint_config, load_backbone, load_tokenizer
+from .backbones.load import Backbone, build_backbone, checkpoint_config, load_encoder, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
 from .devices import current_dtype
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, micro_batches, of_distinct
@@ -178,7 +178,7 @@ def load_late_backbone(name: str, interaction: str, *, trust_remote_code: bool =
         interaction: the transformer that lets them interact.
         trust_remote_code: run modelling code that the first checkpoint brings along.
     """
-    return _together(load_backbone(name, trust_remote_code=trust_remote_code), vector_transformer(interaction))
+    return _together(load_encoder(name, trust_remote_code=trust_remote_code), vector_transformer(interaction))
 
 
 def build_late_backbone(description: dict[str, Any], tokenizer: Any) -> LateBackbone:

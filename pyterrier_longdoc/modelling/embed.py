@@ -5,26 +5,24 @@ Shapes: B documents, N windows of a document, V token sequences, H width of an e
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers.utils import cached_file
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from .backbones.classifiers import Representation
-from .backbones.load import Backbone, load_backbone
+from .backbones.load import Backbone, load_encoder
+from .backbones.modular import activation_named, find_file, pooling_of, read_json
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
 from .encoder import WindowEncoder, of_distinct
@@ -234,14 +232,12 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
     encoder = _LOADED.get(key)
     if encoder is None:
         name = reachable(name)
-        encoder = SharedEncoder(load_backbone(name, trust_remote_code=trust_remote_code), embedding_settings(name))
+        encoder = SharedEncoder(load_encoder(name, trust_remote_code=trust_remote_code), embedding_settings(name))
         _LOADED[key] = encoder
     return encoder
 
 
-_ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh, "ReLU": nn.ReLU, "GELU": nn.GELU, "SiLU": nn.SiLU}
 _PASSAGE_PROMPTS = ("document", "passage", "corpus")
-_POOLINGS = {"cls": "cls", "cls_token": "cls", "mean": "mean", "mean_tokens": "mean"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,14 +273,14 @@ def embedding_settings(name: str) -> EmbeddingSettings:
     Raises:
         ValueError: for a module after the encoder that this package cannot apply.
     """
-    modules = _read_json(name, "modules.json")
+    modules = read_json(name, "modules.json")
     pooling, projection, pools_prompt = None, None, True
     kinds: list[str] = []
     for module in modules or []:
         kind = module["type"].rsplit(".", 1)[-1]
         if kind == "Pooling":
-            config = _read_json(name, f"{module['path']}/config.json") or {}
-            pooling, pools_prompt = _pooling(config), config.get("include_prompt", True)
+            config = read_json(name, f"{module['path']}/config.json") or {}
+            pooling, pools_prompt = pooling_of(config), config.get("include_prompt", True)
         elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
             projection = _projection(name, module["path"])
         elif kind not in ("Transformer", "Normalize"):
@@ -293,7 +289,7 @@ def embedding_settings(name: str) -> EmbeddingSettings:
                 f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
             )
         kinds.append(kind)
-    general = _read_json(name, "config_sentence_transformers.json") or {}
+    general = read_json(name, "config_sentence_transformers.json") or {}
     prompts = general.get("prompts") or {}
     default = prompts.get(general.get("default_prompt_name"), "")
     return EmbeddingSettings(
@@ -306,40 +302,15 @@ def embedding_settings(name: str) -> EmbeddingSettings:
     )
 
 
-def _pooling(config: dict[str, Any]) -> str | None:
-    modes = config.get("pooling_mode")
-    if modes is None:
-        prefix = "pooling_mode_"
-        modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
-    modes = [modes] if isinstance(modes, str) else list(modes)
-    return "+".join(_POOLINGS.get(mode, mode) for mode in modes) or None
-
-
 def _projection(name: str, path: str) -> Representation:
-    config = _read_json(name, f"{path}/config.json") or {}
+    config = read_json(name, f"{path}/config.json") or {}
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
-    weights = _file(name, f"{path}/model.safetensors")
-    if activation not in _ACTIVATIONS or weights is None:
-        raise ValueError(
-            f"checkpoint {name!r} projects its embeddings by {path}, which needs model.safetensors there and one of "
-            f"the activations {', '.join(_ACTIVATIONS)} (it names {activation})"
-        )
+    weights = find_file(name, f"{path}/model.safetensors")
+    if weights is None:
+        raise ValueError(f"checkpoint {name!r} projects its embeddings by {path}, which needs model.safetensors there")
     dense = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
     dense.load_state_dict({key.removeprefix("linear."): value for key, value in load_file(weights).items()})
-    return Representation(dense, _ACTIVATIONS[activation]())
-
-
-def _read_json(name: str, path: str) -> Any:
-    file = _file(name, path)
-    return None if file is None else json.loads(file.read_text(encoding="utf-8"))
-
-
-def _file(name: str, path: str) -> Path | None:
-    """A file of the checkpoint, from its folder, the hub or the hub's cache; None where it is not."""
-    found = cached_file(
-        name, path, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    return None if found is None else Path(found)
+    return Representation(dense, activation_named(activation))
 
 
 def spread_positions(layout: PairLayout, backbone: Backbone, step: int) -> PairLayout:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Work
+from .backbones.first_step import FirstStep
 from .backbones.load import Backbone, build_backbone
 from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
 from .layout import PUBLISHED_SPECIALS
@@ -80,7 +81,8 @@ class WindowEncoder(nn.Module):
         self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
         self.longest_input = backbone.longest_input
-        self.template = backbone.template
+        self.has_words = backbone.template is not None or bool(backbone.options.prompt)
+        self.state_size = backbone.state_size
         self.pair_layout: Any = None if backbone.tokenizer is None else backbone.pair_layout()
         self.affordable_tokens = sys.maxsize
         self.runtime = BackboneRuntime()
@@ -99,10 +101,10 @@ class WindowEncoder(nn.Module):
             ValueError: if query, largest window and special tokens exceed the backbone's longest input, or a setting is
                 not for this backbone.
         """
-        if settings.layout.is_for_pairs and self.template is not None:
+        if settings.layout.is_for_pairs and self.has_words:
             raise ValueError(
-                f"{settings.layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads the template "
-                f"{self.template!r}: leave layout='pair'"
+                f"{settings.layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads words around query and "
+                f"text: leave layout='pair'"
             )
         self.runtime.use(settings.runtime, self.backbone)
         query = settings.max_query_len or 0  # None goes with no layout that needs it
@@ -122,6 +124,23 @@ class WindowEncoder(nn.Module):
         """A layout with query and window padded to these sizes, if the settings ask for it."""
         asked = settings.layout
         return layout.fixed(query, window, skips_padding=asked.positions != "columns") if asked.pad_query else layout
+
+    def serve(self, needs: str) -> None:
+        """Raises ValueError if a head asks for states that the backbone does not have, or not in one width.
+
+        Args:
+            needs: see `forward`.
+        """
+        if needs != "cls" and isinstance(self.backbone, FirstStep):
+            raise ValueError(
+                "this head looks at the states of query and text, of which an encoder-decoder that answers gives none: "
+                "use FirstP, MaxP, AvgP, PARADE without query_states, ..."
+            )
+        if needs == "last" and self.state_size != self.hidden_size:
+            raise ValueError(
+                f"this head needs vectors of one width, but the checkpoint makes {self.hidden_size} of its "
+                f"{self.state_size} features"
+            )
 
     def begin(self, settings: Settings) -> None:
         """At the start of a run: forgets what was made with other weights."""
@@ -318,7 +337,7 @@ class WindowEncoder(nn.Module):
                 return tuple(map(packing.padded, (*earlier, last))), mask, last.shape[0] * last.shape[1]
             else:
                 last = self.backbone(**inputs).last_hidden_state
-        return (*earlier, last), mask, last.shape[0] * last.shape[1]
+        return (*earlier, last), mask, mask.numel()
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:

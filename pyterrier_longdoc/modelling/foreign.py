@@ -23,6 +23,7 @@ from torch import nn
 
 from ..common.arguments import check_positive
 from ..common.coverage import Coverage, Work
+from ..common.documents import Text
 from ..common.language import named_tokenizer
 from .batching import Encoded, PairLayout, for_each_window, to_dense
 from .checkpoint import HeadSpec, Weights, seeded_head
@@ -222,7 +223,7 @@ class TextScorer(LongDocScorer):
         self.precision = None
         self.double()
 
-    def tokenize(self, texts: Sequence[str], *, offsets: bool = False) -> list[TokenizedText]:
+    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
         return super().tokenize(texts, offsets=True)
 
     def read(self, queries: Sequence[str], query_ids: Sequence[np.ndarray], texts: Sequence[TokenizedText]) -> Read:

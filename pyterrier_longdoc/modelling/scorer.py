@@ -100,6 +100,7 @@ class LongDocScorer(nn.Module):
 
     def use(self, settings: Settings) -> None:
         """Reads and computes by these settings from now on; the weights move to their device."""
+        self.encoder.serve(self.head.needs)
         self.settings, self.layout = self.encoder.prepare(settings)
         self.precision: str | None = dtype_name(settings.dtype)
         self.to(settings.device)

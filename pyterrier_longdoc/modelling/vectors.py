@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from .backbones.alibi import AlibiBert
 from .backbones.architectures import InputRules
-from .backbones.load import build_backbone, load_backbone, values_of
+from .backbones.load import build_backbone, load_encoder, values_of
 
 # With these, positions and segments are added in `embeddings` and nowhere else.
 _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
@@ -61,7 +61,7 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
     if isinstance(source, dict):
         backbone = build_backbone({"config": source, "cross_encoder": False}, None)
     else:
-        backbone = load_backbone(source)
+        backbone = load_encoder(source)
     if type(backbone.rules) is not InputRules or isinstance(backbone.model, AlibiBert):
         raise ValueError(
             f"a checkpoint of type {backbone.family!r} cannot aggregate vectors: choose an encoder that "

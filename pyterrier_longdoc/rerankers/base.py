@@ -46,6 +46,7 @@ from ..common.progress import work_bar
 from ..common.registry import look_up
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
+from ..modelling.backbones.templates import Template, resolve_template
 from ..modelling.checkpoint import (
     Adapter,
     HeadSpec,
@@ -426,8 +427,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
         del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
         if self.windows is not None:
             parameters["windows"] = windows_to_config(self.windows)
-        if isinstance(parameters.get("layout"), InputLayout):
-            parameters["layout"] = asdict(parameters["layout"])
+        for name in ("layout", "template"):
+            if isinstance(parameters.get(name), InputLayout | Template):
+                parameters[name] = asdict(parameters[name])
         return parameters
 
     def describe(self) -> dict[str, Any]:
@@ -476,6 +478,8 @@ def from_config(parameters: dict[str, Any]) -> dict[str, Any]:
         arguments["windows"] = windows_from_config(arguments["windows"])
     if isinstance(arguments.get("layout"), dict):
         arguments["layout"] = InputLayout(**arguments["layout"])
+    if isinstance(arguments.get("template"), dict):
+        arguments["template"] = Template(**arguments["template"])
     arguments.pop("trust_remote_code", None)  # no folder may ask for it
     return arguments
 
@@ -514,6 +518,11 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
             `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. After `max_windows`, in
             `fit` too. None reads all.
+        template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
+            `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
+            model that is to be trained), a `Template`, or a text with `{query}` and `{text}`. None: what the
+            checkpoint's own files say, as those of sentence-transformers do; a language model of which that is not
+            known is refused, and another one that was trained for nothing yet reads `"plain"`.
         layout: how a query and a window become one input. `"pair"` is the tokenizer's own layout for two texts, with
             which cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; an `InputLayout`, or
             the name of another one that a preset uses.
@@ -533,6 +542,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     _: KW_ONLY
     pooling: str | None = argument(None, role="weights")
+    template: str | Template | None = argument(None, role="weights")
     preselect: Preselection | None = argument(None, role="windows")
     layout: str | InputLayout = argument("pair", role="input")
     runtime: str = argument("torch", role="computing")
@@ -577,7 +587,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     def _backbone_options(self) -> BackboneOptions:
         """How the pre-trained part is used where it leaves a choice."""
-        return BackboneOptions(pooling=self.pooling)
+        template = None if self.template is None else resolve_template(self.template)
+        return BackboneOptions(pooling=self.pooling, template=template)
 
     def default_training(self) -> TrainingArgs:
         """The recipe where `training` is not given."""
@@ -619,6 +630,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         windows = self.make_windows()
         check_preselection(self.preselect, windows)
         resolve_layout(self.layout).check(windows, self.preselect, self.max_query_len, repeats=self.repeats)
+        if self.template is not None:
+            resolve_template(self.template)
+            if resolve_layout(self.layout).is_for_pairs:
+                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
         check_runtime(self.runtime, self.device, self.dtype)
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder

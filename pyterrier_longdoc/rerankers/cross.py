@@ -34,7 +34,6 @@ from ..modelling.apart import (
 )
 from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
-from ..modelling.backbones.templates import resolve_template
 from ..modelling.checkpoint import HeadSpec, seeded_head
 from ..modelling.encoder import WindowEncoder
 from ..modelling.foreign import ForeignScorer
@@ -298,6 +297,8 @@ class ApartReranker(SlidingReranker):
         check_positive(cached_bytes=self.cached_bytes)
         if self.pooling is not None:
             raise ValueError(f"pooling would have no effect: {type(self).__name__} looks at the states of all tokens")
+        if self.template is not None:
+            raise ValueError(f"template would have no effect: {type(self).__name__} reads query and text apart")
         if resolve_layout(self.layout).shared_budget:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here they are read apart")
 
@@ -523,11 +524,6 @@ class LongP(LongDocReranker):
         backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, a cross-encoder or a plain
             one; JINA-v2 or MosaicBERT, whose own code is not needed; a language model (Llama, Qwen3, ...), with a
             classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
-        template: text with `{query}` and `{document}`, or `"plain"` or `"qwen3-reranker"`. None: the tokenizer's own
-            layout for two texts; for a language model whose tokenizer puts nothing between them `"plain"`, for a
-            Qwen with `answers` `"qwen3-reranker"`.
-        answers: `("yes", "no")` for rerankers that answer: the score is the logit of the first word less that of the
-            second, whose sigmoid is what such models call the score.
         global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
             Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, and a
             mark that is read before each sentence of the document, the tokenizer's first token once more
@@ -545,8 +541,6 @@ class LongP(LongDocReranker):
 
     backbone: str | Path | ForeignScorer = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
-    template: str | None = argument(None, role="weights")
-    answers: tuple[str, str] | None = argument(None, role="weights")
     global_attention: str = argument("query", role="weights")
     attention_window: int | None = argument(None, role="weights")
     attention_type: str | None = argument(None, role="weights")
@@ -556,10 +550,8 @@ class LongP(LongDocReranker):
         return WholeText(self.max_doc_len)
 
     def _backbone_options(self) -> BackboneOptions:
-        return BackboneOptions(
-            pooling=self.pooling,
-            template=self.template,
-            answers=None if self.answers is None else (self.answers[0], self.answers[1]),
+        return replace(
+            super()._backbone_options(),
             global_attention=self.global_attention,
             attention_window=self.attention_window,
             attention_type=self.attention_type,
@@ -580,17 +572,3 @@ class LongP(LongDocReranker):
             raise ValueError(f"attention_window={self.attention_window} must be even: half of it is on either side")
         if self.attention_type is not None:
             check_choice("attention_type", self.attention_type, ("block_sparse", "original_full"))
-        if self.answers is not None and not _are_two_words(self.answers):
-            raise ValueError(
-                f'answers={self.answers!r} must be two words, for a relevant and another document: ("yes", "no")'
-            )
-        if self.answers is not None and self.pooling not in (None, "last"):
-            raise ValueError(f"pooling={self.pooling!r} would have no effect with answers, which are the last token's")
-        if self.template is not None:
-            resolve_template(self.template)
-            if resolve_layout(self.layout).is_for_pairs:
-                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
-
-
-def _are_two_words(answers: object) -> bool:
-    return isinstance(answers, tuple | list) and len(answers) == 2 and all(isinstance(word, str) for word in answers)

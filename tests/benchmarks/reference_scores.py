@@ -157,7 +157,7 @@ tiny_longp("bigbird", lambda folder: tiny_long.encoder(folder, "big_bird", label
 tiny_longp("modernbert", lambda folder: tiny_long.encoder(folder, "modernbert", labels=1))
 tiny_longp("jina", lambda folder: tiny_long.published(folder, "jina"))
 tiny_longp("mosaic", lambda folder: tiny_long.published(folder, "mosaic"))
-tiny_longp("yes/no", lambda folder: tiny_long.decoder(folder), answers=("yes", "no"))
+tiny_longp("yes/no", lambda folder: tiny_long.decoder(folder), template="qwen3-reranker")
 
 
 def tiny_family(family: str) -> None:

@@ -812,16 +812,19 @@ def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_
         (
             "PARADE-attn",
             [
-                ("backbone", tiny.encoder(None), "backbone, trust_remote_code, seed or pooling"),
+                ("backbone", tiny.encoder(None), "backbone, trust_remote_code, seed, pooling or template"),
                 ("aggregation", "max", "the aggregation"),
                 ("attention", "elementwise", "the aggregation"),
-                ("seed", 1, "backbone, trust_remote_code, seed or pooling"),
-                ("pooling", "cls", "backbone, trust_remote_code, seed or pooling"),
+                ("seed", 1, "backbone, trust_remote_code, seed, pooling or template"),
+                ("pooling", "cls", "backbone, trust_remote_code, seed, pooling or template"),
             ],
         ),
         ("PARADE-transformer", [("attention_heads", 2, "the aggregation")]),  # although the weights would fit
-        ("LateIR", [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code, seed or pooling")]),
-        ("LongP", [("pooling", "mean", "backbone, trust_remote_code, seed, pooling, template, answers, .* or attent")]),
+        (
+            "LateIR",
+            [("interaction", tiny.encoder(), "backbone, interaction, trust_remote_code, seed, pooling or template")],
+        ),
+        ("LongP", [("pooling", "mean", "backbone, trust_remote_code, seed, pooling, template, .* or attent")]),
     ],
 )
 def test_trained_model_may_not(name, changes):

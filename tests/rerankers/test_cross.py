@@ -127,14 +127,13 @@ TRANSFORMER = {"aggregation": "transformer"}
         (ld.LongP, {"global_attention": "all"}, "global_attention='all'"),
         (ld.LongP, {"attention_window": 7}, "attention_window=7 must be even"),
         (ld.LongP, {"attention_type": "sparse"}, "attention_type='sparse'"),
-        (ld.LongP, {"answers": "yes"}, "answers='yes' must be two words"),
-        (ld.LongP, {"answers": (1, 0)}, r"answers=\(1, 0\) must be two words"),
-        (ld.LongP, {"answers": ("yes", "no"), "pooling": "mean"}, "pooling='mean' would have no effect with answers"),
-        (ld.LongP, {"template": 3}, "template=3 must be a text"),
-        (ld.LongP, {"template": "{query} {document}", "layout": "padded"}, "layout='padded' is for"),
+        (ld.MaxP, {"template": 3}, r"template=3 must be ld.Template\(...\), a text with {query} and {text}, or one of"),
+        (ld.MaxP, {"template": "{query} {text}", "layout": "padded"}, "layout='padded' is for"),
+        (ld.LateIR, {"template": "plain"}, "template would have no effect: LateIR reads query and text apart"),
+        (ld.MORESPlus, {"template": "plain"}, "template would have no effect: MORESPlus reads query and text apart"),
         *(
-            (ld.LongP, {"template": template}, r"must hold \{query\} and then \{document\}, once each")
-            for template in ("{query}", "{document} {query}", "{query} {query} {document}", "none")
+            (ld.LongP, {"template": template}, r"must hold \{query\} and then \{text\}, once each")
+            for template in ("{query}", "{text} {query}", "{query} {query} {text}", "none")
         ),
     ],
 )
@@ -157,7 +156,11 @@ def checkpoint(kind, tmp_path_factory):
 
 
 def longp(kind, checkpoint, **changes):
-    own = {"qwen3": {"pooling": "last"}, "qwen3 answers": {"answers": ("yes", "no")}}.get(kind, {})
+    own = {
+        "qwen3": {"pooling": "last"},
+        "qwen3 answers": {"template": "qwen3-reranker"},
+        "llama cross-encoder": {"template": "plain"},
+    }.get(kind, {})
     return ld.LongP(checkpoint, **{**SMALL, "device": "cpu", **own, **changes})
 
 
@@ -219,7 +222,8 @@ def test_learns(kind, tmp_path):
     run, judged = toy_task(0, queries=4)
     checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])
     recipe = TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
-    arguments = {"template": "plain"} if kind == "qwen3 answers" else {}
+    short = templates.Template.of("{query}\n{text}", answers=("yes", "no"))
+    arguments = {"template": short} if kind == "qwen3 answers" else {}
     model = longp(kind, checkpoint, training=recipe, **arguments)
     generator = np.random.get_state()[1].copy()  # noqa: NPY002
     before = evaluate(model(run), judged, "RR")
@@ -262,9 +266,9 @@ def test_a_decoder_with_a_head_is_the_published_classifier(tmp_path):
     folder = tiny_long.decoder(tmp_path, "llama", labels=1)
     model = transformers.LlamaForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    template = "question: {query} text: {document}"
+    template = "question: {query} text: {text}"
     found = scores(ld.LongP(folder, template=template, max_query_len=40, device="cpu"), FULL)
-    filled = [tokenizer(template.format(query=q, document=t))["input_ids"] for q, t in PAIRS]
+    filled = [tokenizer(template.format(query=q, text=t))["input_ids"] for q, t in PAIRS]
     np.testing.assert_allclose(found, logits_of(model, [{"input_ids": torch.tensor([i])} for i in filled]), atol=1e-5)
 
 
@@ -274,11 +278,11 @@ def test_a_model_that_answers_scores_as_its_model_card_says(tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     yes, no = tokenizer.convert_tokens_to_ids(["yes", "no"])
-    reranker = ld.LongP(folder, answers=("yes", "no"), max_query_len=40, device="cpu")
+    reranker = ld.LongP(folder, template="qwen3-reranker", max_query_len=40, device="cpu")
     texts = TEXTS[TEXTS["text"].str.len().between(1, 400)]
     template = templates.TEMPLATES["qwen3-reranker"]
     for score, query, text in zip(scores(reranker, texts), texts["query"], texts["text"], strict=True):
-        ids = tokenizer(template.replace("{query}", query).replace("{document}", text))["input_ids"]
+        ids = tokenizer(template.fill(query, text))["input_ids"]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
         chance = torch.softmax(logits[[no, yes]], 0)[1].item()
@@ -426,9 +430,9 @@ def test_bigbird_passes_hold_inputs_of_one_number_of_blocks(bigbird):
 @pytest.mark.parametrize(
     "template",
     [
-        "query: {query} document: {document}",
-        "{query}\n{document}",
-        "<|im_start|>q: {query}\n\nd: {document}<|im_end|>\n",
+        "query: {query} document: {text}",
+        "{query}\n{text}",
+        "<|im_start|>q: {query}\n\nd: {text}<|im_end|>\n",
         "plain",
     ],
 )
@@ -438,14 +442,13 @@ def test_template_gives_the_tokens_of_its_filled_in_text(template, tmp_path):
     passes = Passes(scorer)
     for query in ("old dog", "snow in the city?", "a"):
         scorer.score([query], ["red fish."])
-        text = templates.TEMPLATES.get(template, template)
-        filled = text.replace("{query}", query).replace("{document}", "red fish.")
+        filled = templates.resolve_template(template).fill(query, "red fish.")
         assert passes.inputs[-1]["input_ids"].tolist() == [scorer.tokenizer(filled)["input_ids"]]
 
 
 def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
-    scorer = ld.LongP(folder, template="{query}\n{document}", max_query_len=2, device="cpu").load_scorer()
+    scorer = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").load_scorer()
     census = scorer.census()
     [ids] = scorer.read_queries(["the old dog in the rain"], census)
     first = scorer.tokenizer("the old dog in the rain")["input_ids"][:2]
@@ -462,8 +465,8 @@ SLIDING = {"window_size": 20, "stride": 10}
     [
         (ld.BiEncoder, SLIDING),
         (ld.LateIR, {"interaction": tiny.aggregator(), "aggregator": None, **SLIDING}),
-        (ld.LongP, {"template": "{query}{document}", "pooling": "last"}),
-        (ld.LongP, {"template": "{query}{document}", "pooling": "mean"}),
+        (ld.LongP, {"template": "{query}{text}", "pooling": "last"}),
+        (ld.LongP, {"template": "{query}{text}", "pooling": "mean"}),
     ],
 )
 def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path):
@@ -474,20 +477,26 @@ def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path)
     assert table["passed"].dropna().all(), table
 
 
+def answering(*answers):
+    return {"template": ld.Template(middle=" ", answers=answers)}
+
+
 @pytest.mark.parametrize(
     ("family", "arguments", "message"),
     [
-        ("qwen3", {"answers": ("certainly so", "no")}, r"answer 'certainly so' is \d+ tokens of this backbone"),
-        ("llama", {"answers": ("yes", "no")}, "give template="),
-        ("bert", {"answers": ("yes", "no")}, r"answers=\('yes', 'no'\) would have no effect: it is for language mode"),
-        ("jina", {"answers": ("yes", "no")}, r"answers=\('yes', 'no'\) would have no effect: it is for language mode"),
+        ("qwen3", answering("certainly so", "no"), r"answer 'certainly so' is \d+ tokens of this backbone"),
+        ("qwen3", answering(10**6), "answer 1000000 is no id of a token: this backbone has"),
+        ("bert", answering("yes", "no"), r"answers=\('yes', 'no'\) is for language models, not bert: leave the ans"),
+        ("jina", answering("yes", "no"), r"answers=\('yes', 'no'\) is for language models, not "),
+        ("jina", {"template": ld.Template(chat=True)}, "but the checkpoint's tokenizer has no chat template"),
+        ("qwen3", {"template": "yes-no"}, "but the checkpoint's tokenizer has no chat template"),
         ("bert", {"global_attention": "cls"}, "it is Longformer's, not bert's"),
         ("bert", {"global_attention": "sentences"}, "it is Longformer's, not bert's"),
         ("bert", {"attention_window": 8}, "attention_window=8 would have no effect: it is Longformer's, not bert's"),
         ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
         ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
-        ("qwen3", {"layout": "padded"}, "this backbone reads the template 'plain': leave layout='pair'"),
-        ("qwen3", {"layout": "shared"}, "this backbone reads the template 'plain': leave layout='pair'"),
+        ("qwen3", {"layout": "padded"}, "this backbone reads words around query and text: leave layout='pair'"),
+        ("qwen3", {"layout": "shared"}, "this backbone reads words around query and text: leave layout='pair'"),
         (
             "jina",
             {"layout": "longformer"},

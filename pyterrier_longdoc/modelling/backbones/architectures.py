@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging as transformers_logging
 
 from ..batching import InputRules, WindowBatch
+from .templates import Template
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
@@ -35,8 +36,9 @@ class BackboneOptions:
     Attributes:
         pooling: `"cls"`, `"mean"` or `"last"`, a vector of the last layer's states as they are; None for what the
             checkpoint was trained with, its representation step included.
-        template: name or text of the template around query and document; None for the tokenizer's own pair layout.
-        answers: the words whose logits are compared, `("yes", "no")`; None for other backbones.
+        template: the words around query and text; None for what the checkpoint says, or the tokenizer's own layout for
+            two texts.
+        prompt: put before every query; what the checkpoint says.
         global_attention: Longformer's, see `LongformerRules`.
         attention_window: Longformer's, tokens that each token sees around it; None for what its configuration says.
         attention_type: BigBird's, `"block_sparse"` or `"original_full"`; None for what its configuration says.
@@ -44,8 +46,8 @@ class BackboneOptions:
     """
 
     pooling: str | None = None
-    template: str | None = None
-    answers: tuple[str, str] | None = None
+    template: Template | None = None
+    prompt: str = ""
     global_attention: str = "query"
     attention_window: int | None = None
     attention_type: str | None = None
@@ -158,7 +160,7 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
     Raises:
         ValueError: for an option that the architecture does not have.
     """
-    family, answers = config.model_type, options.answers
+    family = config.model_type
     if options.global_attention != "query" and family != "longformer":
         raise ValueError(
             f"global_attention={options.global_attention!r} would have no effect: it is Longformer's, not {family}'s"
@@ -171,9 +173,12 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
         raise ValueError(
             f"attention_type={options.attention_type!r} would have no effect: it is BigBird's, not {family}'s"
         )
+    answers = None if options.template is None else options.template.answers
     # Of remote code it is not known here whether it answers.
-    if answers is not None and not is_decoder(config) and not getattr(config, "auto_map", None):
-        raise ValueError(f"answers={answers!r} would have no effect: it is for language models, not {family}")
+    if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
+        raise ValueError(
+            f"a template with answers={answers!r} is for language models, not {family}: leave the answers out"
+        )
     if family == "longformer":
         window = config.attention_window
         return LongformerRules(window if isinstance(window, int) else max(window), options.global_attention)
@@ -189,6 +194,11 @@ def is_decoder(config: Any) -> bool:
     """Whether an architecture is a left-to-right language model."""
     family = config.model_type
     return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+
+def is_language_model(config: Any) -> bool:
+    """Whether an architecture answers in words: left to right, or as a decoder that looks at an encoder."""
+    return is_decoder(config) or bool(getattr(config, "is_encoder_decoder", False))
 
 
 def use_attention(model: Any, implementation: str | None) -> None:

@@ -12,6 +12,7 @@ from transformers.activations import get_activation
 
 from .alibi import AlibiBert, AlibiConfig, weights_of
 from .architectures import is_decoder
+from .first_step import FirstStep
 
 
 class Representation(nn.Module):
@@ -48,7 +49,7 @@ class Parts:
     """
 
     encoder: Any
-    representation: Representation | None
+    representation: nn.Module | None
     final: nn.Linear | None
     pooling: str
 
@@ -74,32 +75,78 @@ def take_apart(model: Any) -> Parts:
         # A decoder's head looks at the last token, which alone has seen everything.
         has_head = isinstance(getattr(model, "score", None), nn.Linear)
         encoder = model.base_model
-        return Parts(encoder, None, _one_logit(model.score), "last") if has_head else Parts(encoder, None, None, "mean")
+        return Parts(encoder, None, one_logit(model.score), "last") if has_head else Parts(encoder, None, None, "mean")
     if not hasattr(model, "classifier") or not has_known_head(config):
-        return Parts(_without_pooler(model), None, None, "cls")
+        return Parts(without_pooler(model), None, None, "cls")
     representation, final = CLASSIFIERS[config.model_type](model)
     pooling = getattr(config, "classifier_pooling", "cls") if config.model_type in ("modernbert", "eurobert") else "cls"
     pooling = {"bos": "cls"}.get(pooling, pooling)
-    return Parts(_without_pooler(model.base_model), representation, _one_logit(final), pooling)
+    return Parts(without_pooler(model.base_model), representation, one_logit(final), pooling)
 
 
-def take_answers(model: Any, tokenizer: Any, answers: tuple[str, str]) -> Parts:
-    """The parts of a causal language model that answers: its score is the logit of one word less that of the other.
+def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
+    """The parts of a language model that answers: its score is the logit of one token less that of the other, if any.
 
-    The sigmoid of that score is the probability of the first word, said of a relevant document, among the two.
+    The sigmoid of the difference is the probability of the first, said of a relevant document, among the two.
+
+    Args:
+        model: a causal language model, or an encoder-decoder of T5's family.
+        tokenizer: its tokenizer.
+        answers: one or two words or ids.
 
     Raises:
-        ValueError: if an answer is not one token.
+        ValueError: if a word is not one token, or the logits are no linear function of the last state.
     """
-    tokens = []
-    for answer in answers:
-        ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-        if len(ids) != 1:
-            raise ValueError(
-                f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
-            )
-        tokens.append(int(ids[0]))
-    return Parts(model.base_model, None, _margin(model.get_output_embeddings(), *tokens), "last")
+    tokens = [_token(tokenizer, answer) for answer in answers]
+    ids = torch.tensor([[*tokens, *tokens[::-1]]])
+    words = model.get_output_embeddings()
+    logits, final = _logits(model, ids), _margin(words, *tokens)
+    encoder, pooling = (FirstStep(model), "cls") if model.config.is_encoder_decoder else (model.base_model, "last")
+    with torch.no_grad():
+        linear = words(encoder(input_ids=ids).last_hidden_state[0, -1])
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    # T5 scales the states where words that are read and words that are said share a table.
+    scales = [scale for scale in (1.0, final.in_features**-0.5) if _close(scale * linear, logits) and cap is None]
+    if not scales:
+        why = f" (final_logit_softcapping={cap})" if cap is not None else ""
+        raise ValueError(
+            f"the logits of {type(model).__name__} are no linear function of its last state{why}, so that a head "
+            f"cannot score by them: give a template without answers, and train the model"
+        )
+    with torch.no_grad():
+        final.weight.mul_(scales[0])
+        final.bias.mul_(scales[0])
+    return Parts(encoder, None, final, pooling)
+
+
+def _token(tokenizer: Any, answer: str | int) -> int:
+    if isinstance(answer, int):
+        if not 0 <= answer < len(tokenizer):
+            raise ValueError(f"answer {answer} is no id of a token: this backbone has {len(tokenizer)}")
+        return answer
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(
+            f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
+        )
+    return int(ids[0])
+
+
+@torch.no_grad()
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """`(words,)` a language model's own logits of what follows an input `(1, T)`."""
+    inputs = {"input_ids": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id]])
+    was_training = model.training
+    logits: torch.Tensor = model.eval()(**inputs, use_cache=False).logits[0, -1]
+    model.train(was_training)
+    return logits
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether all logits are the expected ones, but for rounding."""
+    return bool((found - expected).norm() <= 1e-3 * expected.norm())
 
 
 def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:
@@ -122,9 +169,10 @@ def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any])
     if lacking:
         raise ValueError(f"the checkpoint has a classifier but lacks {', '.join(sorted(lacking))}")
     final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
-    for layer, name in ((parts.representation.dense, "pooler.dense"), (final, "classifier")):
+    layers: tuple[tuple[Any, str], ...] = ((parts.representation.dense, "pooler.dense"), (final, "classifier"))
+    for layer, name in layers:
         layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
-    return replace(parts, final=_one_logit(final))
+    return replace(parts, final=one_logit(final))
 
 
 def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
@@ -133,14 +181,14 @@ def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
     return Parts(AlibiBert(config), dense, None, "cls")
 
 
-def _without_pooler(encoder: Any) -> Any:
+def without_pooler(encoder: Any) -> Any:
     """The encoder without a pooler, which is never used: it would only receive no gradient and inflate checkpoints."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
 
 
-def _one_logit(final: nn.Linear) -> nn.Linear:
+def one_logit(final: nn.Linear) -> nn.Linear:
     """`Linear(H, 1)` with a bias; of two logits, logit[1] - logit[0], which ranks as log p(relevant) does."""
     if final.out_features == 2:
         return _margin(final, 1, 0)
@@ -149,12 +197,16 @@ def _one_logit(final: nn.Linear) -> nn.Linear:
     return final
 
 
-def _margin(logits: nn.Linear, yes: int, no: int) -> nn.Linear:
-    """`Linear(H, 1)`: one logit less another one."""
+def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
+    """`Linear(H, 1)`: one logit, or one less another one."""
     margin = nn.Linear(logits.in_features, 1)
+    bias = torch.zeros(logits.out_features) if logits.bias is None else logits.bias
     with torch.no_grad():
-        margin.weight.copy_(logits.weight[yes : yes + 1] - logits.weight[no : no + 1])
-        margin.bias.copy_(torch.zeros(1) if logits.bias is None else logits.bias[yes] - logits.bias[no])
+        margin.weight.copy_(logits.weight[yes : yes + 1])
+        margin.bias.copy_(bias[yes])
+        if no is not None:
+            margin.weight.sub_(logits.weight[no : no + 1])
+            margin.bias.sub_(bias[no])
     return margin
 
 

@@ -19,6 +19,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
@@ -29,19 +30,23 @@ from ...common.hub import reachable
 from ...common.packaged import encoder_folder
 from ..batching import PairLayout
 from .alibi import AlibiConfig, is_published_layout
-from .architectures import BackboneOptions, InputRules, is_decoder, quiet, rules_for, use_attention
+from .architectures import BackboneOptions, InputRules, is_decoder, is_language_model, quiet, rules_for, use_attention
 from .classifiers import (
     CLASSIFIERS,
     Parts,
-    Representation,
     alibi_parts,
     build_alibi,
     has_known_head,
     is_classifier,
+    one_logit,
     take_answers,
     take_apart,
+    without_pooler,
 )
-from .templates import template_layout
+from .first_step import FAMILIES as ENCODER_DECODERS
+from .first_step import FirstStep
+from .modular import CrossEncoderFiles, Steps, cross_encoder_files, load_layers
+from .templates import TEMPLATES, Template, names_roles, template_layout, template_of_roles
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +73,17 @@ class Backbone:
         representation: the cross-encoder's representation step; None for a plain encoder.
         final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
         pooling: `"cls"`, `"mean"` or `"last"`, how states become one vector.
-        template: name or text of the template around query and document; None for the tokenizer's pair layout.
+        template: the words around query and text; None for the tokenizer's pair layout.
         rules: what the architecture needs beyond ids and mask.
         options: what was asked for.
     """
 
     model: Any
     tokenizer: Any
-    representation: Representation | None
+    representation: nn.Module | None
     final: nn.Linear | None
     pooling: str
-    template: str | None = field(default=None, kw_only=True)
+    template: Template | None = field(default=None, kw_only=True)
     rules: InputRules = field(default_factory=InputRules, kw_only=True)
     options: BackboneOptions = field(default_factory=BackboneOptions, kw_only=True)
 
@@ -89,7 +94,12 @@ class Backbone:
 
     @property
     def hidden_size(self) -> int:
-        """H, the width of the last layer's states."""
+        """H, the width of a window's vector: of the last layer's states, unless a representation step changes it."""
+        return self.representation.width if isinstance(self.representation, Steps) else self.state_size
+
+    @property
+    def state_size(self) -> int:
+        """The width of the last layer's states."""
         return int(self.model.config.hidden_size)
 
     @property
@@ -117,10 +127,13 @@ class Backbone:
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which `build_backbone` makes the same modules."""
+        template = None if self.template is None else asdict(self.template)
+        steps = self.representation.description if isinstance(self.representation, Steps) else None
         return {
             "config": values_of(self.model.config),
-            "cross_encoder": self.representation is not None,
-            "options": {**asdict(self.options), "pooling": self._vector, "template": self.template},
+            "cross_encoder": self.representation is not None and steps is None,
+            "modular": None if steps is None else {"steps": steps, "pooling": self.pooling},
+            "options": {**asdict(self.options), "pooling": self._vector, "template": template},
         }
 
     def pair_layout(self) -> PairLayout:
@@ -130,15 +143,17 @@ class Backbone:
         encoded = self.tokenizer("a", "b")
         ids, sides, types = encoded["input_ids"], encoded.sequence_ids(), encoded.get("token_type_ids")
         first, between, second, after = sides.index(0), _past(sides, 0), sides.index(1), _past(sides, 1)
+        prompt, lead = self._prefix_ids(self.options.prompt) if self.options.prompt else ([], "")
         has_segments = types is not None and getattr(self.model.config, "type_vocab_size", 0) > 1
         return PairLayout(
-            prefix=tuple(ids[:first]),
+            prefix=(*ids[:first], *prompt),
             middle=tuple(ids[between:second]),
             suffix=tuple(ids[after:]),
             types=(types[0], types[first], types[between], types[second], types[-1]) if has_segments else None,
             pad_id=self.tokenizer.pad_token_id or 0,
             position_offset=self._first_position,
             marks_sentences=self.options.global_attention == "sentences",
+            query_lead=lead,
         )
 
     def text_layout(self, prefix: str = "") -> tuple[PairLayout, str]:
@@ -190,7 +205,7 @@ def values_of(config: Any) -> dict[str, Any]:
 
 
 def load_backbone(name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None) -> Backbone:
-    """Loads a checkpoint in fp32, whatever the precision it is stored in.
+    """Loads a checkpoint that reads a query and a text together, in fp32, whatever the precision it is stored in.
 
     Args:
         name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
@@ -200,7 +215,8 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     Raises:
         ValueError: for a folder that is no checkpoint, a checkpoint of this package (which has `load` for that),
             a classifier with more than two labels, or a checkpoint with missing weights or no fast tokenizer; for
-            options that do not fit the checkpoint.
+            a language model of which is not known in which words it reads query and text; for options that do not fit
+            the checkpoint, and what its configuration asks for and cannot be followed.
         OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
     options = options or BackboneOptions()
@@ -209,18 +225,81 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
     if is_published_layout(published) and not trust_remote_code:
         return _load_alibi(name, published, options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    if config.is_encoder_decoder:
-        raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
     if options.attention_window is not None and config.model_type == "longformer":
         config.attention_window = [options.attention_window] * config.num_hidden_layers
     rules_for(config, options)  # before anything large is loaded
+    if config.is_encoder_decoder:
+        _check_encoder_decoder(name, config.model_type, options)
+    files = cross_encoder_files(name)
     classifier = has_known_head(config)
     if is_classifier(config):
         _check_labels(name, config.model_type, config.num_labels, supported=classifier)
-    auto: Any = (
-        AutoModelForCausalLM if options.answers else AutoModelForSequenceClassification if classifier else AutoModel
-    )
-    chosen = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    template = _template(config, tokenizer, files, options.template)
+    options = replace(options, template=template, prompt="" if files is None or template is not None else files.prompt)
+    has_head = classifier or (files is not None and files.is_modular)
+    answers = None if template is None or has_head else template.answers
+    auto: Any = AutoModel
+    if answers is not None:
+        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    elif classifier:
+        auto = AutoModelForSequenceClassification
+    model = _load_model(auto, name, config, options.attn_implementation, trust_remote_code=trust_remote_code)
+    if answers is not None:
+        parts = take_answers(model, tokenizer, answers)
+    elif files is not None and files.is_modular:
+        steps, scores = load_layers(name, files, int(config.hidden_size))
+        _check_labels(name, config.model_type, scores.out_features, supported=True)
+        parts = Parts(without_pooler(model), steps, one_logit(scores), str(files.pooling))
+    else:
+        parts = take_apart(model)
+    return _assemble(parts, tokenizer, options)
+
+
+def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
+    """Loads a checkpoint that is to read texts one by one, in fp32; how it reads two together is not asked.
+
+    Args:
+        name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
+        trust_remote_code: run modelling code that the checkpoint brings along.
+
+    Raises:
+        ValueError: as `load_backbone`, and for an encoder-decoder.
+        OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
+    """
+    options = BackboneOptions()
+    name = reachable(encoder_folder(name))
+    published = checkpoint_config(name)
+    if is_published_layout(published) and not trust_remote_code:
+        return _load_alibi(name, published, options)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if config.is_encoder_decoder:
+        raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
+    classifier = has_known_head(config)
+    if is_classifier(config):
+        _check_labels(name, config.model_type, config.num_labels, supported=classifier)
+    auto = AutoModelForSequenceClassification if classifier else AutoModel
+    model = _load_model(auto, name, config, None, trust_remote_code=trust_remote_code)
+    return _assemble(take_apart(model), load_tokenizer(name, trust_remote_code=trust_remote_code), options)
+
+
+def _check_encoder_decoder(name: str, family: str, options: BackboneOptions) -> None:
+    if family not in ENCODER_DECODERS:
+        known = ", ".join(ENCODER_DECODERS)
+        raise ValueError(
+            f"checkpoint {name!r} ({family}) is an encoder-decoder, of which only {known} can be backbones"
+        )
+    without_answers = options.template is not None and options.template.answers is None
+    if without_answers or options.pooling is not None:
+        raise ValueError(
+            f"checkpoint {name!r} ({family}) is an encoder-decoder, whose answer is scored: the template needs "
+            f"answers, as template='monot5' has them, and pooling= must be left out"
+        )
+
+
+def _load_model(auto: Any, name: str, config: Any, attention: str | None, *, trust_remote_code: bool) -> Any:
+    """The model of a checkpoint, none of whose weights may be missing but those of a pooler that nothing uses."""
+    chosen = {} if attention is None else {"attn_implementation": attention}
     with quiet():
         model, report = auto.from_pretrained(
             name,
@@ -231,12 +310,70 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
             output_loading_info=True,
             **chosen,
         )
-    missing = [key for key in report["missing_keys"] if "pooler" not in key or classifier]
+    pooled = auto is AutoModelForSequenceClassification
+    missing = [key for key in report["missing_keys"] if "pooler" not in key or pooled]
     if missing:
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {sorted(missing)[:3]}")
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    parts = take_answers(model, tokenizer, options.answers) if options.answers else take_apart(model)
-    return _assemble(parts, tokenizer, options)
+    return model
+
+
+def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, given: Template | None) -> Template | None:
+    """The words around query and text: the given ones, those that the checkpoint names, or None for two texts.
+
+    Raises:
+        ValueError: if it evidently was trained with some that nothing in it names.
+    """
+    if given is not None:
+        return given.within(tokenizer)
+    if files is not None:
+        if files.chat is None:
+            return _two_texts(config, tokenizer, files)
+        return replace(template_of_roles(tokenizer, prompt=files.prompt, **files.chat), answers=files.answers or None)
+    if not is_language_model(config):
+        return None
+    if names_roles(tokenizer):
+        # Without further files sentence-transformers compares "yes" and "no".
+        return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
+    separates = not config.is_encoder_decoder and _separates(tokenizer)
+    kind = (config.architectures or [config.model_type])[0]
+    known = (
+        f"Known are {', '.join(TEMPLATES)}; another one is template=ld.Template.of('query: {{query}} text: {{text}}'"
+    )
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"this {kind} is an encoder-decoder, and nothing in the checkpoint tells in which words it reads query and "
+            f"text, and what it answers: say template='monot5' for monoT5. {known}, answers=('yes', 'no'))"
+        )
+    if is_classifier(config) and (tokenizer.chat_template is not None or not separates):
+        raise ValueError(
+            f"this {kind} is a language model with a classification head, and nothing in the checkpoint tells in which "
+            f"words it reads query and text: say template='qwen3-reranker' for a conversion of Qwen3-Reranker. {known})"
+        )
+    if tokenizer.chat_template is not None:
+        raise ValueError(
+            f"this {kind} is a chat model, and nothing in the checkpoint tells in which words it was trained to judge "
+            f"a text: say template='yes-no' to ask it, template='qwen3-reranker' for Qwen3-Reranker, or "
+            f"template='plain' to train it. {known}, answers=('yes', 'no'))"
+        )
+    return None if separates else TEMPLATES["plain"]
+
+
+def _two_texts(config: Any, tokenizer: Any, files: CrossEncoderFiles) -> Template | None:
+    """What sentence-transformers makes of two texts: the tokenizer's own layout, or one after the other."""
+    if not files.answers and (not is_decoder(config) or _separates(tokenizer)):
+        return None
+    if _separates(tokenizer):
+        raise ValueError(
+            "the checkpoint answers to two texts between which its tokenizer puts special tokens: say how, by "
+            "template=ld.Template(...)"
+        )
+    return Template(query=f"{files.prompt}{{query}}", answers=files.answers or None, apart=True)
+
+
+def _separates(tokenizer: Any) -> bool:
+    """Whether a tokenizer puts something between two texts, as Llama's does."""
+    sides = tokenizer("a", "b").sequence_ids()
+    return sides.index(1) > _past(sides, 0)
 
 
 def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) -> Backbone:
@@ -254,7 +391,10 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
     if "alibi_starting_size" in published and not _has_tokenizer(name):
         # MosaicBERT was published without a tokenizer, to be used with BERT's.
         name = reachable("google-bert/bert-base-uncased")
-    return _assemble(parts, load_tokenizer(name), options)
+    tokenizer = load_tokenizer(name)
+    if options.template is not None:
+        options = replace(options, template=options.template.within(tokenizer))
+    return _assemble(parts, tokenizer, options)
 
 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
@@ -262,13 +402,23 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     values = dict(description["config"])
     # How attention is computed is a matter of the machine, not of the weights.
     options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
+    if isinstance(options.template, dict):
+        options = replace(options, template=Template(**options.template))
     family = values.pop("model_type")
     if family == AlibiConfig.model_type:
         return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
     config = AutoConfig.for_model(family, **values)
     config.dtype = torch.float32
     auto = AutoModelForSequenceClassification if description["cross_encoder"] else AutoModel
-    return _assemble(take_apart(auto.from_config(config)), tokenizer, options)
+    model, modular = auto.from_config(config), description.get("modular")
+    if config.is_encoder_decoder:
+        parts = Parts(FirstStep(model), None, None, "cls")
+    elif modular is not None:
+        steps = Steps(modular["steps"], int(config.hidden_size))
+        parts = Parts(without_pooler(model), steps, None, modular["pooling"])
+    else:
+        parts = take_apart(model)
+    return _assemble(parts, tokenizer, options)
 
 
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
@@ -276,7 +426,7 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
     if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
         # The last layer was not trained for that vector.
         parts = Parts(parts.encoder, None, None, options.pooling)
-    backbone = Backbone(
+    return Backbone(
         parts.encoder,
         tokenizer,
         parts.representation,
@@ -286,18 +436,6 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
         rules=rules_for(parts.encoder.config, options),
         options=options,
     )
-    if options.template is None and is_decoder(parts.encoder.config):
-        backbone.template = _decoder_template(backbone)
-    return backbone
-
-
-def _decoder_template(backbone: Backbone) -> str | None:
-    """None where the tokenizer puts something between two texts, as Llama's does."""
-    if backbone.options.answers is None:
-        return None if backbone.pair_layout().middle else "plain"
-    if backbone.family.startswith("qwen"):
-        return "qwen3-reranker"
-    raise ValueError("answers needs the template that the backbone was trained with: give template=")
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:

@@ -1,0 +1,53 @@
+"""An encoder-decoder that answers with one token, as an encoder of one state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+FAMILIES = ("t5", "mt5", "umt5")
+"""Encoder-decoders whose parts are known: one table of words, positions that are relative."""
+
+
+class FirstStep(nn.Module):
+    """Encoder and decoder of a T5, which reads its start token alone: its state there decides about the first word.
+
+    The decoder has no table of words of its own.
+
+    Args:
+        model: a `T5Model`, a `T5ForConditionalGeneration`, or one of their relatives.
+
+    Attributes:
+        config: the model's.
+        encoder: reads the input.
+        decoder: looks at the encoder's states.
+    """
+
+    supports_gradient_checkpointing = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config = model.config
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.decoder.embed_tokens = None
+
+    def get_input_embeddings(self) -> Any:
+        """The table of words."""
+        return self.encoder.embed_tokens
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
+        """`(V, T)` ids to `(V, 1, H)` states: that of the first word of the answer."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        start = input_ids.new_full((len(input_ids), 1), self.config.decoder_start_token_id)
+        return BaseModelOutput(
+            last_hidden_state=self.decoder(
+                inputs_embeds=self.get_input_embeddings()(start),
+                encoder_hidden_states=states,
+                encoder_attention_mask=attention_mask,
+                use_cache=False,
+            ).last_hidden_state
+        )
