@@ -165,6 +165,9 @@ class ForeignEncoder(nn.Module):
         )
         return replace(settings, windows=windows.within(max(1, room)))
 
+    def serve(self, needs: str) -> None:
+        """A score of each window is all there is, and heads that need more are refused before."""
+
     def begin(self, settings: Settings) -> None:
         """At the start of a run: what was asked in an earlier one may be scored otherwise now."""
         self._known.clear()

@@ -125,8 +125,8 @@ def test_the_fixed_layout_has_room_for_window_and_title(cross_encoder):
 
 
 def test_bytes_are_read_with_a_line_break_between(decoder):
-    titled = ld.LongP(decoder, **TITLED)
-    text = ld.LongP(decoder)
+    titled = ld.LongP(decoder, template="plain", **TITLED)
+    text = ld.LongP(decoder, template="plain")
     assert inputs(titled, frame("red sun", BODY)) == inputs(text, frame("", f"red sun\n {BODY}"))
     (cut,) = inputs(titled, frame("fish " * 20, BODY))
     _, title, text = cut.split("Ċ")  # the first line break is the template's
@@ -174,8 +174,8 @@ def test_headings_of_byte_level_tokens_are_found(decoder):
     assert inputs(model, frame("", "cat\n\n ## red sun\ndog bird fish"))[1].startswith(
         "[CLS] old dog [SEP] red sun sun dog"
     )
-    longp = ld.LongP(decoder, repeat_headings=True)
-    assert inputs(longp, frame("", MARKDOWN)) == inputs(ld.LongP(decoder), frame("", MARKDOWN))
+    longp = ld.LongP(decoder, template="plain", repeat_headings=True)
+    assert inputs(longp, frame("", MARKDOWN)) == inputs(ld.LongP(decoder, template="plain"), frame("", MARKDOWN))
 
 
 def test_key_blocks_bring_the_headings_above_the_first(cross_encoder):
