@@ -56,7 +56,8 @@ class WordTable(nn.Module):
     def __init__(self, config: WordConfig) -> None:
         super().__init__()
         self.config = config
-        self.words = nn.Embedding(config.vocab_size, config.hidden_size)
+        # Vectors come from a file: drawing others would only disturb the random state.
+        self.words = nn.Embedding.from_pretrained(torch.zeros(config.vocab_size, config.hidden_size), freeze=False)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """As Hugging Face models have it."""
@@ -118,7 +119,7 @@ def load_word_backbone(
 
 
 def build_word_backbone(description: dict[str, Any], tokenizer: Any) -> WordBackbone:
-    """The table that `WordBackbone.describe` described, with random weights, for strict loading afterwards."""
+    """The table that `WordBackbone.describe` described, of zeros, for strict loading afterwards."""
     return _with_table(WordConfig(**description["words"]), tokenizer)
 
 
