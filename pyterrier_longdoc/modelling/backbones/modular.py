@@ -24,6 +24,9 @@ _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 
 _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", "feature-extraction"
 
+_VECTOR = "sentence_embedding"
+"""What the pooled vector, and what layers make of it, is called in there."""
+
 _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """What can be taken over, and its name here."""
 
@@ -211,13 +214,18 @@ def _layers(name: str, modules: Sequence[tuple[str, dict[str, Any]]]) -> tuple[t
             step = {"kind": "norm", "size": config["dimension"]}
         elif kind == "Dense":
             step = _dense(name, module["path"], config)
-            outputs.append(config.get("module_output_name") or "sentence_embedding")
+            outputs.append(config.get("module_output_name") or _VECTOR)
         else:
             raise ValueError(f"checkpoint {name!r} has a {kind} module, which cannot be taken over")
         layers.append((step, module["path"]))
-    if not layers or layers[-1][0]["kind"] != "dense" or outputs[-1] != "scores" or "scores" in outputs[:-1]:
+    if not layers or layers[-1][0]["kind"] != "dense" or outputs[-1] != "scores":
         raise ValueError(
             f"checkpoint {name!r} does not end in a Dense module that gives the scores: it must be the last"
+        )
+    if set(outputs[:-1]) - {_VECTOR}:
+        raise ValueError(
+            f"checkpoint {name!r} has module_output_name={outputs[:-1]!r} in Dense modules before the last, which must "
+            f"give the vector that the next one takes, {_VECTOR!r}"
         )
     last = layers[-1][0]
     if last["activation"] != "Identity" or last["residual"]:
@@ -229,10 +237,10 @@ def _layers(name: str, modules: Sequence[tuple[str, dict[str, Any]]]) -> tuple[t
 
 
 def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+    if config.get("module_input_name", _VECTOR) != _VECTOR:
         raise ValueError(
             f"checkpoint {name!r} has module_input_name={config['module_input_name']!r} in {path}; a layer before the "
-            f"scores must take the pooled vector, 'sentence_embedding'"
+            f"scores must take the pooled vector, {_VECTOR!r}"
         )
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not activation.startswith("torch.nn."):
