@@ -314,7 +314,7 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     for name, message in {
         "not there": "is neither a folder nor the id of a model on the Hugging Face hub",
         "empty": r"is no checkpoint: it has no config\.json",
-        "bart": r"\(bart\) is an encoder-decoder, of which only t5, mt5, umt5 are known",
+        "bart": r"\(bart\) is an encoder-decoder, of which only t5, mt5, umt5 can be backbones",
         "ours": r"holds a model saved by this package: restore it with its class's load\(",
         "three labels": r"classifier with 3 labels; a cross-encoder for ranking has one .* or two",
         "three labels, unknown head": "is a classifier with 3 labels",
