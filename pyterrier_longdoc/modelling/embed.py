@@ -13,16 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
-from .backbones.classifiers import Representation
 from .backbones.load import Backbone, load_encoder
-from .backbones.modular import activation_named, find_file, pooling_of, read_json
+from .backbones.modular import Dense, load_dense, pooling_of, read_json
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, QueryStates, to_dense
 from .devices import current_dtype
 from .encoder import WindowEncoder, of_distinct
@@ -254,7 +252,7 @@ class EmbeddingSettings:
     """
 
     pooling: str | None = None
-    projection: Representation | None = None
+    projection: Dense | None = None
     pools_prompt: bool = True
     similarity: str | None = None
     query_prefix: str = ""
@@ -271,7 +269,7 @@ def embedding_settings(name: str) -> EmbeddingSettings:
         The settings; empty ones for a checkpoint without these files.
 
     Raises:
-        ValueError: for a module after the encoder that this package cannot apply.
+        ValueError: for a module after the encoder that this package cannot apply, or whose weights are missing.
     """
     modules = read_json(name, "modules.json")
     pooling, projection, pools_prompt = None, None, True
@@ -282,7 +280,7 @@ def embedding_settings(name: str) -> EmbeddingSettings:
             config = read_json(name, f"{module['path']}/config.json") or {}
             pooling, pools_prompt = pooling_of(config), config.get("include_prompt", True)
         elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
-            projection = _projection(name, module["path"])
+            projection = load_dense(name, module["path"])
         elif kind not in ("Transformer", "Normalize"):
             after = f" after {kinds[-1]}" if kinds else ""
             raise ValueError(
@@ -300,17 +298,6 @@ def embedding_settings(name: str) -> EmbeddingSettings:
         query_prefix=prompts.get("query") or default,
         passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default),
     )
-
-
-def _projection(name: str, path: str) -> Representation:
-    config = read_json(name, f"{path}/config.json") or {}
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
-    weights = find_file(name, f"{path}/model.safetensors")
-    if weights is None:
-        raise ValueError(f"checkpoint {name!r} projects its embeddings by {path}, which needs model.safetensors there")
-    dense = nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    dense.load_state_dict({key.removeprefix("linear."): value for key, value in load_file(weights).items()})
-    return Representation(dense, activation_named(activation))
 
 
 def spread_positions(layout: PairLayout, backbone: Backbone, step: int) -> PairLayout:

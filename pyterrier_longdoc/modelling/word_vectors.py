@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from .backbones.load import Backbone, load_backbone
+from .backbones.load import Backbone, load_encoder
 from .batching import PairLayout
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"
@@ -92,7 +92,7 @@ def load_word_backbone(
     """Loads word embeddings.
 
     Args:
-        name: a text file of vectors, see `read_vectors`; or a model on the Hugging Face hub, a folder, or
+        name: a text file of vectors, see `read_vectors`; or an encoder or decoder on the Hugging Face hub, a folder, or
             `"longdoc:minilm-l6"`, of which only the table of word embeddings is used.
         overlap: see `WordConfig`, as the next three.
         layers: see there.
@@ -107,7 +107,7 @@ def load_word_backbone(
         words, vectors = read_vectors(Path(name))
         tokenizer = word_tokenizer(words)
     else:
-        backbone = load_backbone(name, trust_remote_code=trust_remote_code)
+        backbone = load_encoder(name, trust_remote_code=trust_remote_code)
         vectors, tokenizer = backbone.model.get_input_embeddings().weight.detach().clone(), backbone.tokenizer
     size, width = vectors.shape
     heads = attention_heads or next(n for n in range(10, 0, -1) if width % n == 0)
@@ -140,7 +140,7 @@ def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
         these two: what an unknown word is, its neighbours tell.
 
     Raises:
-        ValueError: if a line is not like that; the message tells its number.
+        ValueError: if a line is not like that; the message tells its number. If the file is no text.
     """
     number_of = {PAD: 0, UNKNOWN: 1}
     vectors: list[np.ndarray] = []
@@ -165,11 +165,16 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines with vectors, and their numbers."""
     # Words may hold characters that Python takes for line ends.
     with path.open(encoding="utf-8", newline="\n") as file:
-        for number, line in enumerate(file, 1):
-            text = line.rstrip(" \r\n")
-            sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
-            if text and not sizes:
-                yield number, text
+        try:
+            for number, line in enumerate(file, 1):
+                text = line.rstrip(" \r\n")
+                sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
+                if text and not sizes:
+                    yield number, text
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{str(path)!r} is no text in UTF-8: vectors are read from text files, unpacked and not binary"
+            ) from error
 
 
 def _numbers(parts: list[str]) -> np.ndarray | None:

@@ -445,8 +445,8 @@ class TKL(LongDocReranker):
 
     Args:
         backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
-            published, 42B tokens, 300 dimensions); or any checkpoint, of which only the table of word embeddings is
-            used. They are trained with the rest and saved with the model.
+            published, 42B tokens, 300 dimensions); or any encoder or decoder, of which only the table of word
+            embeddings is used. They are trained with the rest and saved with the model.
         window_size: tokens that are contextualised together.
         overlap: tokens on either side that these see as well.
         layers: of the transformer.
@@ -504,6 +504,8 @@ class TKL(LongDocReranker):
             raise ValueError(f"overlap={self.overlap!r} must be a whole number, 0 or more")
         if self.pooling is not None:
             raise ValueError("pooling would have no effect: TKL looks at the states of all tokens")
+        if self.template is not None:
+            raise ValueError("template would have no effect: TKL reads query and text apart")
         if resolve_layout(self.layout).is_for_pairs:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
         seeded_head(self.head_spec(), 1, self.seed)

@@ -67,17 +67,20 @@ def test_unknown_pooling_must_be_chosen_away(encoder):
     assert np.isfinite(scores(ld.BiEncoder(encoder, pooling="mean", **SMALL), ONE)).all()
 
 
-@pytest.mark.parametrize(("activation", "function"), [("Tanh", torch.tanh), ("Identity", lambda x: x)])
-def test_dense_layer_is_applied(activation, function, encoder):
-    config = {"in_features": 32, "out_features": 24, "activation_function": f"torch.nn.modules.{activation}"}
-    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense=config)
-    weight, bias = dense(encoder, 24)
+@pytest.mark.parametrize(
+    ("activation", "function", "width", "residual"),
+    [("Tanh", torch.tanh, 24, False), ("Identity", lambda x: x, 24, False), ("Tanh", torch.tanh, 32, True)],
+)
+def test_dense_layer_is_applied(activation, function, width, residual, encoder):
+    config = {"in_features": 32, "out_features": width, "activation_function": f"torch.nn.modules.{activation}"}
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense={**config, "use_residual": residual})
+    weight, bias = dense(encoder, width)
     tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder).eval()
 
     def embed(text: str) -> torch.Tensor:
         with torch.no_grad():
             pooled = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
-        return function(weight @ pooled + bias)
+        return function(weight @ pooled + bias) + (pooled if residual else 0)
 
     [score] = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), ONE)
     assert score == pytest.approx(float(embed("old dog") @ embed("the cat and the dog")), rel=1e-4)
@@ -88,7 +91,7 @@ def test_dense_layer_is_applied(activation, function, encoder):
     [
         ({"WordWeights": {}}, "has a WordWeights layer"),
         ({"Normalize": {}, "Dense": {"in_features": 32, "out_features": 24}}, "has a Dense layer after Normalize"),
-        ({"Dense": {"in_features": 32, "out_features": 24}}, r"needs model\.safetensors there"),
+        ({"Dense": {"in_features": 32, "out_features": 24}}, r"has no \d_Dense/model\.safetensors"),
     ],
 )
 def test_layers_that_cannot_be_applied(modules, message, encoder):

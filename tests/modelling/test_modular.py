@@ -208,6 +208,7 @@ PROMPT = {"prompts": {"find": "find "}, "default_prompt_name": "find"}
             "module_input_name='token_embeddings' in 2_",
         ),
         ("2_Dense/config.json", {"out_features": 16}, "weights in 2_Dense of checkpoint .* do not fit its config.json"),
+        ("2_Dense/config.json", {"module_output_name": "x"}, r"has module_output_name=\['x'\] in Dense modules before"),
         ("4_Dense/config.json", {"module_output_name": "x"}, "does not end in a Dense module that gives the scores"),
         ("4_Dense/config.json", {"activation_function": "torch.nn.Tanh"}, "has activation_function=Tanh and use_resid"),
         (

@@ -112,6 +112,17 @@ def test_parts_that_are_tokenized_together(name):
         assert ids_of(tokenizer, template, query, text) == tokenizer(template.fill(query, text))["input_ids"]
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("string", ["Query:{query}", "a:({query})", "{query} find"])
+def test_no_word_of_a_template_is_lost_in_a_token_of_query_or_text(string, apart):
+    tokenizer = tiny_long.byte_tokenizer()
+    tokenizer.add_tokens([":a", "(a", "a)"])  # as vocabularies of real models have them
+    after = string.replace("{query}", "{text}")
+    template = Template(query=string, middle="\n", text=after, apart=apart, special_tokens=False)
+    for query, text in [("a", "a"), *PAIRS]:
+        assert tokenizer.decode(ids_of(tokenizer, template, query, text)) == template.fill(query, text)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -157,10 +168,12 @@ KINDS = {
     "mt5": ("mt5", "monot5", {}),
     "umt5": ("umt5", "monot5", {}),
     "chat": ("llama", "yes-no", {}),
+    "granite": ("granite", "qwen3-reranker", {"logits_scaling": 8.0}),
+    "cohere": ("cohere", "qwen3-reranker", {"logit_scale": 0.25}),
 }
 
 
-@pytest.fixture(scope="module", params=slow_but(("qwen3", "gemma", "t5"), KINDS))
+@pytest.fixture(scope="module", params=slow_but(("qwen3", "gemma", "t5", "granite"), KINDS))
 def answering(request, tmp_path_factory):
     """A language model that answers: itself, its tokenizer, its folder, and the name of its template."""
     family, name, changes = KINDS[request.param]
@@ -406,6 +419,18 @@ def test_a_checkpoint_is_not_known_by_its_name(tmp_path):
             {},
             "bge-reranker-v2-gemma",
             r"no linear function of its last state \(final_logit_softcapping=30.0\)",
+        ),
+        (
+            "qwen3",
+            {},
+            Template(answers=("unheard", "no")),
+            "answer 'unheard' is no token of this backbone: its tokenizer",
+        ),
+        (
+            "qwen3",
+            {},
+            Template(answers=("no", "no")),
+            "are one and the same token of this backbone: all scores would be 0",
         ),
         ("t5", {}, "plain", "is an encoder-decoder, whose answer is scored: the template needs answers"),
     ],

@@ -266,6 +266,7 @@ def test_vectors_learn_to_rank(glove):
         ({"attention_heads": 0}, "attention_heads=0 must be at least 1"),
         ({"region_stride": 31}, "region_stride=31 is larger than region_size=30"),
         ({"pooling": "cls"}, "pooling would have no effect: TKL"),
+        ({"template": "plain"}, "template would have no effect: TKL reads query and text apart"),
         ({"layout": "padded"}, "layout='padded' is for a query and a text in one input"),
         ({"runtime": "compile"}, "runtime='compile'"),
     ],

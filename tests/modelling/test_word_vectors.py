@@ -1,12 +1,14 @@
 """Word embeddings from text files and checkpoints."""
 
+import gzip
+
 import pytest
 import torch
 from transformers import AutoModel
 
 from pyterrier_longdoc.modelling.word_vectors import load_word_backbone, read_vectors
 
-from ..support import tiny
+from ..support import tiny, tiny_answers
 
 OPTIONS = {"overlap": 5, "layers": 1, "attention_heads": None, "feed_forward": 8}
 
@@ -46,6 +48,13 @@ def test_files_that_hold_no_vectors(text, message, tmp_path):
         read_vectors(vectors(tmp_path, text))
 
 
+def test_files_that_are_packed_or_binary(tmp_path):
+    path = tmp_path / "vectors.txt.gz"
+    path.write_bytes(gzip.compress(b"the 1 2\n"))
+    with pytest.raises(ValueError, match=r"vectors.txt.gz' is no text in UTF-8: vectors are read from text files"):
+        read_vectors(path)
+
+
 def test_words_and_punctuation_are_tokens_in_the_file_s_case(tmp_path):
     lower = load_word_backbone(str(vectors(tmp_path, "the 1 2\ncafé 3 4\n. 5 6\n")), **OPTIONS)
     encoded = lower.tokenizer("The café. Rain", return_offsets_mapping=True)
@@ -66,6 +75,13 @@ def test_any_checkpoint_has_word_embeddings(family, tmp_path):
     assert backbone.hidden_size == (24 if family == "electra" else 32)
     assert backbone.model.config.attention_heads == 8  # the most below ten that divide it
     assert [name for name, _ in backbone.model.named_parameters()] == ["words.weight"]
+
+
+def test_a_chat_model_has_word_embeddings_whatever_it_is_asked(tmp_path):
+    tokenizer = tiny_answers.tokenizer(chat=tiny_answers.CHAT)
+    model, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tokenizer)
+    words = load_word_backbone(folder, **OPTIONS).model.get_input_embeddings().weight
+    assert torch.equal(words, model.get_input_embeddings().weight)
 
 
 def test_attention_heads_that_do_not_divide_the_width(tmp_path):

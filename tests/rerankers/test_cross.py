@@ -494,6 +494,11 @@ def answering(*answers):
         ("bert", {"global_attention": "sentences"}, "it is Longformer's, not bert's"),
         ("bert", {"attention_window": 8}, "attention_window=8 would have no effect: it is Longformer's, not bert's"),
         ("bert", {"attention_type": "original_full"}, "it is BigBird's, not bert's"),
+        (
+            "longformer",
+            {"global_attention": "sentences", "template": "plain"},
+            "CLS. query .SEP. text .SEP.: leave templ",
+        ),
         ("longformer", {"attn_implementation": "sdpa"}, r"sdpa|scaled_dot_product_attention"),
         ("qwen3", {"layout": "padded"}, "this backbone reads words around query and text: leave layout='pair'"),
         ("qwen3", {"layout": "shared"}, "this backbone reads words around query and text: leave layout='pair'"),

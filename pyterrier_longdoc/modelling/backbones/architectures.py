@@ -165,6 +165,10 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
         raise ValueError(
             f"global_attention={options.global_attention!r} would have no effect: it is Longformer's, not {family}'s"
         )
+    if options.global_attention == "sentences" and options.template is not None:
+        raise ValueError(
+            "global_attention='sentences' marks sentences for [CLS] query [SEP] text [SEP]: leave template out"
+        )
     if options.attention_window is not None and family != "longformer":
         raise ValueError(
             f"attention_window={options.attention_window!r} would have no effect: it is Longformer's, not {family}'s"

@@ -95,27 +95,30 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
         answers: one or two words or ids.
 
     Raises:
-        ValueError: if a word is not one token, or the logits are no linear function of the last state.
+        ValueError: if a word is not one token that the tokenizer knows, or both are the same one, or the logits are no
+            linear function of the last state.
     """
     tokens = [_token(tokenizer, answer) for answer in answers]
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"answers={answers!r} are one and the same token of this backbone: all scores would be 0")
     ids = torch.tensor([[*tokens, *tokens[::-1]]])
     words = model.get_output_embeddings()
     logits, final = _logits(model, ids), _margin(words, *tokens)
     encoder, pooling = (FirstStep(model), "cls") if model.config.is_encoder_decoder else (model.base_model, "last")
     with torch.no_grad():
         linear = words(encoder(input_ids=ids).last_hidden_state[0, -1])
+        # Logits may be scaled, as T5's, Granite's and Cohere's are.
+        scale = float(linear @ logits / linear.square().sum())
     cap = getattr(model.config, "final_logit_softcapping", None)
-    # T5 scales the states where words that are read and words that are said share a table.
-    scales = [scale for scale in (1.0, final.in_features**-0.5) if _close(scale * linear, logits) and cap is None]
-    if not scales:
+    if cap is not None or not (scale > 0 and _close(scale * linear, logits)):
         why = f" (final_logit_softcapping={cap})" if cap is not None else ""
         raise ValueError(
             f"the logits of {type(model).__name__} are no linear function of its last state{why}, so that a head "
             f"cannot score by them: give a template without answers, and train the model"
         )
     with torch.no_grad():
-        final.weight.mul_(scales[0])
-        final.bias.mul_(scales[0])
+        final.weight.mul_(scale)
+        final.bias.mul_(scale)
     return Parts(encoder, None, final, pooling)
 
 
@@ -129,6 +132,8 @@ def _token(tokenizer: Any, answer: str | int) -> int:
         raise ValueError(
             f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
         )
+    if ids[0] == tokenizer.unk_token_id:
+        raise ValueError(f"answer {answer!r} is no token of this backbone: its tokenizer does not know it")
     return int(ids[0])
 
 

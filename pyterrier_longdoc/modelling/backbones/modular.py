@@ -24,6 +24,9 @@ _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 
 _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", "feature-extraction"
 
+_VECTOR = "sentence_embedding"
+"""What the pooled vector, and what layers make of it, is called in there."""
+
 _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 """What can be taken over, and its name here."""
 
@@ -42,7 +45,7 @@ class Dense(nn.Module):
     def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: str, residual: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=bias)
-        self.activation = activation_named(activation)
+        self.activation = _activation(activation)
         self.adds = residual
         if residual and inputs != outputs:
             self.residual = nn.Linear(inputs, outputs, bias=False)
@@ -72,6 +75,10 @@ Step = dict[str, Any]
 """A layer of a representation step as JSON-able values: its `kind`, `"dense"` or `"norm"`, and its arguments."""
 
 
+def _options(step: Step) -> dict[str, Any]:
+    return {name: value for name, value in step.items() if name != "kind"}
+
+
 class Steps(nn.Sequential):
     """A representation step of several layers, between the pooled state and the last layer.
 
@@ -86,8 +93,8 @@ class Steps(nn.Sequential):
     def __init__(self, steps: Sequence[Step], width: int) -> None:
         layers = []
         for step in steps:
-            kind, options = step["kind"], {name: value for name, value in step.items() if name != "kind"}
-            layers.append(Dense(**options) if kind == "dense" else Norm(**options))
+            options = _options(step)
+            layers.append(Dense(**options) if step["kind"] == "dense" else Norm(**options))
             width = options.get("outputs", width)
         super().__init__(*layers)
         self.description = [dict(step) for step in steps]
@@ -187,8 +194,24 @@ def load_layers(name: str, files: CrossEncoderFiles, width: int) -> tuple[Steps,
     return steps, scores
 
 
+def load_dense(name: str, path: str) -> Dense:
+    """A Dense module of a checkpoint with its weights.
+
+    Args:
+        name: a model on the Hugging Face hub, or a folder.
+        path: of the module in there.
+
+    Raises:
+        ValueError: if weights are missing or do not fit, or its input or activation is unknown.
+    """
+    description = _dense(name, path, read_json(name, f"{path}/config.json") or {})
+    layer = Dense(**_options(description))
+    _fill(layer, name, path, "")
+    return layer
+
+
 def _fill(layer: nn.Module, name: str, folder: str, prefix: str) -> None:
-    file = find_file(name, f"{folder}/model.safetensors")
+    file = _find_file(name, f"{folder}/model.safetensors")
     if file is None:
         raise ValueError(f"checkpoint {name!r} has no {folder}/model.safetensors")
     state = {key.removeprefix(prefix): value.float() for key, value in load_file(file).items()}
@@ -211,13 +234,18 @@ def _layers(name: str, modules: Sequence[tuple[str, dict[str, Any]]]) -> tuple[t
             step = {"kind": "norm", "size": config["dimension"]}
         elif kind == "Dense":
             step = _dense(name, module["path"], config)
-            outputs.append(config.get("module_output_name") or "sentence_embedding")
+            outputs.append(config.get("module_output_name") or _VECTOR)
         else:
             raise ValueError(f"checkpoint {name!r} has a {kind} module, which cannot be taken over")
         layers.append((step, module["path"]))
-    if not layers or layers[-1][0]["kind"] != "dense" or outputs[-1] != "scores" or "scores" in outputs[:-1]:
+    if not layers or layers[-1][0]["kind"] != "dense" or outputs[-1] != "scores":
         raise ValueError(
             f"checkpoint {name!r} does not end in a Dense module that gives the scores: it must be the last"
+        )
+    if set(outputs[:-1]) - {_VECTOR}:
+        raise ValueError(
+            f"checkpoint {name!r} has module_output_name={outputs[:-1]!r} in Dense modules before the last, which must "
+            f"give the vector that the next one takes, {_VECTOR!r}"
         )
     last = layers[-1][0]
     if last["activation"] != "Identity" or last["residual"]:
@@ -229,10 +257,10 @@ def _layers(name: str, modules: Sequence[tuple[str, dict[str, Any]]]) -> tuple[t
 
 
 def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+    if config.get("module_input_name", _VECTOR) != _VECTOR:
         raise ValueError(
-            f"checkpoint {name!r} has module_input_name={config['module_input_name']!r} in {path}; a layer before the "
-            f"scores must take the pooled vector, 'sentence_embedding'"
+            f"checkpoint {name!r} has module_input_name={config['module_input_name']!r} in {path}, which must be that "
+            f"of the pooled vector, {_VECTOR!r}"
         )
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not activation.startswith("torch.nn."):
@@ -247,7 +275,7 @@ def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
     }
 
 
-def activation_named(name: str) -> nn.Module:
+def _activation(name: str) -> nn.Module:
     """A function of `torch.nn` without arguments, by the name of its class.
 
     Raises:
@@ -306,11 +334,11 @@ def pooling_of(config: dict[str, Any]) -> str | None:
 
 def read_json(name: str, path: str) -> Any:
     """The content of a JSON file of a checkpoint; None where there is no such file."""
-    file = find_file(name, path)
+    file = _find_file(name, path)
     return None if file is None else json.loads(file.read_text(encoding="utf-8"))
 
 
-def find_file(name: str, path: str) -> Path | None:
+def _find_file(name: str, path: str) -> Path | None:
     """A file of a checkpoint, from its folder, the hub or the hub's cache; None where it is not."""
     found = cached_file(
         name, path, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False

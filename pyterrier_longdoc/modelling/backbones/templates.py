@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -265,23 +265,25 @@ def template_layout(tokenizer: Any, template: Template) -> PairLayout:
     White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
     and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
     template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
-    may be cut.
+    may be cut; and so are all words of the template where one of them would share a token with query or text, as in
+    `Query:{query}`.
     """
     return _apart(tokenizer, template) if template.apart else _joined(tokenizer, template)
 
 
 def _joined(tokenizer: Any, template: Template) -> PairLayout:
-    before, between, _ = template.around
+    before, between, after = template.around
     trail = between[: len(between) - len(between.lstrip("\n"))]
     probe = "a"
-    whole = tokenizer(
-        template.fill(probe, probe), return_offsets_mapping=True, add_special_tokens=template.special_tokens
-    )
+    filled = template.fill(probe, probe)
+    whole = tokenizer(filled, return_offsets_mapping=True, add_special_tokens=template.special_tokens)
     ids, offsets = whole["input_ids"], whole["offset_mapping"]
-    query_start = len(before)
-    query = _tokens_at(offsets, query_start, query_start + len(probe + trail))
-    text_start = query_start + len(probe + between)
-    text = _tokens_at(offsets, text_start, text_start + len(probe))
+    text_start = len(before + probe + between)
+    places = (len(before), len(before + probe + trail)), (text_start, text_start + len(probe))
+    if any(_glued(filled, offsets, *place) for place in places):
+        words = replace(template, prefix=before, query=_QUERY, middle=between, text=_TEXT, suffix=after)
+        return _apart(tokenizer, words)
+    query, text = (_tokens_at(offsets, *place) for place in places)
     return PairLayout(
         prefix=tuple(ids[: query[0]]),
         middle=tuple(ids[query[1] : text[0]]),
@@ -320,9 +322,12 @@ class _Slot(NamedTuple):
 def _slot(tokenizer: Any, part: str, slot: str) -> _Slot:
     before, _, after = part.partition(slot)
     probe = "a"
-    whole = tokenizer(before + probe + after, return_offsets_mapping=True, add_special_tokens=False)
-    ids = whole["input_ids"]
-    start, end = _tokens_at(whole["offset_mapping"], len(before), len(before + probe))
+    filled, place = before + probe + after, (len(before), len(before + probe))
+    whole = tokenizer(filled, return_offsets_mapping=True, add_special_tokens=False)
+    ids, offsets = whole["input_ids"], whole["offset_mapping"]
+    if _glued(filled, offsets, *place):
+        return _Slot(_ids(tokenizer, before), "", _ids(tokenizer, after))
+    start, end = _tokens_at(offsets, *place)
     return _Slot(ids[:start], _lead(tokenizer, before, probe, ids[start:end]), ids[end:])
 
 
@@ -357,6 +362,12 @@ def _tokens_at(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tupl
     """Half-open range of the tokens that share a character with `[start, end)`."""
     found = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
     return found[0], found[-1] + 1
+
+
+def _glued(string: str, offsets: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    """Whether a token at `[start, end)` takes in more than white space beside it, as `:a` in `Query:a` may be one."""
+    first, past = _tokens_at(offsets, start, end)
+    return bool((string[offsets[first][0] : start] + string[end : offsets[past - 1][1]]).strip())
 
 
 def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str:
