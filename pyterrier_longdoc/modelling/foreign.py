@@ -142,6 +142,9 @@ class ForeignEncoder(nn.Module):
         self.limits = scorer.limits()
         self._known: dict[bytes, float] = {}
 
+    def serve(self, needs: str) -> None:
+        """Nothing to refuse: only heads that need no more than scores stand behind it."""
+
     def prepare(self, settings: Settings) -> tuple[Settings, PairLayout]:
         """The settings with windows that fit, and a layout in which special tokens have no names.
 
