@@ -39,7 +39,7 @@ def roberta(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory) -> str:
-    return tiny_long.decoder(tmp_path_factory.mktemp("decoder"), labels=1)
+    return tiny_long.decoder(tmp_path_factory.mktemp("decoder"))
 
 
 def frame(title, text, query="old dog") -> pd.DataFrame:
