@@ -199,6 +199,13 @@ def test_functions_may_return_tensors_and_arrays(results):
         np.testing.assert_allclose(scores(model, results), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_tensors_of_any_precision_are_numbers(dtype):
+    frame = tiny.frame(["old dog"], ["a cat", "a bird"])
+    model = ld.MaxP(ld.PairScorer(lambda queries, texts: torch.arange(len(texts), dtype=dtype)))
+    assert sorted(scores(model, frame)) == [0.0, 1.0]
+
+
 def test_models_that_a_function_loads_can_be_trained_afterwards(results):
     loaded = []
 
@@ -361,6 +368,23 @@ def test_a_cache_needs_a_name(results, tmp_path):
     assert len(ScoreCache(path)) == len(results.fillna("").drop_duplicates(["query", "text"]))
     ld.MaxP(ld.PairScorer(spy, name="overlap 2"), score_cache=path, **WORDS)(results)
     assert len(spy.asked) == 2 * number
+
+
+def test_a_cache_knows_how_much_of_a_query_is_read(tmp_path):
+    frame = tiny.frame(["old dog " * 60], ["a cat"])
+
+    def model(longest: int, **arguments) -> ld.MaxP:
+        of_query = ld.PairScorer(
+            lambda queries, texts: list(map(len, queries)),
+            name="length",
+            tokenizer=tiny.encoder(),
+            longest_input=longest,
+        )
+        return ld.MaxP(of_query, window_size=10, stride=5, max_query_len=None, **arguments)
+
+    cached = [scores(model(longest, score_cache=tmp_path / "scores"), frame) for longest in (60, 100)]
+    assert cached == [scores(model(longest), frame) for longest in (60, 100)]
+    assert cached[0] < cached[1]
 
 
 def test_experiments_tell_scorers_apart_by_their_names():
