@@ -163,10 +163,8 @@ class ForeignEncoder(nn.Module):
         windows, longest = settings.windows, self.limits.longest_input
         if windows.within(sys.maxsize) == windows or (longest is None and isinstance(windows, WholeText)):
             return settings
-        room = (
-            int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN) - (settings.max_query_len or 0) - settings.repeat_tokens
-        )
-        return replace(settings, windows=windows.within(max(1, room)))
+        longest = longest or ASSUMED_INPUT
+        return replace(settings, windows=settings.within(longest, int(longest * WORDS_PER_TOKEN), 0).windows)
 
     def begin(self, settings: Settings) -> None:
         """At the start of a run: what was asked in an earlier one may be scored otherwise now."""

@@ -182,6 +182,14 @@ def test_sizes_left_open_are_words_that_mostly_fit():
     assert ld.LongP(ld.PairScorer(overlap)).load_scorer().settings.windows.largest is None
     given = ld.FirstP(ld.PairScorer(overlap, longest_input=512), window_size=500)
     assert given.load_scorer().settings.windows.largest == 500
+    whole = ld.FirstP(ld.PairScorer(overlap), max_query_len=None).load_scorer().settings
+    assert (whole.windows.largest, whole.max_query_len) == (288, None)  # a quarter is left to queries
+
+
+@pytest.mark.parametrize("too_much", [{"max_query_len": 384}, {"repeat_headings": True, "repeat_tokens": 352}])
+def test_no_words_are_left_for_a_window(too_much):
+    with pytest.raises(ValueError, match=f"lower {list(too_much)[-1]}"):
+        ld.FirstP(ld.PairScorer(overlap), **too_much).load_scorer()
 
 
 def test_scores_do_not_depend_on_the_batch(results):
