@@ -134,6 +134,19 @@ def test_bytes_are_read_with_a_line_break_between(decoder):
     assert text.split() == [f"Ġ{word}" for word in BODY.split()]
 
 
+def test_titles_stand_at_the_beginning_of_a_templates_text(decoder):
+    words = {"template": ld.Template.of("Q: {query} D: {text} R:", answers=("yes", "no"))}
+    titled, joined = ld.LongP(decoder, **words, **TITLED), ld.LongP(decoder, **words)
+    assert inputs(titled, frame("red sun", BODY)) == inputs(joined, frame("", f"red sun\n {BODY}"))
+
+
+def test_marks_stand_before_the_sentences_of_the_text_alone(tmp_path):
+    longformer = tiny_long.encoder(tmp_path, "longformer", labels=1)
+    model = ld.LongP(longformer, global_attention="sentences", **TITLED)
+    (found,) = inputs(model, frame("red sun", "dog bird. fish tree."))
+    assert found.endswith("[SEP] red sun [CLS] dog bird . [CLS] fish tree . [SEP]")
+
+
 def test_cased_tokenizers_read_titles_in_lower_case_too(cross_encoder):
     model = ld.MaxP(cross_encoder, layout="padded-lowercase", window_size=20, stride=10, **TITLED)
     assert inputs(model, frame("RED sun", "Dog")) == inputs(model, frame("red sun", "dog"))

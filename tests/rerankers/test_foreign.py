@@ -92,6 +92,18 @@ def test_with_a_tokenizer_scores_are_those_of_the_local_model(results):
         assert model.coverage == local.coverage
 
 
+def test_titles_go_out_with_each_window(results):
+    titled = {"text_field": ("title", "text"), "repeat": "title", "preselect": ld.BM25Windows(2)}
+    rows = results.assign(title=["the red bird", "a cat", "snow", "", None])
+    model, local = (
+        make("MaxP", backbone=ld.PairScorer(logits, tokenizer=tiny.encoder(), longest_input=LONGEST), **titled),
+        make("MaxP", device="cpu", **titled),
+    )
+    np.testing.assert_allclose(scores(model, rows), scores(local, rows), rtol=1e-5, atol=1e-5)
+    assert model.coverage == local.coverage
+    assert model.coverage.repeated_tokens > 0
+
+
 def test_one_window_scores_as_first_p(results):
     scorer = ld.PairScorer(overlap)
     one = [cls(scorer, windows=ld.WholeText()) for cls in (ld.MaxP, ld.SumP, ld.AvgP, ld.LongP, ld.FirstP)]
