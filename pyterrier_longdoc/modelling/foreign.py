@@ -142,6 +142,9 @@ class ForeignEncoder(nn.Module):
         self.limits = scorer.limits()
         self._known: dict[bytes, float] = {}
 
+    def serve(self, needs: str) -> None:
+        """Nothing to refuse: only heads that need no more than scores stand behind it."""
+
     def prepare(self, settings: Settings) -> tuple[Settings, PairLayout]:
         """The settings with windows that fit, and a layout in which special tokens have no names.
 
@@ -160,10 +163,8 @@ class ForeignEncoder(nn.Module):
         windows, longest = settings.windows, self.limits.longest_input
         if windows.within(sys.maxsize) == windows or (longest is None and isinstance(windows, WholeText)):
             return settings
-        room = (
-            int((longest or ASSUMED_INPUT) * WORDS_PER_TOKEN) - (settings.max_query_len or 0) - settings.repeat_tokens
-        )
-        return replace(settings, windows=windows.within(max(1, room)))
+        longest = longest or ASSUMED_INPUT
+        return replace(settings, windows=settings.within(longest, int(longest * WORDS_PER_TOKEN), 0).windows)
 
     def serve(self, needs: str) -> None:
         """A score of each window is all there is, and heads that need more are refused before."""

@@ -454,6 +454,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             "arguments": {name: repr(value) for name, value in _without_paths(arguments).items()},
             "windows": windows_to_config(settings.windows),
             "max_doc_len": settings.max_doc_len,
+            "max_query_len": settings.max_query_len,
             "preselect": None if settings.preselect is None else settings.preselect.identity(),
             "layout": repr(scorer.layout),
             "weights": self._weights_fingerprint(),

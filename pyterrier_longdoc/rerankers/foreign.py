@@ -85,7 +85,7 @@ class PairScorer(ForeignScorer):
         return Scores(values)
 
     def _checked(self, given: Any, queries: Sequence[str], texts: Sequence[str]) -> np.ndarray:
-        given = given.detach().cpu() if hasattr(given, "detach") else given  # a tensor, on a GPU perhaps
+        given = given.detach().cpu().double() if hasattr(given, "detach") else given  # numpy has no bfloat16
         try:
             values = np.asarray(given, dtype="float64")
         except (TypeError, ValueError) as error:

@@ -193,7 +193,7 @@ class ScoreServer(ForeignScorer):
     api: str = "tei"
     model: str | None = None
     truncate: bool = False
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     key_variable: str | None = None
     concurrency: int = 4
     timeout: float = 60.0

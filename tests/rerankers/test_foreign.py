@@ -92,6 +92,18 @@ def test_with_a_tokenizer_scores_are_those_of_the_local_model(results):
         assert model.coverage == local.coverage
 
 
+def test_titles_go_out_with_each_window(results):
+    titled = {"text_field": ("title", "text"), "repeat": "title", "preselect": ld.BM25Windows(2)}
+    rows = results.assign(title=["the red bird", "a cat", "snow", "", None])
+    model, local = (
+        make("MaxP", backbone=ld.PairScorer(logits, tokenizer=tiny.encoder(), longest_input=LONGEST), **titled),
+        make("MaxP", device="cpu", **titled),
+    )
+    np.testing.assert_allclose(scores(model, rows), scores(local, rows), rtol=1e-5, atol=1e-5)
+    assert model.coverage == local.coverage
+    assert model.coverage.repeated_tokens > 0
+
+
 def test_one_window_scores_as_first_p(results):
     scorer = ld.PairScorer(overlap)
     one = [cls(scorer, windows=ld.WholeText()) for cls in (ld.MaxP, ld.SumP, ld.AvgP, ld.LongP, ld.FirstP)]
@@ -182,6 +194,14 @@ def test_sizes_left_open_are_words_that_mostly_fit():
     assert ld.LongP(ld.PairScorer(overlap)).load_scorer().settings.windows.largest is None
     given = ld.FirstP(ld.PairScorer(overlap, longest_input=512), window_size=500)
     assert given.load_scorer().settings.windows.largest == 500
+    whole = ld.FirstP(ld.PairScorer(overlap), max_query_len=None).load_scorer().settings
+    assert (whole.windows.largest, whole.max_query_len) == (288, None)  # a quarter is left to queries
+
+
+@pytest.mark.parametrize("too_much", [{"max_query_len": 384}, {"repeat_headings": True, "repeat_tokens": 352}])
+def test_no_words_are_left_for_a_window(too_much):
+    with pytest.raises(ValueError, match=f"lower {list(too_much)[-1]}"):
+        ld.FirstP(ld.PairScorer(overlap), **too_much).load_scorer()
 
 
 def test_scores_do_not_depend_on_the_batch(results):
@@ -197,6 +217,13 @@ def test_functions_may_return_tensors_and_arrays(results):
     for wrap in (np.array, tuple, lambda values: torch.tensor(values, dtype=torch.float64) * parameter):
         model = ld.MaxP(ld.PairScorer(lambda queries, texts, wrap=wrap: wrap(overlap(queries, texts))), **WORDS)
         np.testing.assert_allclose(scores(model, results), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64])
+def test_tensors_of_any_precision_are_numbers(dtype):
+    frame = tiny.frame(["old dog"], ["a cat", "a bird"])
+    model = ld.MaxP(ld.PairScorer(lambda queries, texts: torch.arange(len(texts), dtype=dtype)))
+    assert sorted(scores(model, frame)) == [0.0, 1.0]
 
 
 def test_models_that_a_function_loads_can_be_trained_afterwards(results):
@@ -363,6 +390,23 @@ def test_a_cache_needs_a_name(results, tmp_path):
     assert len(ScoreCache(path)) == len(results.fillna("").drop_duplicates(["query", "text"]))
     ld.MaxP(ld.PairScorer(spy, name="overlap 2"), score_cache=path, **WORDS)(results)
     assert len(spy.asked) == 2 * number
+
+
+def test_a_cache_knows_how_much_of_a_query_is_read(tmp_path):
+    frame = tiny.frame(["old dog " * 60], ["a cat"])
+
+    def model(longest: int, **arguments) -> ld.MaxP:
+        of_query = ld.PairScorer(
+            lambda queries, texts: list(map(len, queries)),
+            name="length",
+            tokenizer=tiny.encoder(),
+            longest_input=longest,
+        )
+        return ld.MaxP(of_query, window_size=10, stride=5, max_query_len=None, **arguments)
+
+    cached = [scores(model(longest, score_cache=tmp_path / "scores"), frame) for longest in (60, 100)]
+    assert cached == [scores(model(longest), frame) for longest in (60, 100)]
+    assert cached[0] < cached[1]
 
 
 def test_experiments_tell_scorers_apart_by_their_names():

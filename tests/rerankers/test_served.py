@@ -377,6 +377,11 @@ def test_arguments_that_can_never_work(arguments, message):
     assert SECRET not in str(caught.value)
 
 
+def test_equal_ones_have_equal_hashes():
+    first, second = (ld.ScoreServer("http://host", parameters={"user": "me"}) for _ in range(2))
+    assert {first} == {second}
+
+
 def test_an_endpoint_is_taken_as_it_is():
     form = FORMS[2]
     with serving(answers(form)) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,6 +17,10 @@ LONGEST = 128
 """Tokens that the tiny cross-encoder takes."""
 
 
+_ONE_AT_A_TIME = threading.Lock()
+"""A server answers in several threads, and a tokenizer changes its settings in each call."""
+
+
 @cache
 def _model() -> tuple[Any, Any]:
     folder = tiny.encoder()
@@ -25,17 +30,18 @@ def _model() -> tuple[Any, Any]:
 
 def logits(queries: Sequence[str], texts: Sequence[str]) -> list[float]:
     """The cross-encoder's own scores of pairs, by transformers alone; pairs that are too long are cut."""
-    model, tokenizer = _model()
-    encoded = tokenizer(
-        list(queries), list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
-    )
-    with torch.inference_mode():
+    with _ONE_AT_A_TIME, torch.inference_mode():
+        model, tokenizer = _model()
+        encoded = tokenizer(
+            list(queries), list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+        )
         return model(**encoded).logits[:, 0].tolist()
 
 
 def tokens(query: str, text: str) -> int:
     """Tokens of a pair, special ones included."""
-    return len(_model()[1](query, text)["input_ids"])
+    with _ONE_AT_A_TIME:
+        return len(_model()[1](query, text)["input_ids"])
 
 
 class TeiForm:
