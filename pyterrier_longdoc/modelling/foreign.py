@@ -166,9 +166,6 @@ class ForeignEncoder(nn.Module):
         longest = longest or ASSUMED_INPUT
         return replace(settings, windows=settings.within(longest, int(longest * WORDS_PER_TOKEN), 0).windows)
 
-    def serve(self, needs: str) -> None:
-        """A score of each window is all there is, and heads that need more are refused before."""
-
     def begin(self, settings: Settings) -> None:
         """At the start of a run: what was asked in an earlier one may be scored otherwise now."""
         self._known.clear()
