@@ -44,8 +44,9 @@ MEASURES = [nDCG @ 10, AP]
 PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
 """Where the relevant passage stands, in words and in the names of the collections."""
 
-MOVED_SHARE = 0.5
-"""Topics of the second part for each of the first: its effects are large, and each topic is read at three places."""
+MOVED_SHARE, MOVED_DEPTH = 0.5, 5
+"""Topics of the second part for each of the first, and documents of each: its effects are large, and a topic is read at
+three places."""
 
 CHANCE = "random order"
 
@@ -299,8 +300,8 @@ def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> Po
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
     moved_models = {name: models[name] for name in ("FirstP", "MaxP")}
     groups = {}
-    for place, candidates in moved_candidates(topics, args.depth, args.seed).items():
-        print(f"{len(topics)} topics, {args.depth} documents each, relevant passage {place}", flush=True)
+    for place, candidates in moved_candidates(topics, MOVED_DEPTH, args.seed).items():
+        print(f"{len(topics)} topics, {MOVED_DEPTH} documents each, relevant passage {place}", flush=True)
         results = Experiment(
             {name: pt.Transformer.from_df(candidates) >> model for name, model in moved_models.items()},
             topics,
@@ -310,7 +311,7 @@ def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> Po
             save_mode="overwrite",
             verbose=True,
         )
-        groups[place] = with_chance(results, args.depth)
+        groups[place] = with_chance(results, MOVED_DEPTH)
         groups[place].save(out / place)
     moved = PositionEffectiveness(groups)
     _tell(readable_by_place(moved), moved_models, list(groups.values()))
@@ -344,15 +345,21 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "sample so many topics, for the second part half as many; 0 takes all (default 50)"
-    parser.add_argument("--queries", type=int, default=50, help=topics)
-    parser.add_argument("--depth", type=int, default=5, help="documents to rerank per topic (default 5)")
+    topics = "sample so many topics, for the second part half as many; 0 takes all (default 40)"
+    parser.add_argument("--queries", type=int, default=40, help=topics)
+    depth = f"documents to rerank per topic (default 8; the second part takes {MOVED_DEPTH})"
+    parser.add_argument("--depth", type=int, default=8, help=depth)
     baseline = "system that the others are tested against (default BM25)"
     parser.add_argument("--baseline", default="BM25", choices=("BM25", *MODELS, SUM), help=baseline)
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and picture")
     parser.add_argument("--resume", action="store_true", help="keep the scores that an interrupted job has computed")
     parser.add_argument("--seed", type=int, default=42, help="of the samples of topics and documents (default 42)")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.queries < 0:
+        parser.error(f"--queries must be 0, which takes all, or more, got {args.queries}")
+    if args.depth < 1:
+        parser.error(f"--depth must be at least 1, got {args.depth}")
+    return args
 
 
 EXAMPLES = """examples:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import re
 import shlex
 import sys
@@ -143,16 +144,18 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     printed = capsys.readouterr()
     assert screen(printed.err)[5:] == ["1/2 FirstP", "2/2 MaxP"] * 3
     systems = ["FirstP", "MaxP", demo.CHANCE]
+    chance = np.mean(1 / np.arange(1, demo.MOVED_DEPTH + 1))
     tables = {place: pd.read_csv(out / place / "table.csv").set_index("name") for place in demo.PLACES}
     for table in tables.values():
         assert list(table.index) == systems
-        assert table.loc[demo.CHANCE, "RR"] == pytest.approx((1 + 1 / 2 + 1 / 3) / 3)
+        assert table.loc[demo.CHANCE, "RR"] == pytest.approx(chance)
     # What the words and the table say are these figures, computed anew.
     ranks = {place: reciprocal_ranks(out / place / "runs" / "FirstP" / "run.res.gz") for place in tables}
-    assert len(ranks["far"]) == 3
+    topics_moved = math.ceil(6 * demo.MOVED_SHARE)
+    assert len(ranks["far"]) == topics_moved
     for place, table in tables.items():
         assert table.loc["FirstP", "RR"] == pytest.approx(ranks[place].mean())
-        expected = stats.ttest_1samp(ranks[place], (1 + 1 / 2 + 1 / 3) / 3).pvalue
+        expected = stats.ttest_1samp(ranks[place], chance).pvalue
         np.testing.assert_allclose(table.loc["FirstP", "RR p-value"], expected)
     *_, natural, first, maximum = [line for line in printed.out.splitlines() if "significant" in line]
     assert natural.startswith("On 6 topics BM25 has an nDCG@10 of ")
@@ -160,10 +163,10 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     assert maximum.startswith("MaxP ")
     # By three models and by two; the documents that are not relevant are read once for all places.
     natural_pairs = len(pt.io.read_results(str(out / "natural" / "runs" / "BM25" / "run.res.gz")))
-    topics = pt.get_dataset("longdoc:docstrings-far").get_topics().sample(3, random_state=42)
-    moved = pd.concat(demo.moved_candidates(topics, 3, 42).values())
+    topics = pt.get_dataset("longdoc:docstrings-far").get_topics().sample(topics_moved, random_state=42)
+    moved = pd.concat(demo.moved_candidates(topics, demo.MOVED_DEPTH, 42).values())
     moved_pairs = len(moved[["query", "text"]].drop_duplicates())
-    assert moved_pairs <= 3 * (2 + 3)
+    assert moved_pairs <= topics_moved * (demo.MOVED_DEPTH - 1 + 3)
     assert sum(computed) == 3 * natural_pairs + 2 * moved_pairs
     computed.clear()
     assert demo.main([*arguments, "--resume"]) == 0
@@ -171,8 +174,13 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
 
 
 def reciprocal_ranks(path) -> np.ndarray:
-    run = pt.io.read_results(str(path)).merge(pt.get_dataset("longdoc:docstrings-far").get_qrels(), on=["qid", "docno"])
-    return 1.0 / (run["rank"].to_numpy() + 1)
+    run, qrels = pt.io.read_results(str(path)), pt.get_dataset("longdoc:docstrings-far").get_qrels()
+    qrels = qrels[qrels["qid"].isin(run["qid"])].rename(columns=IR_MEASURES)
+    run = run.rename(columns=IR_MEASURES)
+    return np.array([found.value for found in ir_measures.iter_calc([ir_measures.RR], qrels, run)])
+
+
+IR_MEASURES = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
 
 
 def test_nothing_differs_but_the_place_of_the_relevant_passage(docstrings):
@@ -312,6 +320,16 @@ def test_unknown_baseline_is_named(tmp_path, capsys):
         demo.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
     assert re.search("--baseline: invalid choice: 'PL2' .choose from '?BM25'?, '?FirstP", capsys.readouterr().err)
     assert not any(tmp_path.iterdir())  # nothing was begun
+
+
+@pytest.mark.parametrize(("option", "value"), [("--depth", "0"), ("--depth", "-3"), ("--queries", "-1")])
+def test_numbers_that_cannot_be_are_refused(option, value, tmp_path, capsys):
+    scores = tmp_path / "scores.sqlite"
+    scores.write_bytes(b"of an earlier job")
+    with pytest.raises(SystemExit):
+        demo.main(["--output", str(tmp_path), option, value])
+    assert f"{option} must be" in capsys.readouterr().err
+    assert scores.exists()
 
 
 def test_resuming_nothing_is_refused(tmp_path):

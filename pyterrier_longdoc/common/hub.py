@@ -50,6 +50,43 @@ def reachable(name: str, *, weights: bool = True) -> str:
     return name
 
 
+def find_file(name: str, path: str) -> Path | None:
+    """A file of a checkpoint; None only if the checkpoint has no such file.
+
+    What `huggingface_hub` calls a local entry that is not found is one that could not be asked for.
+
+    Args:
+        name: as `reachable` gave it: a folder, or a model of a hub that could be asked.
+        path: of the file in there.
+
+    Raises:
+        OSError: if it is not in the cache, and the hub, which was there a moment ago, does not tell whether it has it.
+    """
+    if Path(name).is_dir():
+        file = Path(name, path)
+        return file if file.is_file() else None
+    try:
+        return Path(huggingface_hub.hf_hub_download(name, path))
+    except LocalEntryNotFoundError as error:
+        cause = error.__cause__ or error
+        raise OSError(
+            f"the Hugging Face hub has failed in the middle of loading {name!r}: it cannot be told whether that has a "
+            f"{path}, without which it might be another model ({type(cause).__name__}: {cause}). Try again, or run "
+            f"'hf download {name}' first"
+        ) from None
+    except EntryNotFoundError:
+        return None
+
+
+def has_file(name: str, path: str) -> bool:
+    """Whether a folder, or a model on the hub as far as that tells, has a file, which is not downloaded."""
+    if Path(name).is_dir():
+        return Path(name, path).is_file()
+    with suppress(Exception):
+        return bool(huggingface_hub.file_exists(name, path))
+    return False
+
+
 def unreachable(name: str, error: BaseException) -> OSError:
     """What to raise, from None, for a checkpoint that is not here and cannot be had.
 

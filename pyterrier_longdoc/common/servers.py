@@ -42,6 +42,10 @@ class OutageError(BackendError):
     after: float | None = None
 
 
+class BadRequestError(BackendError):
+    """A server refused what it was asked for, as it would again."""
+
+
 class MalformedReplyError(BackendError):
     """The server answered, but not in the form of its API."""
 

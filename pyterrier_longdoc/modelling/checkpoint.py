@@ -217,6 +217,7 @@ A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query an
 
 ```python
 {imported}
+
 reranker = {loaded}.load("this-folder-or-hub-id")
 pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
 ```
@@ -411,20 +412,21 @@ class Adapter:
     base: str
 
     @classmethod
-    def of(cls, weights: Weights, untrained: Weights, *, rank: int) -> Adapter:
+    def of(cls, weights: Weights, untrained: Weights, *, rank: int, largest_error: float) -> Adapter:
         """What training has changed.
 
         Args:
             weights: the trained model.
             untrained: the same model as its backbone gives it.
             rank: the highest rank of a difference.
+            largest_error: see `compress`.
 
         Raises:
-            ValueError: if a difference has a higher rank.
+            ValueError: if a difference of this rank loses more than that.
         """
         base = _pretrained(untrained.scorer)
         state = {name: value.detach().cpu() for name, value in weights.scorer.state_dict().items()}
-        return cls(compress(state, base, rank=rank), fingerprint(base))
+        return cls(compress(state, base, rank=rank, largest_error=largest_error), fingerprint(base))
 
 
 def load_adapter(weights: Weights, folder: Path, config: dict[str, Any], backbone: str) -> Weights:
@@ -453,26 +455,24 @@ def _pretrained(scorer: LongDocScorer) -> dict[str, torch.Tensor]:
 
 Tensors = Mapping[str, torch.Tensor]
 
-LARGEST_ERROR = 0.01
-"""Most that a stored difference may deviate from the true one, relative to its norm."""
-
 _B, _A = "::B", "::A"
 
 
-def compress(state: Tensors, base: Tensors, *, rank: int) -> dict[str, torch.Tensor]:
+def compress(state: Tensors, base: Tensors, *, rank: int, largest_error: float) -> dict[str, torch.Tensor]:
     """The difference between two states, matrices as fp16 factors of low rank.
 
     Args:
         state: all weights of a trained model.
         base: those of them that it got from a checkpoint, as they were before training.
         rank: the highest rank of a difference; it is lower where that loses nothing.
+        largest_error: most that a stored difference may deviate from the true one, relative to its norm.
 
     Returns:
         `name::B (m, r)` and `name::A (r, n)` of each changed matrix `(m, n)` of `base`, and what else has changed or
         is not in `base`, as fp16.
 
     Raises:
-        ValueError: if a difference has a higher rank.
+        ValueError: if a difference of this rank loses more than that.
     """
     stored: dict[str, torch.Tensor] = {}
     for name, value in state.items():
@@ -480,7 +480,7 @@ def compress(state: Tensors, base: Tensors, *, rank: int) -> dict[str, torch.Ten
             stored[name] = _half(value)
         elif not torch.equal(value, base[name]):
             if value.ndim == 2:
-                stored |= _factors(name, value.double() - base[name].double(), rank)
+                stored |= _factors(name, value.double() - base[name].double(), rank, largest_error)
             else:
                 stored[name] = _half(value)
     return stored
@@ -503,16 +503,16 @@ def restore(stored: Tensors, base: Tensors) -> dict[str, torch.Tensor]:
     return state
 
 
-def _factors(name: str, difference: torch.Tensor, rank: int) -> dict[str, torch.Tensor]:
+def _factors(name: str, difference: torch.Tensor, rank: int, largest_error: float) -> dict[str, torch.Tensor]:
     u, s, v = torch.linalg.svd(difference, full_matrices=False)
     rank_needed = min(rank, int((s > s[0] * 1e-4).sum()))
     root = s[:rank_needed].sqrt()
     b, a = _half(u[:, :rank_needed] * root), _half(root[:, None] * v[:rank_needed])
     error = float((b.double() @ a.double() - difference).norm() / difference.norm())
-    if error > LARGEST_ERROR:
+    if error > largest_error:
         raise ValueError(
             f"the difference of {name!r} from the backbone is not of rank {rank} ({error:.0%} would be lost): raise "
-            f"rank, or save the whole model with save()"
+            f"rank or largest_error, or save the whole model with save()"
         )
     return {name + _B: b, name + _A: a}
 

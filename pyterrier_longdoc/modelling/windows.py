@@ -40,7 +40,8 @@ class Windows(ShowsChanges):
     """Base class: cuts a tokenised document into windows.
 
     A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`; one that reads the text sets
-    `needs_text`. A model that uses it can be saved, and loaded wherever the class is defined.
+    `needs_text`, one whose windows share tokens `overlaps`. A model that uses it can be saved, and loaded wherever the
+    class is defined.
 
     Args:
         max_windows: keep at most this many windows of a document; None keeps all.
@@ -59,6 +60,11 @@ class Windows(ShowsChanges):
 
     needs_text: ClassVar[bool] = False
     """Whether the windows depend on the text and its character offsets, not on the number of tokens alone."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a token may be in several windows."""
+        return False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -223,6 +229,10 @@ class SlidingWindows(_TokenWindows):
         super().__post_init__()
         _check_stride(self.size, self.stride)
 
+    @property
+    def overlaps(self) -> bool:
+        return self.stride < self.size
+
     def spans(self, tokens: Any) -> list[Span]:
         return _slide(len(tokens), self.size, self.stride)
 
@@ -338,6 +348,10 @@ class SlidingWords(_TextWindows):
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_stride(self.size, self.stride)
+
+    @property
+    def overlaps(self) -> bool:
+        return self.stride < self.size
 
     def spans(self, tokens: Any) -> list[Span]:
         first = _first_tokens(tokens, [match.start() for match in _WORD.finditer(tokens.text)])

@@ -16,10 +16,13 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from .backbones.load import Backbone, load_encoder
+from .backbones.load import Backbone, could_be_hub_id, load_encoder
 from .batching import PairLayout
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"
+
+FILES = (".txt", ".vec", ".gz", ".zip")
+"""How names of files with vectors end, GloVe's and fastText's; models on the hub are not called so."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +104,14 @@ def load_word_backbone(
         trust_remote_code: run modelling code that the checkpoint brings along.
 
     Raises:
-        ValueError: if the file or the checkpoint cannot be used, or `attention_heads` do not divide H.
+        ValueError: if there is no such file, the file or the checkpoint cannot be used, or `attention_heads` do not
+            divide H.
     """
+    if not Path(name).exists() and (Path(name).suffix in FILES or not could_be_hub_id(name)):
+        raise ValueError(
+            f"there is no file {str(Path(name).absolute())!r}: give a text file of word vectors, unpacked, such as "
+            f"'glove.42B.300d.txt', or an encoder, a folder or a model on the Hugging Face hub"
+        )
     if Path(name).is_file():
         words, vectors = read_vectors(Path(name))
         tokenizer = word_tokenizer(words)

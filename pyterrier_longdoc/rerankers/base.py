@@ -935,7 +935,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             del saved["trust_remote_code"]  # is not saved
             weights.source = Source(repr(name) + ("" if revision is None else f", revision={revision!r}"), saved)
 
-    def save_adapter(self, folder: str | Path, *, rank: int = 16) -> None:
+    def save_adapter(self, folder: str | Path, *, rank: int = 16, largest_error: float = 0.01) -> None:
         """Writes a model that was trained with LoRA as a small difference from its backbone.
 
         `load` restores it like any other model, if it finds the same backbone. Weights are stored in fp16, which
@@ -944,13 +944,15 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Args:
             folder: made if need be.
             rank: the highest rank of a difference: the sum of the ranks of the trainings it went through.
+            largest_error: most of a difference that may be lost, as a share of its norm: raise it for a smaller file
+                that scores differently.
 
         Raises:
-            ValueError: if the difference has a higher rank, as after a training without LoRA.
+            ValueError: if more than that would be lost, as after a training without LoRA.
         """
         self._refuse_foreign("saved")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).load_weights()
-        self._write(Path(folder), Adapter.of(self.load_weights(), untrained, rank=rank))
+        self._write(Path(folder), Adapter.of(self.load_weights(), untrained, rank=rank, largest_error=largest_error))
 
     def _write(self, folder: Path, adapter: Adapter | None = None) -> None:
         weights, parameters = self.load_weights(), self.to_config()

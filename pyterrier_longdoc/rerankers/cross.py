@@ -447,7 +447,7 @@ class TKL(LongDocReranker):
         backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
             published, 42B tokens, 300 dimensions); or any encoder or decoder, of which only the table of word
             embeddings is used. They are trained with the rest and saved with the model.
-        window_size: tokens that are contextualised together.
+        window_size: tokens that are contextualised together. Windows of another kind must be disjoint.
         overlap: tokens on either side that these see as well.
         layers: of the transformer.
         attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
@@ -460,7 +460,7 @@ class TKL(LongDocReranker):
         training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`, whose learning rates are also those of
             the published configuration, made for 300,000 steps and more: raise them for small collections.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see `LongDocReranker`; `repeat` and `repeat_headings` are refused.
     """
 
     head_name: ClassVar[str] = "tkl"
@@ -508,6 +508,19 @@ class TKL(LongDocReranker):
             raise ValueError("template would have no effect: TKL reads query and text apart")
         if resolve_layout(self.layout).is_for_pairs:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
+        if self.repeats:
+            given = " and ".join(changed_names(self, ("repeat", "repeat_headings")))
+            raise ValueError(
+                f"{given} cannot be read by TKL, to which windows are one text again: each window's neighbour would be "
+                f"a title. Leave {given} out: several columns in text_field are one text, the title at its beginning"
+            )
+        windows = self.make_windows()
+        if windows.overlaps:
+            raise ValueError(
+                f"windows={windows!r} overlap, so that TKL, to which windows are one text again, would count tokens "
+                f"twice: give disjoint ones, such as GreedyChunks(40), and overlap={self.overlap} for what they see of "
+                f"their neighbours"
+            )
         seeded_head(self.head_spec(), 1, self.seed)
 
 

@@ -37,7 +37,8 @@ class PairScorer(ForeignScorer):
             have to fit; needs `tokenizer` to be more than a guess. None: not known.
 
     Raises:
-        ValueError: if that is neither a function nor a transformer.
+        ValueError: if that is neither a function nor a transformer; for a `CrossEncoder` or its `predict`, which take
+            pairs.
 
     Example:
         `ld.MaxP(ld.PairScorer(lambda queries, texts: cross_encoder.predict(list(zip(queries, texts)))))`.
@@ -48,7 +49,17 @@ class PairScorer(ForeignScorer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.scorer, pt.Transformer) and not callable(self.scorer):
+        if isinstance(self.scorer, pt.Transformer):
+            return
+        owner = type(getattr(self.scorer, "__self__", self.scorer))  # of a method
+        if any(cls.__module__.startswith("sentence_transformers.") for cls in owner.__mro__):
+            # As a torch module it is callable, and its predict would take the texts for the name of a prompt.
+            raise ValueError(
+                f"a {owner.__name__} of sentence-transformers takes pairs, and PairScorer a function (queries, texts) "
+                f"-> scores, here one line: ld.PairScorer(lambda queries, texts: model.predict(list(zip(queries, "
+                f"texts)))). Or give its checkpoint in place of it, which can also be trained: ld.MaxP('name')"
+            )
+        if not callable(self.scorer):
             raise ValueError(
                 f"scorer={self.scorer!r} must be a function (queries, texts) -> scores, or a PyTerrier transformer "
                 f"that scores rows with query and text"

@@ -87,7 +87,9 @@ class CrossEncoderWindows(ModelWindows):
     """Keeps the `k` windows that a smaller cross-encoder scores best (IDCM, and KeyB with BERT as selector).
 
     Differs from IDCM, whose selector is a kernel model over convolutions: here it is any reranker of this package,
-    which `fit` trains on labels or, as in IDCM, on the large one's scores (`TeacherScores`).
+    which `fit` trains on labels or, as in IDCM, on the large one's scores (`TeacherScores`). The rest is `KMaxP` with
+    weights, but for inputs: in the published code (matchmaker, `sigir21_idcm.py`) only a document's last window ends in
+    `[SEP]`, and masked padding stands where its first and last windows have no neighbour.
 
     Args:
         k: how many windows. 4 in Hofstätter et al. 2021.

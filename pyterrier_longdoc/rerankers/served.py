@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from numbers import Real
@@ -22,6 +21,7 @@ from ..common.parallel import in_parallel
 from ..common.presentation import changes
 from ..common.servers import (
     BackendError,
+    BadRequestError,
     ContextOverflowError,
     MalformedReplyError,
     OutageError,
@@ -199,8 +199,11 @@ class ScoreServer(ForeignScorer):
     timeout: float = 60.0
     max_retries: int = 5
 
+    _idle: ClassVar[list[Any]]  # each object's own: no field, as it says nothing of the server
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "_idle", [])
         check_choice("api", self.api, tuple(APIS))
         check_given(concurrency=self.concurrency)
         parts = urlsplit(str(self.url))
@@ -222,6 +225,9 @@ class ScoreServer(ForeignScorer):
     def __repr__(self) -> str:
         shown = [change for change in changes(self) if not change.startswith("url=")]
         return f"{type(self).__name__}({', '.join([repr(self.url), *shown])})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_idle": []}  # connections stay here
 
     @property
     def _form(self) -> type[Api]:
@@ -327,7 +333,16 @@ class ScoreServer(ForeignScorer):
         named = {} if self.model is None else {"model": self.model}
         body = {**named, **self._form.body(query, texts, truncate=truncate), **self.parameters}
         read = partial(self._scores, number=len(texts))
-        values: np.ndarray = self._ask("POST", self._address, body, read, step=step)
+        try:
+            values: np.ndarray = self._ask("POST", self._address, body, read, step=step)
+        except BadRequestError as error:
+            blank = sum(not text.strip() for text in texts)
+            if not blank:
+                raise
+            raise BadRequestError(
+                f"{error} {blank} of the {len(texts)} windows have no text, which some servers refuse, and no score "
+                f"is made up for them: leave such documents out, results[results['text'].str.strip() != '']"
+            ) from None
         return values
 
     def _scores(self, reply: Any, number: int) -> np.ndarray:
@@ -402,9 +417,10 @@ class ScoreServer(ForeignScorer):
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         failure: OutageError | None = None
         try:
-            response = _session().request(
-                method, url, json=body, headers=headers, timeout=self.timeout, allow_redirects=False, auth=_as_it_is
-            )
+            with self._session() as session:
+                response = session.request(
+                    method, url, json=body, headers=headers, timeout=self.timeout, allow_redirects=False, auth=_as_it_is
+                )
         except requests.RequestException as error:
             cause = error.args[0] if error.args else error
             failure = OutageError(self._said(url, f"{type(error).__name__}: {getattr(cause, 'reason', cause)}", key))
@@ -420,6 +436,18 @@ class ScoreServer(ForeignScorer):
         except ValueError:
             raise MalformedReplyError(self._said(url, f"no JSON: {words_of(response)}", key)) from None
 
+    @contextmanager
+    def _session(self) -> Iterator[Any]:
+        """A session that is kept, with its connections, for later requests; none serves two threads at a time."""
+        try:
+            session = self._idle.pop()
+        except IndexError:
+            session = importlib.import_module("requests").Session()
+        try:
+            yield session
+        finally:
+            self._idle.append(session)
+
     def _refusal(self, url: str, response: Any, key: str | None) -> BackendError:
         status, words = response.status_code, words_of(response)
         said = self._said(url, f"{status}, {words}", key)
@@ -430,25 +458,16 @@ class ScoreServer(ForeignScorer):
             with suppress(KeyError, ValueError):  # a date is not followed
                 outage.after = max(0.0, float(response.headers["Retry-After"]))
             return outage
-        hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
-        return BackendError(said + hint)
+        if status in (400, 404, 405, 422):
+            return BadRequestError(f"{said}; is it a server with api={self.api!r}?")
+        return BackendError(said)
 
     def _said(self, url: str, words: str, key: str | None) -> str:
         return f"{self!r}, asked at {url}: {public(words, key)}"
 
 
-_LOCAL = threading.local()
-
-
 def _shown(reply: Any) -> str:
     return public(message_in(reply))
-
-
-def _session() -> Any:
-    """A thread's own connections; those of `requests` are not made for several."""
-    if not hasattr(_LOCAL, "session"):
-        _LOCAL.session = importlib.import_module("requests").Session()
-    return _LOCAL.session
 
 
 def _as_it_is(request: Any) -> Any:

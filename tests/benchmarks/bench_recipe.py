@@ -1,4 +1,4 @@
-"""The packaged PARADE on BM25's five best windows, added to BM25: beside BM25, PARADE alone and FirstP.
+"""The packaged PARADE on BM25's three best windows, added to BM25: beside BM25, PARADE alone and FirstP.
 
     python tests/benchmarks/bench_recipe.py [--collection ../shared/data/time] [--topics 100] [--depth 20] [--threads 2]
 
@@ -82,7 +82,7 @@ def main() -> None:
         candidates = bm25(topics)
     models = {
         "FirstP": ld.FirstP.load("longdoc:docstrings-firstp", dtype=args.dtype),
-        "PARADE": ld.PARADE.load("longdoc:docstrings-parade-attn", dtype=args.dtype, preselect=ld.BM25Windows(5)),
+        "PARADE": ld.PARADE.load("longdoc:docstrings-parade-attn", dtype=args.dtype, preselect=ld.BM25Windows(3)),
     }
     runs, costs = {}, {}
     for name, model in models.items():

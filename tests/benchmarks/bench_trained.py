@@ -1,12 +1,14 @@
 """How good the packaged cross-encoders are: docstrings with long answers, and news articles that they never saw.
 
     python tests/benchmarks/bench_trained.py [--topics 100] [--depth 20] [--models firstp maxp ...] [--folder FOLDER]
+    python tests/benchmarks/bench_trained.py --topics 200 --windows 3 --add-bm25
     python tests/benchmarks/bench_trained.py --collection ../shared/data/time
 
 Without `--collection`: topics of the docstrings' test split whose relevant document has more than 512 tokens. Reranks
 BM25's top documents; prints nDCG@10 and reciprocal rank with p-values (paired t-test) against BM25 and against FirstP,
 corrected by Holm. `--add-bm25` also shows the sums of each model's scores and BM25's. `--folder` takes the models from
-there (of `train_docstrings.py`) instead of from the package.
+there (of `train_docstrings.py`) instead of from the package. With `--windows 3` all but FirstP read the three
+windows of a document that BM25 finds best, as in their training, instead of all.
 Finished runs are kept in `--output` and read again by the same command. Needs the extra `demo`.
 """
 
@@ -80,6 +82,8 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=20)
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     parser.add_argument("--folder", type=Path, help="where the models are; default: the package")
+    parser.add_argument("--windows", type=int, help="read so many of a document's windows, BM25's best")
+    parser.add_argument("--dtype", help="of the encoders, see LongDocReranker; default: the models' own")
     parser.add_argument("--add-bm25", action="store_true", help="also evaluate each model's scores plus BM25's")
     parser.add_argument("--output", type=Path, help="folder for the runs")
     parser.add_argument("--threads", type=int, help="of torch")
@@ -98,7 +102,12 @@ def main() -> None:
         systems = {"BM25": bm25}
         for name in args.models:
             source = f"longdoc:docstrings-{name}" if args.folder is None else args.folder / name
-            model = ld.LongDocReranker.load(source, verbose=True)
+            read: dict[str, Any] = (
+                {"preselect": ld.BM25Windows(args.windows)} if args.windows and name != "firstp" else {}
+            )
+            if args.dtype:
+                read["dtype"] = args.dtype
+            model = ld.LongDocReranker.load(source, verbose=True, **read)
             systems[name] = bm25 >> dataset.text_loader() >> model
         runs = args.output or Path(scratch) / "runs"
         runs.mkdir(parents=True, exist_ok=True)

@@ -13,10 +13,12 @@ import huggingface_hub
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.hub import reachable
+from pyterrier_longdoc.common.hub import find_file, reachable
 from pyterrier_longdoc.common.language import named_tokenizer
 from pyterrier_longdoc.common.packaged import packaged_models
 from pyterrier_longdoc.listwise import HuggingFaceBackend
+
+from ..support import tiny_long
 
 NAME = "someone/cross-encoder"
 
@@ -126,19 +128,21 @@ def test_a_folder_is_not_looked_for(hub, cross_encoder):
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Has one model, or answers everything with a status."""
+    """Has one model, or answers everything with a status; of some files it does not tell whether it has them."""
 
     folder: Path
     status: int | None
     asked: list[str]
+    silent: tuple[str, ...]
 
     def do_GET(self) -> None:
         self.asked.append(self.path)
         file = self.folder / self.path.rpartition("/")[2]
-        found = self.status is None and file.is_file()
+        status = 503 if file.name in self.silent else self.status
+        found = status is None and file.is_file()
         body = file.read_bytes() if found else b"{}"
-        self.send_response(self.status or (200 if found else 404))
-        error = {None: "EntryNotFound", 401: "GatedRepo", 404: "RepoNotFound"}.get(self.status, "")
+        self.send_response(status or (200 if found else 404))
+        error = {None: "EntryNotFound", 401: "GatedRepo", 404: "RepoNotFound"}.get(status, "")
         named = {"ETag": f'"{len(body)}"'} if found else {"X-Error-Code": error}
         for name, value in ({"X-Repo-Commit": "a" * 40, "Content-Length": str(len(body))} | named).items():
             self.send_header(name, value)
@@ -156,8 +160,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
 def answering(hub, monkeypatch, cross_encoder):
     """Starts a hub that has the tiny cross-encoder, or gives one answer; returns what it was asked."""
 
-    def start(status: int | None = None) -> list[str]:
-        handler = type("Handler", (Hub,), {"folder": Path(cross_encoder), "status": status, "asked": []})
+    def start(status: int | None = None, *, folder: str = cross_encoder, silent: tuple[str, ...] = ()) -> list[str]:
+        told = {"folder": Path(folder), "status": status, "asked": [], "silent": silent}
+        handler = type("Handler", (Hub,), told)
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -213,3 +218,35 @@ def test_a_named_tokenizer_asks_once(hub, answering, cross_encoder):
     assert len(hub) == 1
     put_into_cache(cross_encoder)
     assert named_tokenizer(NAME).get_vocab() == named_tokenizer(cross_encoder).get_vocab()
+
+
+@pytest.mark.parametrize("load", [ld.MaxP, ld.BiEncoder], ids=lambda model: model.__name__)
+def test_a_hub_that_fails_in_the_middle_loses_no_part_of_a_model(answering, load, results):
+    """Only files that do not exist are absent: without modules.json a cross-encoder would be a plain encoder."""
+    asked = answering(silent=("modules.json",))
+    with pytest.raises(OSError, match=rf"failed in the middle of loading '{NAME}'.* a modules.json.*503") as caught:
+        load(NAME, **SMALL).transform(results)
+    assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
+    assert any("modules.json" in path for path in asked)
+
+
+def test_a_tokenizer_that_cannot_be_asked_for_is_not_taken_for_none(answering, tmp_path):
+    """MosaicBERT was published without one, to be used with that of BERT."""
+    folder = tiny_long.published(tmp_path, "mosaic", labels=1)
+    answering(folder=folder, silent=("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
+    with pytest.raises(OSError, match=r"cannot be told whether that has a tokenizer\.json"):
+        ld.FirstP(NAME, device="cpu").load_scorer()
+
+
+def test_files_that_are_in_the_cache_are_found_while_the_hub_fails(answering, cross_encoder, monkeypatch):
+    answering()
+    assert find_file(NAME, "modules.json") is None
+    path = find_file(NAME, "config.json")
+    assert path is not None
+    answering(silent=("config.json", "modules.json"))
+    assert find_file(NAME, "config.json") == path
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    copy = reachable(NAME, weights=False)
+    assert find_file(copy, "config.json") == Path(copy, "config.json")
+    assert find_file(copy, "modules.json") is None
+    assert find_file(cross_encoder, "modules.json") is None

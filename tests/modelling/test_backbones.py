@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BartConfig, BertConfig
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BartConfig, BertConfig
 
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
@@ -327,6 +327,20 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     (of("no weights") / "model.safetensors").unlink()
     with pytest.raises(OSError, match=r"model\.safetensors"):
         load_backbone(str(of("no weights")))
+
+
+def test_pickles_are_not_read_and_the_error_names_the_lines_that_convert_them(tmp_path):
+    folder, safe = Path(tiny.checkpoint(tmp_path / "model")), tmp_path / "folder"
+    expected = load_backbone(str(folder)).final.weight
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"are pickles \(pytorch_model.bin\).* safetensors alone are") as caught:
+        load_backbone(str(folder))
+    first, _, rest = str(caught.value).partition("once, with ")[2].partition(" and AutoT")
+    known = {cls.__name__: cls for cls in (AutoModelForSequenceClassification, AutoTokenizer)}
+    for line in (first, "AutoT" + rest.partition(", and give")[0]):
+        eval(line.replace("'folder'", repr(str(safe))), known)
+    torch.testing.assert_close(load_backbone(str(safe)).final.weight, expected)
 
 
 def test_unsupported_head_is_left_out_and_said_so(tmp_path, caplog):

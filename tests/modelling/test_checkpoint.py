@@ -342,7 +342,7 @@ def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder
         np.testing.assert_array_equal(scores(restored, results), scores(without, results))
 
     assert wait(start(saved_elsewhere)) == 0
-    assert "from some_parts import LowestP\nreranker = LowestP.load(" in (folder / "README.md").read_text()
+    assert "from some_parts import LowestP\n\nreranker = LowestP.load(" in (folder / "README.md").read_text()
     config = json.loads((folder / "config.json").read_text())
     parameters = {name: value for name, value in config["parameters"].items() if name != "lowest"}
     (tmp_path / "some_parts.py").write_text("raise SystemExit('no model makes Python import anything')")
@@ -472,7 +472,7 @@ def test_compress_holds_what_has_changed():
     base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
     change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
     state = {**base, "matrix": base["matrix"] + change, "bias": torch.ones(4), "head": torch.randn(3)}
-    stored = compress(state, base, rank=5)
+    stored = compress(state, base, rank=5, largest_error=0.01)
     shapes = {name: tuple(value.shape) for name, value in stored.items()}
     assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "bias": (4,), "head": (3,)}
     restored = restore(stored, base)
@@ -482,7 +482,7 @@ def test_compress_holds_what_has_changed():
     with pytest.raises(ValueError, match="the adapter changes 'matrix', which the backbone has not"):
         restore(stored, {})
     with pytest.raises(ValueError, match=r"'matrix' from the backbone is not of rank 1 \(\d+% would be lost\)"):
-        compress(state, base, rank=1)
+        compress(state, base, rank=1, largest_error=0.01)
 
 
 @pytest.mark.parametrize(
@@ -507,10 +507,14 @@ def test_several_trainings_add_their_ranks(results, tmp_path):
     recipe = replace(LORA, epochs=3)
     first = make("MaxP", training=recipe).fit(results, QRELS)
     second = make("AvgP", training=recipe).start_from(first).fit(results, QRELS)
-    with pytest.raises(ValueError, match=r"is not of rank 2 \(.*: raise rank, or save the whole model"):
+    with pytest.raises(ValueError, match=r"is not of rank 2 \(.*: raise rank or largest_error, or save"):
         second.save_adapter(tmp_path, rank=2)
     second.save_adapter(tmp_path, rank=4)
     np.testing.assert_allclose(scores(ld.AvgP.load(tmp_path), results), scores(second, results), atol=0.02)
+    second.save_adapter(tmp_path / "smaller", rank=2, largest_error=0.9)
+    smaller = load_file(tmp_path / "smaller" / "adapter.safetensors")
+    assert {value.shape[1] for name, value in smaller.items() if name.endswith("::B")} == {2}
+    assert not np.allclose(scores(ld.AvgP.load(tmp_path / "smaller"), results), scores(second, results), atol=1e-4)
 
 
 def test_a_pretrained_aggregator_is_adapted_too(results, tmp_path):

@@ -230,8 +230,10 @@ def test_the_largest_input_fits(cross_encoder):
 
 # Every family.
 
+REPEATING = [name for name in SYSTEMS if name != "TKL"]
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, REPEATING))
 def test_every_family_reads_titles(name, results):
     titled, plain = make(name, **TITLED), make(name)
     short = results[results["docno"] != "d1"]  # LongP's one window leaves room for titles
@@ -387,7 +389,7 @@ def test_a_saved_model_goes_on_reading_titles(name, results, tmp_path):
     assert model.describe() != plain.describe()
 
 
-@pytest.mark.parametrize("name", slow_but(["MaxP"], CROSS_ENCODERS))
+@pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPEATING if name in CROSS_ENCODERS]))
 def test_fit_reads_titles(name, results):
     recipe = ld.TrainingArgs(learning_rates={"": 1e-2}, epochs=2, dropout=0.0)
     models = [make(name, training=recipe, **TITLED) for _ in range(2)]

@@ -157,9 +157,9 @@ def encoder_with(tokenizer, segments) -> Backbone:
     return Backbone(model, tokenizer, None, None, "mean")
 
 
-@pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a "])
+@pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
 @pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
-def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
+def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
     tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
     texts = ["the cat and the dog", "rain", "Café! 12"]
     layout, lead = encoder_with(tokenizer, 2).text_layout(prefix)
@@ -167,6 +167,7 @@ def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix):
     batch = layout.collate([NOTHING] * 3, [[text] for text in tokens])
     for row, mask, text in zip(batch.input_ids, batch.attention_mask, texts, strict=True):
         assert row[mask].tolist() == tokenizer(prefix + text)["input_ids"]
+    assert "tokenized apart" not in caplog.text
 
 
 def test_segments_of_texts():

@@ -98,6 +98,17 @@ def test_scores_are_those_of_its_owner(kind, tmp_path):
         assert again.load_weights().backbone.describe() == reranker.load_weights().backbone.describe()
 
 
+def test_the_owner_itself_scores_windows_by_the_line_that_the_error_names(tmp_path):
+    model, folder = stored(tmp_path)
+    for given in (model, model.predict):
+        with pytest.raises(ValueError, match="CrossEncoder of sentence-transformers takes pairs") as caught:
+            ld.PairScorer(given)
+    line = str(caught.value).partition("here one line: ")[2].partition(". Or give")[0]
+    scorer = eval(line, {"ld": ld, "model": model})
+    found = scores(ld.MaxP(scorer, window_size=50, stride=50, max_query_len=8), FRAME)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-scores(ld.FirstP(folder, **READING), FRAME))), atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["ettin", "residual"])
 def test_every_window_has_the_owner_s_score(kind, tmp_path):
     model, folder = stored(tmp_path, kind)

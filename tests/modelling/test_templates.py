@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
@@ -257,6 +258,32 @@ def test_a_template_of_one_s_own(tmp_path):
     assert scores(ld.MaxP(folder, template=replace(own, answers=("no", yes)), **READING), FRAME)[0] == pytest.approx(
         -scores(reranker, FRAME)[0], abs=1e-6
     )
+
+
+@pytest.fixture
+def t5(tmp_path) -> str:
+    return tiny_answers.checkpoint(tmp_path, "t5", tokenizer_for("monot5"))[1]
+
+
+def test_what_nothing_limits_reads_windows_of_the_usual_size(t5):
+    text = " ".join(["cat dog"] * 400)
+    for cls, tokens in ((ld.FirstP, 477), (ld.AvgP, 800), (ld.LongP, 800)):
+        model = cls(t5, template="monot5", device="cpu", max_query_len=8)
+        model(tiny.frame(["old dog"], [text]))
+        assert (model.coverage.tokens, model.coverage.tokens_read) == (800, tokens)
+        assert model.load_scorer().encoder.longest_input is None
+
+
+def test_an_encoder_and_its_decoder_are_computed_twice_without_a_word(t5, caplog):
+    run, judged = toy_task(0, queries=4)
+    transformers_logging.warning_once.cache_clear()
+    losses = []
+    for twice in (False, True):
+        recipe = ld.TrainingArgs(epochs=1, queries_per_step=2, dropout=0.0, gradient_checkpointing=twice)
+        model = ld.MaxP(t5, template="monot5", training=recipe, **READING)
+        losses.append(model.fit(run, judged).history["loss"].tolist())
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("transformers")] == []
 
 
 @pytest.mark.parametrize("family", ["qwen3", "t5"])

@@ -20,6 +20,7 @@ pytestmark = QUIET
 
 H = 12
 MEANS = np.array([1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9])
+TITLED = {"text_field": ("title", "text"), "repeat": "title"}
 SENTENCE = "the cat and the dog walk to the river in the rain and find a red fish by old tree "
 
 
@@ -269,11 +270,26 @@ def test_vectors_learn_to_rank(glove):
         ({"template": "plain"}, "template would have no effect: TKL reads query and text apart"),
         ({"layout": "padded"}, "layout='padded' is for a query and a text in one input"),
         ({"runtime": "compile"}, "runtime='compile'"),
+        (TITLED, "^repeat cannot be read by TKL.* Leave repeat out: several columns in text_field are one text"),
+        ({"repeat_headings": True}, "^repeat_headings cannot be read by TKL"),
+        ({**TITLED, "repeat_headings": True}, "^repeat and repeat_headings cannot be read by TKL"),
+        ({"windows": ld.SlidingWindows(40, 30)}, r"windows=.*40.*30.* overlap.*GreedyChunks\(40\), and overlap=5"),
+        ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "would count tokens twice.*and overlap=2"),
     ],
 )
 def test_arguments_that_cannot_work(arguments, message):
     with pytest.raises(ValueError, match=message):
         ld.TKL(**arguments)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [ld.SlidingWindows(10, 10), ld.SlidingWords(10, 10), ld.SentenceWindows(20), ld.Truncate(20), ld.WholeText(20)],
+)
+def test_windows_of_any_disjoint_kind(windows, results):
+    model = tkl(windows=windows)
+    assert model(results)["score"].notna().all()
+    assert model.coverage.tokens_read <= model.coverage.tokens
 
 
 def test_published_sizes_are_the_defaults():

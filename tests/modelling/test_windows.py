@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -118,6 +119,15 @@ def test_a_fixed_grid_is_that_of_the_longest_document(length, size, budget, data
     assert windows(range(length + 1)) == spans or length < budget
     if length >= budget:
         assert spans == longest
+
+
+@pytest.mark.parametrize("make", [SlidingWindows, SlidingWords, lambda size, stride: FixedGrid(size, stride, 12)])
+def test_windows_know_whether_they_share_tokens(make):
+    for size, stride in ((4, 2), (4, 4)):
+        windows = make(size, stride)
+        spans = windows(tokens_of("the cat and the dog walk to the river in the rain"))
+        assert windows.overlaps == any(start < end for (_, end), (start, _) in pairwise(spans)) == (stride < size)
+    assert not any(windows.overlaps for windows in (GreedyChunks(4), Truncate(4), WholeText(), SentenceWindows()))
 
 
 def test_chunks_beginnings_and_whole_texts():

@@ -55,6 +55,13 @@ def test_files_that_are_packed_or_binary(tmp_path):
         read_vectors(path)
 
 
+@pytest.mark.parametrize("name", ["glov.txt", "glov.vec", "vectors/glov.txt.gz", "no/such/folder", "./glov"])
+def test_a_file_that_is_not_there_is_named_with_its_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"there is no file '{tmp_path / name}': give a text file of word vectors"):
+        load_word_backbone(name, **OPTIONS)
+
+
 def test_words_and_punctuation_are_tokens_in_the_file_s_case(tmp_path):
     lower = load_word_backbone(str(vectors(tmp_path, "the 1 2\ncafé 3 4\n. 5 6\n")), **OPTIONS)
     encoded = lower.tokenizer("The café. Rain", return_offsets_mapping=True)

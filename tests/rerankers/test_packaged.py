@@ -27,7 +27,7 @@ def test_unknown_names():
 def test_packaged_models_are_small_and_know_no_paths(name):
     files = list(model_folder(name).iterdir())
     assert {file.suffix for file in files} == {".json", ".md", ".safetensors"}
-    assert sum(file.stat().st_size for file in files) <= 2_000_000
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
     for file in files:
         if file.suffix != ".safetensors":
             text = file.read_text(encoding="utf-8")

@@ -125,6 +125,18 @@ def test_four_requests_are_under_way_at_the_same_time(form):
     np.testing.assert_allclose(found, logits(["old dog"] * 4, ["a cat", "a bird", "the sun", "snow"]), atol=1e-5)
 
 
+def test_connections_are_kept_from_one_run_to_the_next(form, results):
+    with reranker(form) as server:
+        model = maxp(server, form, concurrency=2)
+        model.batch_size = 2
+        for _ in range(3):
+            model(results)
+        assert len(server.requests) > 9
+        assert len(server.connections) <= 2
+        pickle.loads(pickle.dumps(model))(results)
+        assert 2 < len(server.connections) + 1 <= 5  # a copy has its own
+
+
 # What servers do to replies.
 
 
@@ -199,6 +211,30 @@ def test_what_cannot_get_better_is_asked_once(status, form):
     ):
         maxp(server, form, concurrency=1)(tiny.frame(["a", "b", "c"], ["x y z"]))
     assert len(server.requests) == 1
+
+
+BLANK = "invalid request: list of documents must not contain only empty strings or only whitespace"
+"""What Cohere says; among others a text that is blank has a score there."""
+
+
+def test_documents_without_text_that_a_server_refuses_are_named(form):
+    reply = answers(form)
+
+    def answer(body):
+        _, texts, _ = form.asked(dict(body))
+        return reply(body) if any(text.strip() for text in texts) else Answer({"message": BLANK}, 400)
+
+    rows = tiny.frame(["old dog"], ["a cat", "", "snow"])
+    with serving(answer, about=form.about) as server:
+        found = scores(maxp(server, form), rows)
+        np.testing.assert_allclose(found, logits(["old dog"] * 3, rows["text"]), atol=1e-5)
+        with pytest.raises(BackendError, match=rf"400, {BLANK}.*1 of the 1 windows have no text.*results\['text'\]"):
+            maxp(server, form)(rows.iloc[[1]])
+    with (
+        serving(Answer({"message": "no"}, 400), about=form.about) as server,
+        pytest.raises(BackendError, match=r"400, no; is it a server with api='\w+'\?$"),
+    ):
+        maxp(server, form)(rows.iloc[[0]])
 
 
 def test_slow_and_absent_servers(form):

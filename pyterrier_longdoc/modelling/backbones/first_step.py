@@ -15,7 +15,9 @@ FAMILIES = ("t5", "mt5", "umt5")
 class FirstStep(nn.Module):
     """Encoder and decoder of a T5, which reads its start token alone: its state there decides about the first word.
 
-    The decoder has no table of words of its own.
+    The decoder has no table of words of its own. Positions are relative, so that nothing limits an input; T5 and monoT5
+    were trained with 512 tokens (Raffel et al. 2020, section 3.1.2; Nogueira et al. 2020), of which windows of no given
+    size, 477 tokens as for other backbones, leave room for a query.
 
     Args:
         model: a `T5Model`, a `T5ForConditionalGeneration`, or one of their relatives.
@@ -34,6 +36,8 @@ class FirstStep(nn.Module):
         self.encoder = model.encoder
         self.decoder = model.decoder
         self.decoder.embed_tokens = None
+        # Or else transformers looks for a table to put a hook on, and warns, when activations are to be computed twice.
+        self.decoder.main_input_name = "inputs_embeds"
 
     def get_input_embeddings(self) -> Any:
         """The table of words."""

@@ -24,9 +24,8 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
 )
-from transformers.utils import cached_file
 
-from ...common.hub import reachable
+from ...common.hub import find_file, has_file, reachable
 from ...common.packaged import encoder_folder
 from ..batching import PairLayout
 from .alibi import AlibiConfig, is_published_layout
@@ -46,7 +45,7 @@ from .classifiers import (
 from .first_step import FAMILIES as ENCODER_DECODERS
 from .first_step import FirstStep
 from .modular import CrossEncoderFiles, Steps, cross_encoder_files, load_layers
-from .templates import TEMPLATES, Template, names_roles, template_layout, template_of_roles
+from .templates import TEMPLATES, Template, names_roles, seams_around, template_layout, template_of_roles
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +54,9 @@ DEFAULT_BACKBONE = "cross-encoder/ms-marco-MiniLM-L6-v2"
 
 FORMAT = "pyterrier_longdoc"
 """The `format` entry of the config.json of models that this package saves."""
+
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weights as PyTorch writes them by itself."""
 
 _POSITIONS_FROM_IDS = {
     "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
@@ -177,21 +179,11 @@ class Backbone:
         return layout, lead
 
     def _prefix_ids(self, prefix: str) -> tuple[list[int], str]:
-        """Tokens of a prefix, and what a text after it must begin with.
-
-        A space between prefix and text is dropped (WordPiece), or belongs to the text's first token, which either
-        brings it along (SentencePiece) or must be given it (byte-level BPE).
-        """
-
-        def ids(text: str) -> list[int]:
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-        before, together = ids(prefix.rstrip()), ids(prefix + "a")
-        for lead in ("", " "):
-            if before + ids(lead + "a") == together:
-                return before, lead
-        logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
-        return ids(prefix), ""
+        """Tokens of a prefix, and what a text after it must begin with."""
+        seams = seams_around(self.tokenizer, prefix, "")
+        if not seams.exact:
+            logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
+        return seams.before, seams.lead
 
 
 def _past(sides: list[int | None], side: int) -> int:
@@ -214,26 +206,22 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
 
     Raises:
         ValueError: for a folder that is no checkpoint, a checkpoint of this package (which has `load` for that),
-            a classifier with more than two labels, or a checkpoint with missing weights or no fast tokenizer; for
-            a language model of which is not known in which words it reads query and text; for options that do not fit
-            the checkpoint, and what its configuration asks for and cannot be followed.
+            a classifier with more than two labels, or a checkpoint with missing weights, with pickles for weights or
+            without a fast tokenizer; for a language model of which is not known in which words it reads query and text;
+            for options that do not fit the checkpoint, and what its configuration asks for and cannot be followed.
         OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
     options = options or BackboneOptions()
-    name = reachable(encoder_folder(name))
-    published = checkpoint_config(name)
-    if is_published_layout(published) and not trust_remote_code:
+    name, published, config = _opened(name, trust_remote_code=trust_remote_code)
+    if config is None:
         return _load_alibi(name, published, options)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if options.attention_window is not None and config.model_type == "longformer":
         config.attention_window = [options.attention_window] * config.num_hidden_layers
     rules_for(config, options)  # before anything large is loaded
     if config.is_encoder_decoder:
         _check_encoder_decoder(name, config.model_type, options)
     files = cross_encoder_files(name)
-    classifier = has_known_head(config)
-    if is_classifier(config):
-        _check_labels(name, config.model_type, config.num_labels, supported=classifier)
+    classifier = _classifies(name, config)
     tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
     template = _template(config, tokenizer, files, options.template)
     options = replace(options, template=template, prompt="" if files is None or template is not None else files.prompt)
@@ -267,20 +255,31 @@ def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
         ValueError: as `load_backbone`, and for an encoder-decoder.
         OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
-    options = BackboneOptions()
+    name, published, config = _opened(name, trust_remote_code=trust_remote_code)
+    if config is None:
+        return _load_alibi(name, published, BackboneOptions())
+    if config.is_encoder_decoder:
+        raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
+    auto = AutoModelForSequenceClassification if _classifies(name, config) else AutoModel
+    model = _load_model(auto, name, config, None, trust_remote_code=trust_remote_code)
+    return _assemble(take_apart(model), load_tokenizer(name, trust_remote_code=trust_remote_code), BackboneOptions())
+
+
+def _opened(name: str, *, trust_remote_code: bool) -> tuple[str, dict[str, Any], Any]:
+    """Where a checkpoint is, its config.json, and that as transformers reads it; None for JINA-v2 and MosaicBERT."""
     name = reachable(encoder_folder(name))
     published = checkpoint_config(name)
     if is_published_layout(published) and not trust_remote_code:
-        return _load_alibi(name, published, options)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    if config.is_encoder_decoder:
-        raise ValueError(f"checkpoint {name!r} ({config.model_type}) is an encoder-decoder; an encoder is needed")
-    classifier = has_known_head(config)
+        return name, published, None
+    return name, published, AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def _classifies(name: str, config: Any) -> bool:
+    """Whether a checkpoint has a classification head that can be taken over."""
+    known: bool = has_known_head(config)
     if is_classifier(config):
-        _check_labels(name, config.model_type, config.num_labels, supported=classifier)
-    auto = AutoModelForSequenceClassification if classifier else AutoModel
-    model = _load_model(auto, name, config, None, trust_remote_code=trust_remote_code)
-    return _assemble(take_apart(model), load_tokenizer(name, trust_remote_code=trust_remote_code), options)
+        _check_labels(name, config.model_type, config.num_labels, supported=known)
+    return known
 
 
 def _check_encoder_decoder(name: str, family: str, options: BackboneOptions) -> None:
@@ -300,16 +299,26 @@ def _check_encoder_decoder(name: str, family: str, options: BackboneOptions) -> 
 def _load_model(auto: Any, name: str, config: Any, attention: str | None, *, trust_remote_code: bool) -> Any:
     """The model of a checkpoint, none of whose weights may be missing but those of a pooler that nothing uses."""
     chosen = {} if attention is None else {"attn_implementation": attention}
-    with quiet():
-        model, report = auto.from_pretrained(
-            name,
-            config=config,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-            **chosen,
-        )
+    try:
+        with quiet():
+            model, report = auto.from_pretrained(
+                name,
+                config=config,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                output_loading_info=True,
+                **chosen,
+            )
+    except OSError:
+        if not any(has_file(name, file) for file in PICKLES):
+            raise
+        raise ValueError(
+            f"the weights of checkpoint {name!r} are pickles ({PICKLES[0]}), which may run code as they are read: here "
+            f"safetensors alone are. If you trust them, convert them once, with {auto.__name__}.from_pretrained("
+            f"{name!r}).save_pretrained('folder') and AutoTokenizer.from_pretrained({name!r}).save_pretrained('folder')"
+            f", and give that folder"
+        ) from None
     pooled = auto is AutoModelForSequenceClassification
     missing = [key for key in report["missing_keys"] if "pooler" not in key or pooled]
     if missing:
@@ -378,7 +387,7 @@ def _separates(tokenizer: Any) -> bool:
 
 def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) -> Backbone:
     """A JINA-v2 or MosaicBERT checkpoint, whose own code is not run."""
-    path = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    path = find_file(name, "model.safetensors")
     if path is None:
         raise ValueError(
             f"checkpoint {name!r} has no model.safetensors: save its weights in that format with "
@@ -461,7 +470,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def _has_tokenizer(name: str) -> bool:
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-    return any(cached_file(name, file, _raise_exceptions_for_missing_entries=False) for file in files)
+    return any(find_file(name, file) for file in files)
 
 
 def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers.utils import cached_file
+
+from ...common.hub import find_file
 
 _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
 """Functions that sentence-transformers may put on scores and that leave every ranking as it is."""
@@ -211,7 +212,7 @@ def load_dense(name: str, path: str) -> Dense:
 
 
 def _fill(layer: nn.Module, name: str, folder: str, prefix: str) -> None:
-    file = _find_file(name, f"{folder}/model.safetensors")
+    file = find_file(name, f"{folder}/model.safetensors")
     if file is None:
         raise ValueError(f"checkpoint {name!r} has no {folder}/model.safetensors")
     state = {key.removeprefix(prefix): value.float() for key, value in load_file(file).items()}
@@ -334,13 +335,5 @@ def pooling_of(config: dict[str, Any]) -> str | None:
 
 def read_json(name: str, path: str) -> Any:
     """The content of a JSON file of a checkpoint; None where there is no such file."""
-    file = _find_file(name, path)
+    file = find_file(name, path)
     return None if file is None else json.loads(file.read_text(encoding="utf-8"))
-
-
-def _find_file(name: str, path: str) -> Path | None:
-    """A file of a checkpoint, from its folder, the hub or the hub's cache; None where it is not."""
-    found = cached_file(
-        name, path, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
-    )
-    return None if found is None else Path(found)

@@ -290,16 +290,18 @@ def _joined(tokenizer: Any, template: Template) -> PairLayout:
         suffix=tuple(ids[text[1] :]),
         types=None,
         pad_id=tokenizer.pad_token_id or 0,
-        query_lead=_lead(tokenizer, before, probe + trail, ids[query[0] : query[1]]),
+        query_lead=_lead(tokenizer, before, probe + trail, ids[query[0] : query[1]]) or "",
         query_trail=trail,
         query_trail_size=len(_ids(tokenizer, trail)),
-        text_lead=_lead(tokenizer, between, probe, ids[text[0] : text[1]]),
+        text_lead=_lead(tokenizer, between, probe, ids[text[0] : text[1]]) or "",
     )
 
 
 def _apart(tokenizer: Any, template: Template) -> PairLayout:
     begin, end = _specials(tokenizer) if template.special_tokens else ((), ())
-    query, text = _slot(tokenizer, template.query, _QUERY), _slot(tokenizer, template.text, _TEXT)
+    query, text = (
+        seams_around(tokenizer, *part.split(slot)) for part, slot in ((template.query, _QUERY), (template.text, _TEXT))
+    )
     return PairLayout(
         prefix=(*begin, *_ids(tokenizer, template.prefix), *query.before),
         middle=(*query.after, *_ids(tokenizer, template.middle), *text.before),
@@ -311,24 +313,38 @@ def _apart(tokenizer: Any, template: Template) -> PairLayout:
     )
 
 
-class _Slot(NamedTuple):
-    """Token ids around a query or a text in the part of a template that holds it, and what is tokenized with it."""
+class Seams(NamedTuple):
+    """What is read around a query or a text.
+
+    Attributes:
+        before: token ids before it.
+        lead: white space that is tokenized with it, before it; `""` if none.
+        after: token ids after it.
+        exact: whether before, what is led, and after are the tokens of one string.
+    """
 
     before: list[int]
     lead: str
     after: list[int]
+    exact: bool
 
 
-def _slot(tokenizer: Any, part: str, slot: str) -> _Slot:
-    before, _, after = part.partition(slot)
+def seams_around(tokenizer: Any, before: str, after: str) -> Seams:
+    """The tokens of the words around a query or a text, which is tokenized apart from them; tried with a probe.
+
+    A space before it is dropped (WordPiece), or belongs to its first token, which either brings it along
+    (SentencePiece) or must be given it (byte-level BPE). Where one of its tokens has more than white space of the words
+    around it, as in `Query:{query}`, these are tokenized by themselves.
+    """
     probe = "a"
     filled, place = before + probe + after, (len(before), len(before + probe))
     whole = tokenizer(filled, return_offsets_mapping=True, add_special_tokens=False)
     ids, offsets = whole["input_ids"], whole["offset_mapping"]
     if _glued(filled, offsets, *place):
-        return _Slot(_ids(tokenizer, before), "", _ids(tokenizer, after))
+        return Seams(_ids(tokenizer, before), "", _ids(tokenizer, after), exact=False)
     start, end = _tokens_at(offsets, *place)
-    return _Slot(ids[:start], _lead(tokenizer, before, probe, ids[start:end]), ids[end:])
+    lead = _lead(tokenizer, before, probe, ids[start:end])
+    return Seams(ids[:start], lead or "", ids[end:], exact=lead is not None)
 
 
 def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
@@ -370,10 +386,10 @@ def _glued(string: str, offsets: Sequence[tuple[int, int]], start: int, end: int
     return bool((string[offsets[first][0] : start] + string[end : offsets[past - 1][1]]).strip())
 
 
-def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str:
-    """The white space at the end of `piece` that must be tokenized with what follows; empty if none."""
+def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str | None:
+    """The white space at the end of `piece` that must be tokenized with what follows; None if no such does it."""
     space = piece[len(piece.rstrip()) :]
-    return next((lead for lead in ("", space, " ") if _ids(tokenizer, lead + probe) == expected), "")
+    return next((lead for lead in ("", space, " ") if _ids(tokenizer, lead + probe) == expected), None)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
