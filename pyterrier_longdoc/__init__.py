@@ -38,6 +38,7 @@ _PUBLIC = {
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
     "experiment": ["Experiment", "ExperimentWarning"],
+    "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
     ],

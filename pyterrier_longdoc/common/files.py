@@ -86,7 +86,7 @@ def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, di
     if path.suffix != ".parquet":
         yield from read_jsonl(path, strings)
         return
-    parquet = import_extra("pyarrow.parquet", "parquet", f"{path} is a Parquet file, and to read it needs pyarrow")
+    parquet = import_extra("pyarrow.parquet", "disk", f"{path} is a Parquet file, and to read it needs pyarrow")
     try:
         file = parquet.ParquetFile(path)
     except ValueError as error:  # as all of pyarrow's complaints about contents are

@@ -67,9 +67,9 @@ def work_bar(name: str, unit: str, *, shown: bool, total: int | None = None, don
 
 
 @contextmanager
-def counting(name: str, unit: str, total: int, *, shown: bool) -> Iterator[Callable[..., Any]]:
+def counting(name: str, unit: str, total: int, *, shown: bool, done: int = 0) -> Iterator[Callable[..., Any]]:
     """As `work_bar`: what to call for each part that is done, also where nothing is shown."""
-    with work_bar(name, unit, shown=shown, total=total) as bar:
+    with work_bar(name, unit, shown=shown, total=total, done=done) as bar:
         yield (lambda number=1: None) if bar is None else bar.update
 
 

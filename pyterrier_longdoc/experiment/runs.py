@@ -8,7 +8,7 @@ import json
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -92,14 +92,21 @@ def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
         ValueError: if a qid or docno contains white space, which the format cannot hold.
     """
     columns = {column: as_strings(frame[column]).tolist() for column in ("qid", "docno")}
+    write_lines(path, run_lines(pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()})), name))
+
+
+def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
+    """The lines of a run in TREC format: `qid, docno, score, rank` in the order of the rows; else as `write_run`."""
+    columns = {column: as_strings(ranked[column]).tolist() for column in ("qid", "docno")}
     for column, values in columns.items():
         broken = next((value for value in values if not value or len(value.split()) != 1), None)
         if broken is not None:
             raise ValueError(f"column {column} holds {broken!r}: TREC runs cannot hold empty names or white space")
-    ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
-    rows = zip(ranked["qid"], ranked["docno"], ranked["rank"], ranked["score"].tolist(), strict=True)
     system = "_".join(name.split()) or "run"
-    write_lines(path, (f"{qid} Q0 {docno} {rank} {score!r} {system}" for qid, docno, rank, score in rows))
+    for qid, docno, rank, score in zip(
+        *columns.values(), ranked["rank"].tolist(), ranked["score"].tolist(), strict=True
+    ):
+        yield f"{qid} Q0 {docno} {rank} {score!r} {system}"
 
 
 def read_run(path: str | Path) -> pd.DataFrame:
@@ -114,11 +121,16 @@ def read_run(path: str | Path) -> pd.DataFrame:
         FileNotFoundError: if there is no such file.
         ValueError: if it is no TREC run.
     """
+    return pd.concat(run_parts(path, None))
+
+
+def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
+    """As `read_run`, so many rows at a time; None for all at once."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"run file {str(path)!r} does not exist")
     try:
-        frame = pd.read_csv(
+        with pd.read_csv(
             path,
             sep=r"\s+",
             names=["qid", "Q0", "docno", "rank", "score", "system"],
@@ -126,9 +138,12 @@ def read_run(path: str | Path) -> pd.DataFrame:
             dtype={"qid": str, "docno": str},
             keep_default_na=False,
             quoting=csv.QUOTE_NONE,
+            iterator=True,
+            chunksize=rows,
             **EXACT_FLOATS,
-        )
-        return frame.astype({"score": "float64"})
+        ) as parts:
+            for part in parts:
+                yield part.astype({"score": "float64"})
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
 

@@ -1,0 +1,1 @@
+"""Runs that are larger than one machine's memory or patience."""
