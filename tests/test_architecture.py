@@ -46,6 +46,7 @@ LIGHT = (
     "data",
     "experiment",
     "listwise",
+    "scale",
     "analysis.judging",
     "modelling.layout",
     "modelling.windows",

@@ -9,6 +9,7 @@ import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, ExperimentWarning, read_run, write_run
+from pyterrier_longdoc.experiment.runs import run_parts
 
 from ..support import synthetic
 
@@ -111,6 +112,13 @@ def test_trec_files_keep_every_score(tmp_path, file):
     assert (tmp_path / f"other-{file}").read_bytes() == (tmp_path / file).read_bytes()
     if file == "run.res":
         assert (tmp_path / file).read_text().splitlines()[0] == 'NA Q0 a"b 0 0.3333333333333333 my_system'
+
+
+def test_a_run_is_read_in_parts(tmp_path):
+    write_run(RUNS[0], tmp_path / "run.res.gz", "x")
+    parts = list(run_parts(tmp_path / "run.res.gz", 100))
+    assert [len(part) for part in parts] == [100, 100, 100, 60]
+    pd.testing.assert_frame_equal(pd.concat(parts), read_run(tmp_path / "run.res.gz"))
 
 
 def test_trec_files_that_cannot_be(tmp_path):
