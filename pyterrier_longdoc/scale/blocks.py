@@ -97,6 +97,13 @@ class BlockFolder:
         wanted = list(keys)
         return sorted(set(wanted) - set(self.finished(wanted)))
 
+    def sweep(self, keys: Iterable[int]) -> None:
+        """Removes what processes that were killed have left of unfinished blocks."""
+        names = {self.file(key).name for key in keys}
+        for path in self.folder.glob(".*.part"):
+            if path.name[1:].partition(".parquet")[0] + ".parquet" in names:
+                path.unlink(missing_ok=True)
+
     def queries(self, key: int) -> list[tuple[int, int]]:
         """The first row in the input, and the number of rows, of each query of a block.
 

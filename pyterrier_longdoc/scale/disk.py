@@ -186,6 +186,7 @@ def _lines(blocks: BlockFolder, keys: list[int], name: str) -> Iterator[str]:
 def _score(job: Job, candidates: Candidates, todo: list[int], executor: Executor, on_rows: Callable[..., Any]) -> None:
     """Scores blocks and writes each as it is finished."""
     opened: dict[int, dict[str, int]] = {}
+    job.blocks.sweep(todo)
 
     def blocks() -> Iterator[tuple[int, pd.DataFrame]]:
         for key in todo:

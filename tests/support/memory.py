@@ -12,10 +12,15 @@ def peak() -> float:
     return _status("VmHWM")
 
 
+def present() -> float:
+    """The MB that it has."""
+    return _status("VmRSS")
+
+
 def growth(run: Callable[[], Any]) -> float:
     """MB by which it grows at most while `run` runs."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak starts anew
-    before = _status("VmRSS")
+    before = present()
     run()
     return peak() - before
 
