@@ -96,7 +96,7 @@ def rerank_to_disk(
         pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
             model with `text_loader=` loads the texts of one block at a time and writes none of them.
         run: candidates with `qid`, `docno` and any further columns: a frame; or the path of a TREC run, compressed or
-            not, in any order, or of a Parquet file or a folder of these. Files are read once, by one process.
+            not, in any order, or of a Parquet file or a folder of these. Files are dealt once, by one process.
         out: the folder; new, empty, or of the same call before.
         topics: `qid` and `query`, where the candidates have no column `query`.
         shard: `(i, n)` takes every n-th block from the i-th on, i from 0.
@@ -134,7 +134,7 @@ def rerank_to_disk(
     total, todo = sum(rows[key] for key in mine), job.blocks.unfinished(key for key in mine if rows[key])
     left = sum(rows[key] for key in todo)
     if dry_run:
-        seconds = left and left * _seconds_per_row(pipeline, FrameCandidates(some))
+        seconds = left * _seconds_per_row(pipeline, FrameCandidates(some)) if left else 0.0
     else:
         start = time.perf_counter()
         with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as on_rows:

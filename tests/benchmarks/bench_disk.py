@@ -109,6 +109,8 @@ def main() -> None:
               f"{megabytes[-1]:.0f} after the last, {max(megabytes):.0f} at most")  # fmt: skip
         if args.figure is not None:
             draw(megabytes, args.figure)
+        more = memory.growth(lambda: ld.merge_run(folder / "whole", folder / "merged.res.gz"))
+        print(f"merging to a file: {more:.0f} MB more at most")
         expected = digest(folder / "whole")
         report("whole", folder / "whole", expected)
 
