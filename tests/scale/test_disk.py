@@ -194,35 +194,27 @@ def test_finished_blocks_are_not_scored_again(tmp_path):
     assert sorted(qid for call in stub.calls() for qid in call) == sorted(TOPICS["qid"])
 
 
-def kill_and_go_on(source, topics, out: Path, log: Path, kills: int, seconds: float, seed: int) -> list[set[str]]:
-    """Kills the work at random moments within so many seconds, and ends it; blocks that were finished at each kill."""
-    rng, finished = random.Random(seed), []
-    for _ in range(kills):
-        child = processes.start(lambda: ld.rerank_to_disk(Digests(log=log), source, out, topics=topics))
-        time.sleep(rng.uniform(0, seconds))
-        processes.kill(child)
-        assert processes.wait(child) in (-signal.SIGKILL, 0)
-        finished.append({path.name for path in out.glob("blocks/*.parquet")})
-    ld.rerank_to_disk(Digests(log=log), source, out, topics=topics)
-    return finished
-
-
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     run, topics = candidates(20_000, 150)
-    source = write_trec(run, tmp_path / "run.gz")
-    start = time.perf_counter()
-    ld.rerank_to_disk(Digests(log=tmp_path / "log"), source, tmp_path / "whole", topics=topics)
-    seconds = time.perf_counter() - start
-    stub = Digests(log=tmp_path / "log of killed")
-    finished = kill_and_go_on(source, topics, tmp_path / "killed", stub.log, kills=5, seconds=0.4 * seconds, seed=0)
-    assert files(tmp_path / "killed") == files(tmp_path / "whole")
-    assert merged(tmp_path / "killed") == merged(tmp_path / "whole")
-    assert len(set(map(len, finished))) > 2, "kills came at different moments"
+    source, out = write_trec(run, tmp_path / "run.gz"), tmp_path / "killed"
+    whole, killed = Digests(log=tmp_path / "log of whole"), Digests(log=tmp_path / "log of killed")
+    ld.rerank_to_disk(whole, source, tmp_path / "whole", topics=topics)
+    blocks, rng = whole.calls(), random.Random(0)
+    for finished in sorted(rng.sample(range(len(blocks)), 5)):
+        child = processes.start(lambda: ld.rerank_to_disk(killed, source, out, topics=topics))
+        end = time.monotonic() + 60
+        while len(list(out.glob("blocks/*.parquet"))) < finished and time.monotonic() < end:
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
+        processes.kill(child)
+        assert processes.wait(child) in (-signal.SIGKILL, 0)
+    ld.rerank_to_disk(killed, source, out, topics=topics)
+    assert files(out) == files(tmp_path / "whole")
+    assert merged(out) == merged(tmp_path / "whole")
     # Every call is one block; besides the one that was open, a kill costs nothing.
-    calls, blocks = stub.calls(), Digests(log=tmp_path / "log").calls()
-    assert {tuple(call) for call in calls} == {tuple(call) for call in blocks}
-    assert len(blocks) <= len(calls) <= len(blocks) + 5
+    assert {tuple(call) for call in killed.calls()} == {tuple(call) for call in blocks}
+    assert len(blocks) <= len(killed.calls()) <= len(blocks) + 5
 
 
 def test_a_pipeline_that_fails_says_where_and_loses_nothing(tmp_path):
