@@ -513,7 +513,8 @@ def _transform_counted(transformer: pt.Transformer, frame: pd.DataFrame) -> tupl
 
 
 def _identity(transformer: pt.Transformer, _: None) -> tuple[Any, list[str]]:
-    return tuple(Identities().of(transformer))  # type: ignore[return-value]
+    told, unchecked = Identities().of(transformer)
+    return told, unchecked
 
 
 def _ray() -> Any:

@@ -13,8 +13,10 @@ from pyterrier_longdoc.experiment.identity import Identities
 from pyterrier_longdoc.scale import RayExecutor, WorkerDiedError
 from pyterrier_longdoc.scale import ray as ray_module
 from pyterrier_longdoc.scale.ray import blocks_of
+from pyterrier_longdoc.training import fit_seeds, k_fold_fit
 
 from ..support import systems, tiny, workers
+from ..support.toy import toy_task
 
 pytest.importorskip("ray")
 
@@ -179,16 +181,48 @@ def test_a_place_in_an_experiment(executor, cross_encoder):
 
 
 @pytest.mark.slow
+def test_folds_and_seeds_are_trained_by_workers(executor, cross_encoder, tmp_path):
+    run, judged = toy_task(0, queries=6)
+    recipe = ld.TrainingArgs(max_steps=2, learning_rates={"": 1e-3})
+    model = systems.make("MaxP", cross_encoder, training=recipe, device="cpu")
+    qids = run["qid"].drop_duplicates().tolist()
+    folds = [qids[:2], qids[2:4], qids[4:]]
+    expected = k_fold_fit(model, run, judged, folds)
+    fitted = k_fold_fit(model, run, judged, folds, folder=tmp_path / "folds", executor=executor)
+    pd.testing.assert_frame_equal(fitted.run, expected.run)
+    assert [each.describe()["weights"] for each in fitted.models] == [
+        each.describe()["weights"] for each in expected.models
+    ]
+    assert sorted(path.name for path in (tmp_path / "folds").iterdir()) == ["fold-0", "fold-1", "fold-2"]
+    # Finished ones are read.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "folds").rglob("*") if path.is_file()}
+    again = k_fold_fit(model, run, judged, folds, folder=tmp_path / "folds", executor=executor)
+    pd.testing.assert_frame_equal(again.run, expected.run)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    seeds = fit_seeds(model, [1, 0], run, judged, executor=executor.distributed(model))
+    assert list(seeds) == [1, 0]
+    alone = fit_seeds(model, [1, 0], run, judged)
+    assert {seed: each.describe()["weights"] for seed, each in seeds.items()} == {
+        seed: each.describe()["weights"] for seed, each in alone.items()
+    }
+    with pytest.raises(ValueError, match="returned the same"):
+        fit_seeds(lambda seed: model, [0, 1], run, judged, executor=executor)
+
+
+@pytest.mark.slow
 def test_threads_and_workers_that_have_no_room(executor, monkeypatch):
-    monkeypatch.setattr(ray_module, "PATIENCE", 0.2)
     assert dict(executor.map(workers.threads, None, [("a", 0)])) == {"a": 1}
-    more = RayExecutor(1, gpus_per_worker=0)
-    with pytest.warns(UserWarning, match="waits for room: each worker needs {'CPU': 1, 'GPU': 0}"):  # noqa: SIM117
-        with more:
-            waiting = more.map(workers.threads, None, [("a", 0)])
-            monkeypatch.setattr(more, "tell_of_waiting", lambda own=more.tell_of_waiting: (own(), executor.close()))
-            assert dict(waiting) == {"a": 1}
-    with RayExecutor(1, cpus_per_worker=2, gpus_per_worker=0) as executor:
-        assert dict(executor.map(workers.threads, None, [("a", 0)])) == {"a": 2}
-    with pytest.raises(ValueError, match="no worker of RayExecutor.* has room, which needs 1 CPUs and 64 GPUs"):
+    monkeypatch.setattr(ray_module, "PATIENCE", 0.2)
+    monkeypatch.setattr(
+        RayExecutor, "tell_of_waiting", lambda own, told=RayExecutor.tell_of_waiting: free_after(own, told)
+    )
+
+    def free_after(own, told):
+        told(own)
+        executor.close()
+
+    wide = RayExecutor(1, cpus_per_worker=2, gpus_per_worker=0)
+    with wide, pytest.warns(UserWarning, match="waits for room: each worker needs {'CPU': 2, 'GPU': 0}"):
+        assert dict(wide.map(workers.threads, None, [("a", 0)])) == {"a": 2}
+    with pytest.raises(ValueError, match=r"no worker of RayExecutor.* has room, which needs 1 CPUs and 64 GPUs"):
         next(RayExecutor(1, gpus_per_worker=64).map(workers.threads, None, [("a", 0)]))
