@@ -1,0 +1,120 @@
+"""What `ld.distributed` costs beside the same model in this process, and what a block costs without any model.
+
+    python tests/benchmarks/bench_ray.py [--workers 1 2] [--queries 8] [--depth 25] [--words 300] [--rounds 3]
+
+MaxP (22M parameters, `longdoc:minilm-l6`) scores `--queries` times `--depth` made-up texts of `--words` words, one
+query a block: here, and on workers with as many threads each. One worker against this process is the overhead; two
+have half of the work each. Each round runs all of them, one after the other, and begins with another; ratios are those
+of the least seconds, in brackets the least ratio of a round, for machines on which other things run. A first round
+sends the models. Scores are compared bit for bit.
+
+`dispatch` is the time of a block of 100 rows with `--words` words each and a function that does nothing: what is left
+is sending the frame and getting it back. Needs the extras `demo` and `ray`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.scale import RayExecutor
+from pyterrier_longdoc.scale.ray import blocks_of
+from tests.support import tiny
+
+WORDS = " ".join(tiny.WORDS).split()
+
+
+def made_up(queries: int, depth: int, words: int) -> pd.DataFrame:
+    """Texts of their own for each query."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (f"q{q}", " ".join(rng.choice(WORDS, 6)), f"d{q}-{d}", " ".join(rng.choice(WORDS, words)), float(-d), d)
+        for q in range(queries)
+        for d in range(depth)
+    ]
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score", "rank"])
+
+
+def seconds_of(run: Callable[[], pd.DataFrame]) -> tuple[float, pd.DataFrame]:
+    """Of one run, and what it returns."""
+    forget_embeddings()
+    start = time.perf_counter()
+    out = run()
+    return time.perf_counter() - start, out
+
+
+def dispatch(workers: int, words: int, blocks: int = 200) -> float:
+    """Milliseconds of a block with nothing to do."""
+    frame = made_up(1, 100, words)
+    with RayExecutor(workers, gpus_per_worker=0) as executor:
+        for some in (2 * workers, blocks):
+            start = time.perf_counter()
+            for _ in executor.map_blocks(pt.Transformer.identity(), ((i, frame) for i in range(some))):
+                pass
+        return (time.perf_counter() - start) / blocks * 1e3
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--queries", type=int, default=8)
+    parser.add_argument("--depth", type=int, default=25)
+    parser.add_argument("--words", type=int, default=300)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=1, help="of this process, and of each worker")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    frame = made_up(args.queries, args.depth, args.words)
+    model = ld.MaxP("longdoc:minilm-l6", device="cpu", dtype="float32")
+    blocks = blocks_of(frame, 1)
+    runs: dict[str, Callable[[], pd.DataFrame]] = {
+        "here, block by block": lambda: pd.concat([model(frame.iloc[rows]) for rows in blocks]),
+        "here, all at once": lambda: model(frame),
+    }
+    print(
+        f"{len(frame)} rows in {len(blocks)} blocks, {args.threads} thread(s) each, {os.cpu_count()} cores", flush=True
+    )
+    for workers in args.workers:
+        with RayExecutor(workers, cpus_per_worker=args.threads, gpus_per_worker=0) as executor:
+            there = executor.distributed(model, block_rows=1)
+            compare({**runs, f"{workers} worker(s)": lambda there=there: there(frame)}, args.rounds)
+        print(f"dispatch with {workers} worker(s): {dispatch(workers, args.words):.1f} ms a block", flush=True)
+
+
+def compare(runs: dict[str, Callable[[], pd.DataFrame]], rounds: int) -> None:
+    """Runs all in turn and prints their least seconds beside the first one's."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    results = {name: run() for name, run in runs.items()}
+    for number in range(rounds):
+        for place in range(len(names)):
+            name = names[(number + place) % len(names)]
+            taken, results[name] = seconds_of(runs[name])
+            seconds[name].append(taken)
+    first = names[0]
+    for name in names:
+        ratios = [own / other for own, other in zip(seconds[name], seconds[first], strict=True)]
+        differ = np.abs(results[name]["score"] - results[first]["score"]).max()
+        print(
+            f"{name:22}{min(seconds[name]):9.2f} s{min(seconds[name]) / min(seconds[first]):8.3f} ({min(ratios):.3f})"
+            f"   scores differ by {differ:.1e}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
