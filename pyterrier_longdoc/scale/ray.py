@@ -66,6 +66,7 @@ class RayExecutor:
         self._notices: dict[tuple[type[Warning], str], str] = {}
         self._actors: list[Any] = []
         self._sent: tuple[str, Any] = "", None
+        self._job = ""
 
     def distributed(self, model: pt.Transformer, *, block_rows: int = 100, verbose: bool = False) -> Distributed:
         """As `ld.distributed`, on these workers: several models take turns on them.
@@ -159,7 +160,7 @@ class RayExecutor:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_actors": [], "_sent": ("", None)}
+        return {**self.__dict__, "_actors": [], "_sent": ("", None), "_job": ""}
 
     def __repr__(self) -> str:
         gpus = "" if self.gpus_per_worker is None else f", gpus_per_worker={self.gpus_per_worker}"
@@ -171,8 +172,10 @@ class RayExecutor:
         if not ray.is_initialized():
             # Without an address it finds what `ray start` has begun; "auto" would also join other programs' own.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level="WARNING")
-            self._actors = []
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        job = ray.get_runtime_context().get_job_id()
+        if job != self._job:  # what belongs to an earlier one has ended with it
+            self._job, self._actors, self._sent = job, [], ("", None)
         there = ray.cluster_resources()
         needed = {kind: number for kind, number in self._resources().items() if number}
         room = min(int(there.get(kind, 0) // number) for kind, number in needed.items())

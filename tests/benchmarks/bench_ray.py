@@ -1,6 +1,6 @@
 """What `ld.distributed` costs beside the same model in this process, and what a block costs without any model.
 
-    python tests/benchmarks/bench_ray.py [--workers 1 2] [--queries 8] [--depth 25] [--words 300] [--rounds 3]
+    python tests/benchmarks/bench_ray.py [--workers 1 2] [--queries 6] [--depth 10] [--words 150] [--rounds 5]
 
 MaxP (22M parameters, `longdoc:minilm-l6`) scores `--queries` times `--depth` made-up texts of `--words` words, one
 query a block: here, and on workers with as many threads each. One worker against this process is the overhead; two
@@ -18,6 +18,7 @@ import argparse
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,13 +72,14 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2])
-    parser.add_argument("--queries", type=int, default=8)
-    parser.add_argument("--depth", type=int, default=25)
-    parser.add_argument("--words", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--queries", type=int, default=6)
+    parser.add_argument("--depth", type=int, default=10)
+    parser.add_argument("--words", type=int, default=150)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of this process, and of each worker")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    warnings.simplefilter("ignore", ld.UntrainedWarning)
     frame = made_up(args.queries, args.depth, args.words)
     model = ld.MaxP("longdoc:minilm-l6", device="cpu", dtype="float32")
     blocks = blocks_of(frame, 1)

@@ -10,7 +10,7 @@ LongP a ModernBERT of its size with random weights. From seconds a document: hou
 `--queries` queries with 100 and with 1,000 candidates, hours of `--units` of them (without start and end, for which see
 `simulate_workers.py`), and their cost at `--price` per hour of a core or GPU.
 
-MS MARCO documents v2: 11.96 M documents of 2,000 tokens on average (Boytsov et al. 2025, Table 7). The size of the
+MS MARCO documents v2: 12 M documents of 2,000 tokens on average (Boytsov et al. 2025, Table 7). The size of the
 collection makes no difference: reranking reads candidates alone. 5,193 queries are those of MS MARCO's dev set (same,
 Table 8). Needs the extra `demo`.
 """

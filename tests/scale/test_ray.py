@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import io
+import pickle
+import unittest
 import warnings
 
 import numpy as np
@@ -82,6 +85,17 @@ def test_nothing_is_started_for_no_rows_and_for_columns_that_are_missing(cross_e
     with pytest.raises(pt.validate.InputValidationError, match="MaxP needs the text of the documents"):
         distributed(candidates().drop(columns="text"))
     assert not distributed.executor._actors
+
+
+def test_contract_of_pyterrier(cross_encoder):
+    fresh = ld.distributed(systems.make("MaxP", cross_encoder), workers=2, gpus_per_worker=0)
+    case = pt.testing.transformer_test_class(lambda: fresh)
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(case)
+    outcome = unittest.TextTestRunner(stream=io.StringIO()).run(suite)
+    assert outcome.testsRun
+    assert outcome.wasSuccessful(), outcome.failures + outcome.errors
+    assert repr(pickle.loads(pickle.dumps(fresh))) == repr(fresh)
+    assert repr(fresh) == f"distributed({fresh.model!r}, RayExecutor(2, gpus_per_worker=0))"
 
 
 # With two workers.
