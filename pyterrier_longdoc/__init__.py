@@ -42,6 +42,7 @@ _PUBLIC = {
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
     ],
+    "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "needle"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",

@@ -53,10 +53,11 @@ LIGHT = (
     "modelling.texts",
     "modelling.preselection",
     "papers.presets",
+    "scale",
 )
 HEAVY = ("torch", "transformers", "matplotlib")
 
-SUBPACKAGES = ("training", "experiment", "listwise", "data", "analysis")
+SUBPACKAGES = ("training", "experiment", "listwise", "data", "scale", "analysis")
 """Wings with public names of their own."""
 
 OF_LIBRARIES = {

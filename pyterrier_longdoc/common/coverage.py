@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +102,17 @@ class Coverage:
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
+
+    @classmethod
+    def total(cls, parts: Iterable[Coverage]) -> Coverage:
+        """Of several runs as one: counts are added, so that a text or query that is in several counts in each."""
+        whole = cls()
+        for part in parts:
+            for each in fields(cls):
+                if each.name != "dtype":
+                    setattr(whole, each.name, getattr(whole, each.name) + getattr(part, each.name))
+            whole.dtype = whole.dtype or part.dtype
+        return whole
 
     @property
     def share_read(self) -> float:

@@ -443,8 +443,24 @@ def restore_tensors(scorer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> N
             tensor.copy_(tensors[name])
 
 
+SHARDING = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+"""What `accelerate launch` may be told to divide a model's weights by."""
+
+
 def start_accelerate(scorer: nn.Module, args: TrainingArgs, several: bool) -> Any:
-    """Accelerate's Accelerator, for trackers or several processes, which all get the first one's weights."""
+    """Accelerate's Accelerator, for trackers or several processes, which all get the first one's weights.
+
+    Raises:
+        ValueError: if the processes were started to divide the weights among them.
+        ImportError: without accelerate.
+    """
+    asked = [name for name in SHARDING if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true")]
+    if several and asked:
+        raise ValueError(
+            f"accelerate launch was asked for {asked[0]}, which divides the weights among the processes; fit keeps all "
+            f"of them in each and divides the queries (DDP): launch without it, with --multi_gpu. For a large model "
+            f"TrainingArgs(lora=ld.Lora(), gradient_checkpointing=True, dtype='bfloat16') needs the least memory"
+        )
     purpose = "training in several processes" if several else "trackers="
     accelerate = import_extra("accelerate", "train", f"{purpose} needs accelerate")
     device = next(scorer.parameters()).device

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns
 from ..common.notices import Told, one_system
 from ..common.presentation import Presented
-from ..common.progress import one_line
+from ..common.progress import counting, one_line
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
 from .recipe import TrainingArgs
 from .resume import TrainingData, check_new, fit_further, fit_or_load, transform_or_read
@@ -129,6 +130,7 @@ def k_fold_fit(
     validation: str | float | None = None,
     seed: int = 42,
     folder: str | Path | None = None,
+    executor: Any = None,
     verbose: bool = False,
 ) -> FoldModels:
     """Trains one model for each fold on the candidates and judgements of the other folds.
@@ -148,7 +150,9 @@ def k_fold_fit(
         seed: of the choice of that share.
         folder: for models and runs. A second call with the same arguments goes on where the first one was interrupted:
             finished folds are read, the one under way continues.
-        verbose: show a line for each fold, with the progress of its training.
+        executor: a `RayExecutor`, or what `ld.distributed` returns: trains the folds on its workers, one fold each at a
+            time. Workers on other machines must see the same folder. None trains one after the other, here.
+        verbose: show a line for each fold, with the progress of its training; with `executor`, one for all.
 
     Returns:
         A transformer that sends each query to the model of its fold; `.models`, and `.run`: the folds' runs as one
@@ -174,18 +178,63 @@ def k_fold_fit(
     empty = [str(fold.index) for fold in prepared if not len(fold.test_topics)]
     if empty:
         raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
-    models: list[Any] = []
-    runs: list[pd.DataFrame] = []
-    told: Told = set()
-    for place, fold in enumerate(prepared, 1):
-        own_folder = None if folder is None else Path(folder) / f"fold-{fold.index}"
-        new = _new(model, {})
-        check_new(new, models)
-        with one_line(f"fold {place}/{len(prepared)}", "fold", shown=verbose), one_system(None, told):
-            trained = fit_or_load(new, _training_data(fold, train_on, run, validation, seed), own_folder)
-            runs.append(transform_or_read(trained, _of(run, fold.test_topics["qid"]), own_folder))
-        models.append(_off_device(trained))
+
+    def fits() -> Iterator[_Fit]:
+        for place, fold in enumerate(prepared, 1):
+            yield _Fit(
+                f"fold {place}/{len(prepared)}",
+                _new(model, {}),
+                _training_data(fold, train_on, run, validation, seed),
+                None if folder is None else Path(folder) / f"fold-{fold.index}",
+                _of(run, fold.test_topics["qid"]),
+            )
+
+    models, runs = zip(*_fit_all(fits(), "fold", len(prepared), executor, verbose), strict=True)
     return FoldModels(models, [fold.test_topics["qid"].tolist() for fold in prepared], pd.concat(runs).sort_index())
+
+
+class _Fit(NamedTuple):
+    """A training: its name, of what, on what, where it is kept, and what the model scores afterwards, if anything."""
+
+    name: str
+    model: Any
+    data: TrainingData
+    folder: Path | None
+    candidates: pd.DataFrame | None = None
+
+
+def _fit_all(
+    fits: Iterable[_Fit], unit: str, number: int, executor: Any, verbose: bool
+) -> list[tuple[Any, pd.DataFrame | None]]:
+    """The trained models and their runs, in order; trained one after the other, or by the workers of an executor."""
+    made: WeakSet[Any] = WeakSet()
+    told: Told = set()
+    done: dict[int, tuple[Any, pd.DataFrame | None]] = {}
+
+    def new() -> Iterator[tuple[int, _Fit]]:
+        for place, fit in enumerate(fits):
+            check_new(fit.model, made)
+            made.add(fit.model)
+            yield place, fit
+
+    if executor is None:
+        for place, fit in new():
+            with one_line(fit.name, unit, shown=verbose), one_system(None, told):
+                done[place] = _fit(None, fit)
+    else:
+        with counting("fit", unit, number, shown=verbose) as advance:
+            tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new())
+            for place, fitted in executor.map(_fit, None, tasks):
+                done[place] = fitted
+                advance()
+    return [done[place] for place in sorted(done)]
+
+
+def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
+    """Trains, or reads what is finished, here or on a worker."""
+    trained = fit_or_load(fit.model, fit.data, fit.folder)
+    run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
+    return _off_device(trained), run
 
 
 def _training_data(
@@ -238,6 +287,7 @@ def fit_seeds(
     qrels_va: pd.DataFrame | None = None,
     *,
     folder: str | Path | None = None,
+    executor: Any = None,
     verbose: bool = False,
 ) -> SeedModels:
     """Trains one model for each seed.
@@ -253,7 +303,8 @@ def fit_seeds(
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
         folder: for the models. A second call goes on where the first one was interrupted.
-        verbose: show a line for each seed, with the progress of its training.
+        executor: as in `k_fold_fit`: its workers train one seed each at a time.
+        verbose: show a line for each seed, with the progress of its training; with `executor`, one for all.
 
     Returns:
         The models by seed.
@@ -265,18 +316,17 @@ def fit_seeds(
     """
     check_seeds(seeds)
     data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
-    models = SeedModels()
-    told: Told = set()
-    for seed in list(seeds):
-        # A seed of its own would ask for other weights than the trained ones.
-        new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
-        if hasattr(new, "recipe"):
-            new.training = replace(new.recipe, seed=int(seed))
-        check_new(new, models.values())
-        own_folder = None if folder is None else Path(folder) / f"seed-{seed}"
-        with one_line(f"seed {seed}", "seed", shown=verbose), one_system(None, told):
-            models[int(seed)] = _off_device(fit_or_load(new, data, own_folder))
-    return models
+
+    def fits() -> Iterator[_Fit]:
+        for seed in seeds:
+            # A seed of its own would ask for other weights than the trained ones.
+            new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
+            if hasattr(new, "recipe"):
+                new.training = replace(new.recipe, seed=int(seed))
+            yield _Fit(f"seed {seed}", new, data, None if folder is None else Path(folder) / f"seed-{seed}")
+
+    fitted = _fit_all(fits(), "seed", len(seeds), executor, verbose)
+    return SeedModels({int(seed): trained for seed, (trained, _) in zip(seeds, fitted, strict=True)})
 
 
 def _new(model: Any, arguments: Mapping[str, Any], **changes: Any) -> Any:

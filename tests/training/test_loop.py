@@ -597,6 +597,14 @@ def test_two_processes(calm, tmp_path):
     assert [(killed / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)] == saved
 
 
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
+def test_a_launcher_that_divides_the_weights_is_refused(name, cross_encoder, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=f"was asked for {name}, which divides the weights .* launch without it"):
+        make("MaxP", cross_encoder, training=RECIPE, device="cpu").fit(RUN, JUDGED)
+
+
 # Every head and every kind of loss learns.
 
 LEARNERS = [name for name in CROSS_ENCODERS if name not in ("Birch", "LongP")]
