@@ -34,10 +34,13 @@ from ..common.documents import Text
 from ..common.frames import (
     TextField,
     TruncationWarning,
+    check_no_bytes,
     documents_of,
+    field_names,
     strings,
     validated,
     window_fields,
+    with_all_text,
     with_scores,
 )
 from ..common.notices import Told, is_news, warn, warn_of_cuts
@@ -74,6 +77,7 @@ from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     ContinuedTrainingWarning,
     LeftOutWarning,
+    Texts,
     TrainedOn,
     TrainingArgs,
     add_judged,
@@ -763,8 +767,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         validate, validation = self._validation(topics_or_res_va, qrels_va, args.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         run = self.training_candidates(topics_or_res_tr, qrels_tr)
-        texts = self.documents(run)
-        groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
+        texts = self._training_texts(run)
+        groups = make_groups(run, qrels_tr, args)
         added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
         self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)
         deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
@@ -780,11 +784,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 train(
                     weights.scorer,
                     groups,
+                    texts,
                     args,
                     validate=validate,
                     on_step=partial(weights.mark_trained, args.as_dict()),
                     history=weights.history,
-                    settings=partial(training_settings, self, topics_or_res_va, qrels_va),
+                    settings=partial(training_settings, self, topics_or_res_va, qrels_va, texts=texts),
                     verbose=self.verbose,
                 )
             finally:
@@ -793,6 +798,19 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self._tell(f"trained on {coverage}")
         self.warn_of_losses(coverage, " in fit")
         return self
+
+    def _training_texts(self, run: pd.DataFrame) -> Texts:
+        """The texts of candidates; those that are in the frame are looked at now, not only when they are drawn."""
+        fields = field_names(self.text_field)
+        if set(fields) <= set(run.columns):
+            for name in fields:
+                check_no_bytes(run[name], name)
+            return Texts(run, self.documents)
+
+        def load(rows: pd.DataFrame) -> Sequence[Text]:
+            return self.documents(with_all_text(rows, fields, self.text_loader, "training documents", "the candidates"))
+
+        return Texts(run, load, loaded=True)
 
     def _tell(self, line: str) -> None:
         if self.verbose and is_first_process():
