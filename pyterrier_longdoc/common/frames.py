@@ -155,22 +155,34 @@ def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, what: 
 def strings(column: pd.Series, name: str) -> list[str]:
     """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
 
-    Equal values become one string, so that a text that stands in many rows is held once.
+    A column of objects gives its own strings; equal values of any other become one string, so that a text that stands
+    in many rows is held once.
 
     Raises:
         ValueError: if it holds bytes.
     """
     check_no_bytes(column, name)
+    missing = column.isna()
+    if column.dtype == object:
+        return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, missing, strict=True)]
     known: dict[str, str] = {}
     found = []
     # One value at a time: a list of an Arrow column would be a copy of all of its text.
-    for value, missing in zip(column, column.isna(), strict=True):
-        text = "" if missing else str(value)
+    for value, lacks in zip(column, missing, strict=True):
+        text = "" if lacks else str(value)
         if text not in known:
-            # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
-            known[text] = text.encode("utf-8", "replace").decode("utf-8")
+            known[text] = _valid(text)
         found.append(known[text])
     return found
+
+
+def _valid(text: str) -> str:
+    """The text itself where it is valid Unicode, which cut JSON escapes are not, and which tokenizers ask for."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
 
 
 def check_no_bytes(column: pd.Series, name: str) -> None:

@@ -154,7 +154,7 @@ def _targets(results: pd.DataFrame, args: TrainingArgs) -> np.ndarray | None:
 
 
 def _may_be_drawn(
-    number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: Sequence[str], args: TrainingArgs
+    number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: pd.Index, args: TrainingArgs
 ) -> np.ndarray:
     """Whether each candidate may be drawn, the same in every epoch: none of a query without a positive or a negative.
 
@@ -178,7 +178,7 @@ def _may_be_drawn(
     both = [np.bincount(number[which], minlength=len(qids)) for which in (positive, negative)]
     whole = np.minimum(*both)[number] > 0
     if args.negative_pool is not None:
-        for own in np.flatnonzero((both[0] > 0) & (both[1] > args.negative_pool)):
+        for own in np.flatnonzero((both[0] > 0) & (both[1] > args.negative_pool)).tolist():
             first, end = np.searchsorted(number, [own, own + 1])
             places = (first + np.flatnonzero(negative[first:end])).tolist()
             negative[places] = False

@@ -278,10 +278,10 @@ def test_fit_takes_judged_documents_in(cross_encoder):
     assert asked == [("2", "far"), ("1", "no"), ("3", "bad")]
     assert by_loader == trained(add_judged(run, JUDGED, text_loader=loader), text_loader=None)
     assert by_loader != trained(run, training=replace(recipe, judged="retrieved"))
-    # Where the whole text is loaded, so is that of the added.
+    # Where all text is loaded, so is that of the added, the only positive of query 2.
     asked.clear()
     trained(RUN)
-    assert set(asked) >= {*zip(RUN["qid"], RUN["docno"], strict=True), ("2", "far")}
+    assert ("2", "far") in asked
     with pytest.raises(ValueError, match="give text_loader="):
         trained(run, text_loader=None)
 
