@@ -102,18 +102,13 @@ def test_a_training_goes_on_without_loading_again(cross_encoder, tmp_path):
     with pytest.raises(ValueError, match="not the same are its text loader"):
         # The state is of a training with other texts.
         make("MaxP", cross_encoder, training=recipe, text_loader=loader(d3="other")).fit(BARE, JUDGED)
+    renamed = [frame.assign(docno=frame["docno"] + "x") for frame in (BARE, JUDGED)]
     with pytest.raises(ValueError, match="not the same are its training data"):
-        make("MaxP", cross_encoder, training=recipe, text_loader=first).fit(
-            BARE.assign(docno=BARE["docno"] + "x"), _x()
-        )
+        make("MaxP", cross_encoder, training=recipe, text_loader=first).fit(*renamed)
     assert not first.asked
     resumed = make("MaxP", cross_encoder, training=recipe, text_loader=rest).fit(BARE, JUDGED)
     np.testing.assert_array_equal(resumed(RUN)["score"], whole(RUN)["score"])
     assert len(rest.asked) == 6 - 3  # of 6 steps
-
-
-def _x() -> pd.DataFrame:
-    return JUDGED.assign(docno=JUDGED["docno"] + "x")
 
 
 def test_groups_hold_numbers_of_rows():
