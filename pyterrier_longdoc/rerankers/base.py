@@ -740,7 +740,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if no training query has a positive and a negative candidate, or in validation none a positive
                 one (the message says why), a label or score is no number, the text of judged documents is missing and
-                there is no `text_loader`, or the recipe does not fit the data or the checkpoint folder.
+                there is no `text_loader`, the `text_loader` fails or has no text of a document that is drawn, or the
+                recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
             OSError: if the state cannot be written to the checkpoint folder.
@@ -751,6 +752,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights so far if some were validated, else those of the last step. Killed, it continues when the program is
         started again, if the recipe names a checkpoint folder; finished, when what ended it is raised: `max_steps`,
         `epochs` or `patience`.
+
+        Where the text column is absent, `text_loader` is asked for the texts of each step's own examples.
 
         Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` says if not all were), and
         `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With

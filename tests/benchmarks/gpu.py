@@ -284,7 +284,7 @@ def theirs(
 
 def scoring(name: str, longest: int, scratch: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Pairs per second of both."""
-    count = (8 if longest > 512 else 32) if args.tiny else (64 if longest > 512 else 4096)
+    count = (8 if longest > 512 else 16) if args.tiny else (64 if longest > 512 else 4096)
     longest = min(longest, 1024) if args.tiny else longest
     room = longest - QUERY_TOKENS - 3
     run = pairs_of(count, room // 8, min(room, 8000))
