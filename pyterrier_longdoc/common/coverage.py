@@ -250,27 +250,31 @@ class Scored:
 
     Attributes:
         scores: `(R,)` float64.
-        explanations: R of them; None where they were not asked for.
+        explanations: R of them; none if they were not asked for.
     """
 
     def __init__(self, rows: int, coverage: Coverage) -> None:
         self.scores = np.full(rows, np.nan)
-        self.explanations: list[Any] = [None] * rows
+        self.explanations: list[Any] = []
         self.coverage = coverage
 
     def add(
-        self, rows: Iterable[list[int]], values: np.ndarray, explanations: Sequence[Explanation | None] | None = None
+        self, rows: Iterable[list[int]], values: np.ndarray, explanations: Sequence[Explanation] | None = None
     ) -> None:
         """Takes the scores of P pairs.
 
         Args:
             rows: for each pair the rows that ask for it.
             values: `(P,)` scores.
-            explanations: of each; None where they were not asked for.
+            explanations: of each; None if they were not asked for.
         """
-        for asking, value, explanation in zip(rows, values, explanations or [None] * len(values), strict=True):
+        if explanations is not None and not self.explanations:
+            self.explanations = [None] * len(self.scores)
+        for number, (asking, value) in enumerate(zip(rows, values, strict=True)):
             for row in asking:
-                self.scores[row], self.explanations[row] = value, explanation
+                self.scores[row] = value
+                if explanations is not None:
+                    self.explanations[row] = explanations[number]
 
     def checked(self) -> Scored:
         """This, or FloatingPointError that names the first bad row, if any score is not finite."""

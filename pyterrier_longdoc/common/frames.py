@@ -120,33 +120,75 @@ def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.Data
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     frame: pd.DataFrame = loader(inp.reset_index(drop=True))
     if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
-        raise ValueError(f"text_loader {loader!r} did not return the rows it was given")
+        missing = inp["docno"][~inp["docno"].isin(frame["docno"])]
+        of_one = f": {missing.iloc[0]!r} is missing" if len(missing) else ""
+        raise ValueError(f"text_loader {loader!r} did not return the rows it was given{of_one}")
     absent = [name for name in fields if name not in frame.columns]
     if absent:
         raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
     return frame
 
 
+def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, what: str, where: str) -> pd.DataFrame:
+    """As `with_text`, for what is trained on: a document without any text teaches something wrong.
+
+    Args:
+        inp: rows with `docno`.
+        fields: the text columns.
+        text_loader: as for `with_text`.
+        what: what the rows are, for the error.
+        where: of what they can be left out, for the error.
+
+    Raises:
+        ValueError: as `with_text`, and if all text columns of a row are None or NaN; the message names its docno.
+    """
+    frame = with_text(inp, fields, text_loader)
+    lacking = frame.loc[frame[fields].isna().all(axis=1), "docno"]
+    if len(lacking):
+        raise ValueError(
+            f"text_loader {text_loader!r} has no text of {len(lacking)} {what}, e.g. {lacking.iloc[0]!r}: leave them "
+            f"out of {where}"
+        )
+    return frame
+
+
 def strings(column: pd.Series, name: str) -> list[str]:
     """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
 
-    Equal values become one string, so that a text that stands in many rows is held once.
+    A column of objects gives its own strings; equal values of any other become one string, so that a text that stands
+    in many rows is held once.
 
     Raises:
         ValueError: if it holds bytes.
     """
+    check_no_bytes(column, name)
+    missing = column.isna()
+    if column.dtype == object:
+        return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, missing, strict=True)]
     known: dict[str, str] = {}
     found = []
     # One value at a time: a list of an Arrow column would be a copy of all of its text.
-    for value, missing in zip(column, column.isna(), strict=True):
-        if isinstance(value, bytes):
-            raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
-        text = "" if missing else str(value)
+    for value, lacks in zip(column, missing, strict=True):
+        text = "" if lacks else str(value)
         if text not in known:
-            # Tokenizers refuse strings that are not valid Unicode, as cut JSON escapes leave them behind.
-            known[text] = text.encode("utf-8", "replace").decode("utf-8")
+            known[text] = _valid(text)
         found.append(known[text])
     return found
+
+
+def _valid(text: str) -> str:
+    """The text itself where it is valid Unicode, which cut JSON escapes are not, and which tokenizers ask for."""
+    try:
+        text.isascii() or text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def check_no_bytes(column: pd.Series, name: str) -> None:
+    """Raises ValueError if a column of text holds bytes."""
+    if column.dtype == object and any(isinstance(value, bytes) for value in column):
+        raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
 
 
 def with_scores(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from ..common.caches import EmbeddingCache
 from ..common.documents import Text, on_lines
@@ -235,9 +236,10 @@ class Pace:
 
 def numbered(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
     """The distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
-    distinct = list(dict.fromkeys(values))
-    number = dict(zip(distinct, range(len(distinct)), strict=True))
-    return distinct, np.fromiter(map(number.__getitem__, values), np.int64, len(values))
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    number, distinct = pd.factorize(objects)  # its table takes a fifth of the memory of a dict
+    return distinct.tolist(), number.astype(np.int64, copy=False)
 
 
 def blocks(

@@ -34,10 +34,13 @@ from ..common.documents import Text
 from ..common.frames import (
     TextField,
     TruncationWarning,
+    check_no_bytes,
     documents_of,
+    field_names,
     strings,
     validated,
     window_fields,
+    with_all_text,
     with_scores,
 )
 from ..common.notices import Told, is_news, warn, warn_of_cuts
@@ -74,6 +77,7 @@ from ..modelling.windows import Windows, windows_from_config, windows_to_config
 from ..training import (
     ContinuedTrainingWarning,
     LeftOutWarning,
+    Texts,
     TrainedOn,
     TrainingArgs,
     add_judged,
@@ -736,7 +740,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if no training query has a positive and a negative candidate, or in validation none a positive
                 one (the message says why), a label or score is no number, the text of judged documents is missing and
-                there is no `text_loader`, or the recipe does not fit the data or the checkpoint folder.
+                there is no `text_loader`, the `text_loader` fails or has no text of a document that is drawn, or the
+                recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
             OSError: if the state cannot be written to the checkpoint folder.
@@ -747,6 +752,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         weights so far if some were validated, else those of the last step. Killed, it continues when the program is
         started again, if the recipe names a checkpoint folder; finished, when what ended it is raised: `max_steps`,
         `epochs` or `patience`.
+
+        Where the text column is absent, `text_loader` is asked for the texts of each step's own examples.
 
         Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` says if not all were), and
         `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With
@@ -763,8 +770,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         validate, validation = self._validation(topics_or_res_va, qrels_va, args.metric)
         validated(topics_or_res_tr, self.text_field, self.text_loader, self)
         run = self.training_candidates(topics_or_res_tr, qrels_tr)
-        texts = self.documents(run)
-        groups = make_groups(run.assign(query=strings(run["query"], "query")), texts, qrels_tr, args)
+        texts = self._training_texts(run)
+        groups = make_groups(run, qrels_tr, args)
         added, labels = len(run) - len(topics_or_res_tr), [group.labels for group in groups]
         self.trained_on = trained_on(run, qrels_tr, labels, args, added=added, validation=validation)
         deeper = "; retrieve deeper, or take TrainingArgs(judged='all')" if self.trained_on.not_retrieved else ""
@@ -780,11 +787,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 train(
                     weights.scorer,
                     groups,
+                    texts,
                     args,
                     validate=validate,
                     on_step=partial(weights.mark_trained, args.as_dict()),
                     history=weights.history,
-                    settings=partial(training_settings, self, topics_or_res_va, qrels_va),
+                    settings=partial(training_settings, self, topics_or_res_va, qrels_va, texts=texts),
                     verbose=self.verbose,
                 )
             finally:
@@ -793,6 +801,19 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self._tell(f"trained on {coverage}")
         self.warn_of_losses(coverage, " in fit")
         return self
+
+    def _training_texts(self, run: pd.DataFrame) -> Texts:
+        """The texts of candidates; those that are in the frame are looked at now, not only when they are drawn."""
+        fields = field_names(self.text_field)
+        if set(fields) <= set(run.columns):
+            for name in fields:
+                check_no_bytes(run[name], name)
+            return Texts(run, self.documents)
+
+        def load(rows: pd.DataFrame) -> Sequence[Text]:
+            return self.documents(with_all_text(rows, fields, self.text_loader, "training documents", "the candidates"))
+
+        return Texts(run, load, loaded=True)
 
     def _tell(self, line: str) -> None:
         if self.verbose and is_first_process():

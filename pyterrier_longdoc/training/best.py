@@ -21,7 +21,7 @@ from ..common.files import replacing
 from ..common.frames import check_columns, keys_of, labels_of, strings
 from ..common.language import sentence_starts
 from ..common.progress import one_line
-from .examples import Group, make_groups
+from .examples import Example, Texts, make_groups
 from .loop import evaluate, train
 from .losses import LOSSES
 from .queries import check_validation
@@ -261,8 +261,9 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
     weights, judged = ranker.load_weights(), cast(pd.DataFrame, data.validation_qrels)
     train(
         nn.ModuleDict({"selector": selector.load_scorer(), "ranker": weights.scorer}),
-        # Groups hold row numbers in place of texts; the objective looks up the segments.
-        make_groups(data.run, [str(row) for row in range(len(data.run))], data.qrels, args),
+        make_groups(data.run, data.qrels, args),
+        # Numbers of rows in place of texts: the objective looks up the segments.
+        Texts(data.run, lambda rows: list(map(str, rows.index))),
         replace(args, learning_rates={**rates, "": 0.0}),
         validate=lambda: evaluate(ranker.transform(data.validation_run), judged, args.metric),
         on_step=partial(weights.mark_trained, args.as_dict()),
@@ -276,7 +277,9 @@ def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Ca
     )
 
 
-def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, candidates: _Candidates) -> torch.Tensor:
+def _joint_loss(
+    joint: Any, examples: Sequence[Example], args: TrainingArgs, *, candidates: _Candidates
+) -> torch.Tensor:
     """The selector's loss over all segments (Eq. 2) and the ranker's over those that it selects (Eq. 3)."""
     loss, texts, spans = LOSSES[args.loss], candidates.texts, candidates.spans
     losses = []
@@ -298,7 +301,7 @@ def _joint_loss(joint: Any, examples: Sequence[Group], args: TrainingArgs, *, ca
 
 
 def _rows(
-    scores: Sequence[torch.Tensor], example: Group, *, pairs: bool
+    scores: Sequence[torch.Tensor], example: Example, *, pairs: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Scores and labels `(1, C)` of the documents' j-th segments, for each j that makes a comparison."""
     for j in range(max(map(len, scores))):

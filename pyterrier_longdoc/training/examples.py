@@ -1,4 +1,7 @@
-"""What is trained on: each query's candidates with their labels, what an epoch draws of them, a teacher's scores."""
+"""What is trained on: each query's candidates with their labels, what an epoch draws of them, a teacher's scores.
+
+Shapes: R rows of a run, C candidates of a query.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,50 @@ import pyterrier as pt
 
 from ..common.arguments import check_given
 from ..common.documents import Document, Text
-from ..common.frames import (
-    TextField,
-    as_strings,
-    check_columns,
-    field_names,
-    keys_of,
-    labels_of,
-    numbers,
-    with_text,
-)
-from .queries import nothing_to_train_on
+from ..common.frames import TextField, as_strings, check_columns, field_names, numbers, strings, with_all_text
+from .queries import labels_of_rows, nothing_to_train_on
 from .recipe import TrainingArgs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Group:
-    """A training query with its candidates, best ranked first.
+    """A training query with its candidates, best ranked first; their texts are read when they are drawn.
+
+    Attributes:
+        qid: the query's identifier.
+        query: the query's text.
+        rows: `(C,)` the candidates' rows in the run, from 0.
+        labels: `(C,)` labels: relevant candidates have at least 1, the more the better, whatever the collection's
+            scale; all others have 0.
+        targets: `(C,)` the teacher's scores, or None.
+    """
+
+    qid: str
+    query: str
+    rows: np.ndarray
+    labels: np.ndarray
+    targets: np.ndarray | None = None
+
+    @property
+    def positives(self) -> list[int]:
+        """Indices of the relevant candidates."""
+        return np.flatnonzero(self.labels > 0).tolist()
+
+    @property
+    def negatives(self) -> list[int]:
+        """Indices of all others."""
+        return np.flatnonzero(self.labels <= 0).tolist()
+
+
+@dataclass(frozen=True)
+class Example:
+    """Some candidates of a query, of which one loss is computed.
 
     Attributes:
         qid: the query's identifier.
         query: the query's text.
         texts: C candidates, texts or documents.
-        labels: C labels: relevant candidates have at least 1, the more the better, whatever the collection's scale; all
-            others have 0.
+        labels: C labels, as those of a `Group`.
         targets: the teacher's C scores, or None.
     """
 
@@ -46,26 +69,46 @@ class Group:
     labels: tuple[float, ...]
     targets: tuple[float, ...] | None = None
 
-    @property
-    def positives(self) -> list[int]:
-        """Indices of the relevant candidates."""
-        return [i for i, label in enumerate(self.labels) if label > 0]
 
-    @property
-    def negatives(self) -> list[int]:
-        """Indices of all others."""
-        return [i for i, label in enumerate(self.labels) if label <= 0]
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The texts of a run, each read when it is drawn and not kept.
+
+    Attributes:
+        run: R candidates.
+        read: gives the texts of some of these rows, as `documents` of a model does.
+        loaded: whether reading is loading: a training that continues then knows the texts by their docnos.
+    """
+
+    run: pd.DataFrame
+    read: Callable[[pd.DataFrame], Sequence[Text]]
+    loaded: bool = False
+
+    def __getitem__(self, rows: np.ndarray) -> Sequence[Text]:
+        """The texts of these rows.
+
+        Raises:
+            ValueError: if they cannot be read; the message names the documents.
+        """
+        asked = self.run.iloc[rows]
+        try:
+            return self.read(asked)
+        except Exception as error:
+            docnos = ", ".join(map(repr, asked["docno"].head(10))) if "docno" in asked.columns else f"rows {rows[:10]}"
+            more = f" and {len(asked) - 10} more" if len(asked) > 10 else ""
+            raise ValueError(f"the texts of the training documents {docnos}{more} cannot be read: {error}") from error
+
+    def told(self, rows: np.ndarray) -> tuple[Any, ...]:
+        """What tells the texts of these rows from others, without loading them."""
+        return tuple(as_strings(self.run["docno"].iloc[rows]) if self.loaded else self[rows])
 
 
-def make_groups(
-    results: pd.DataFrame, texts: Sequence[Text], qrels: pd.DataFrame, args: TrainingArgs | None = None
-) -> list[Group]:
+def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[Group]:
     """Joins a run with its qrels.
 
     Args:
         results: `qid, query, docno`, `score` or `rank` if negatives are to be limited by rank, and the recipe's
-            `teacher_field` if it is there.
-        texts: the text of each row of `results`.
+            `teacher_field` if it is there. No text: groups hold the numbers of rows.
         qrels: `qid, docno, label`; of several labels of a document the last one counts.
         args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `judged`, `unjudged`, `teacher_field`,
             `seed`; None for the defaults. Judged documents that were not retrieved are added before, by `add_judged`.
@@ -79,26 +122,68 @@ def make_groups(
     """
     args = args or TrainingArgs()
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    judged = dict(zip(keys_of(qrels), labels_of(qrels, "qrels"), strict=True))
-    frame = pd.DataFrame(
-        {
-            "qid": results["qid"].astype(str).tolist(),
-            "query": results["query"].tolist(),
-            "text": texts,
-            "label": np.array([judged.get(key, np.nan) for key in keys_of(results)], dtype=float),
-            "position": _positions(results),
-        }
-    )
-    if args.teacher_field in results.columns:
-        advice = "let the teacher score every candidate"
-        if args.judged == "all":
-            advice += ", judged ones too: TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
-        frame["target"] = numbers(results, args.teacher_field, "the teacher's scores", advice)
-    groups = [_group(str(qid), candidates, args) for qid, candidates in frame.groupby("qid", sort=False)]
-    found = [group for group in groups if group is not None]
-    if not found:
+    judged, targets = labels_of_rows(results, qrels, "qrels"), _targets(results, args)
+    number, qids = pd.factorize(as_strings(results["qid"]))
+    positions = _positions(results)
+    # The queries in the order of their appearance, each with its candidates from the best ranked one on.
+    rows = np.lexsort((positions, number))
+    rows = rows[number[rows] >= 0]  # a row without a qid belongs to no query
+    rows = rows[_may_be_drawn(number[rows], judged[rows], positions[rows], qids, args)]
+    if not len(rows):
         raise nothing_to_train_on(results, qrels, args)
-    return found
+    number, judged = number[rows], judged[rows]
+    labels = np.where(judged >= args.min_label, judged - args.min_label + 1, 0.0)
+    starts = np.flatnonzero(np.diff(number, prepend=-1))
+    queries = strings(results["query"].iloc[rows[starts]], "query")
+    groups = []
+    for query, start, end in zip(queries, starts, [*starts[1:], len(rows)], strict=True):
+        own = slice(start, end)
+        of_teacher = None if targets is None else targets[rows[own]]
+        groups.append(Group(str(qids[number[start]]), query, rows[own], labels[own], of_teacher))
+    return groups
+
+
+def _targets(results: pd.DataFrame, args: TrainingArgs) -> np.ndarray | None:
+    """The teacher's score of each row; None without a teacher."""
+    if args.teacher_field not in results.columns:
+        return None
+    advice = "let the teacher score every candidate"
+    if args.judged == "all":
+        advice += ", judged ones too: TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
+    return numbers(results, args.teacher_field, "the teacher's scores", advice)
+
+
+def _may_be_drawn(
+    number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: pd.Index, args: TrainingArgs
+) -> np.ndarray:
+    """Whether each candidate may be drawn, the same in every epoch: none of a query without a positive or a negative.
+
+    The limit of ranks is for what was retrieved: with `judged="all"` a judged negative may be drawn wherever it stands,
+    or else a longer run would have fewer of them.
+
+    Args:
+        number: `(R,)` number of each candidate's query, ascending.
+        judged: `(R,)` labels, NaN where there is none.
+        positions: `(R,)` ranks within the query, ascending.
+        qids: those of the queries.
+        args: the recipe.
+    """
+    positive, has_label = judged >= args.min_label, ~np.isnan(judged)
+    negative = ~positive
+    if args.unjudged == "skip":
+        negative &= has_label
+    if args.max_negative_rank is not None:
+        near = positions < args.max_negative_rank
+        negative &= near | has_label if args.judged == "all" else near
+    both = [np.bincount(number[which], minlength=len(qids)) for which in (positive, negative)]
+    whole = np.minimum(*both)[number] > 0
+    if args.negative_pool is not None:
+        for own in np.flatnonzero((both[0] > 0) & (both[1] > args.negative_pool)).tolist():
+            first, end = np.searchsorted(number, [own, own + 1])
+            places = (first + np.flatnonzero(negative[first:end])).tolist()
+            negative[places] = False
+            negative[Random(f"{args.seed}:pool:{qids[own]}").sample(places, args.negative_pool)] = True
+    return whole & (positive | negative)
 
 
 def add_judged(
@@ -152,14 +237,8 @@ def add_judged(
             f"TrainingArgs(judged='retrieved')"
         )
     if fields:
-        texts = with_text(added, field_names(text_field), text_loader)[fields].reset_index(drop=True)
-        lacking = added[texts.isna().all(axis=1)]
-        if len(lacking):
-            raise ValueError(
-                f"text_loader {text_loader!r} has no text of {len(lacking)} judged documents, e.g. "
-                f"{lacking['docno'].iloc[0]!r}: leave them out of the qrels"
-            )
-        added = added.join(texts)
+        texts = with_all_text(added, field_names(text_field), text_loader, "judged documents", "the qrels")
+        added = added.join(texts[fields].reset_index(drop=True))
     if "score" in results.columns:
         added["score"] = -np.inf
     if "rank" in results.columns:
@@ -171,53 +250,21 @@ def add_judged(
 
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
     """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
-    groups = make_groups(results, [str(row) for row in range(len(results))], qrels, args)
-    return results.iloc[sorted(int(str(row)) for group in groups for row in group.texts)]
+    return results.iloc[np.sort(np.concatenate([group.rows for group in make_groups(results, qrels, args)]))]
 
 
-def _group(qid: str, rows: pd.DataFrame, args: TrainingArgs) -> Group | None:
-    """The candidates that may be drawn, the same in every epoch; None without a positive or a negative.
-
-    The limit of ranks is for what was retrieved: with `judged="all"` a judged negative may be drawn wherever it stands,
-    or else a longer run would have fewer of them.
-    """
-    if args.unjudged == "skip":
-        rows = rows[rows["label"].notna()]
-    rows = rows.sort_values("position", kind="stable")
-    judged = rows["label"].to_numpy()
-    positive = judged >= args.min_label
-    labels = np.where(positive, judged - args.min_label + 1, 0.0)
-    negatives = ~positive
-    if args.max_negative_rank is not None:
-        high = rows["position"].to_numpy() < args.max_negative_rank
-        negatives &= high | (~np.isnan(judged) if args.judged == "all" else False)
-    places = np.flatnonzero(negatives).tolist()
-    if not positive.any() or not places:
-        return None
-    if args.negative_pool is not None and len(places) > args.negative_pool:
-        places = Random(f"{args.seed}:pool:{qid}").sample(places, args.negative_pool)
-    drawable = sorted([*np.flatnonzero(positive), *places])
-    rows = rows.iloc[drawable]
-    return Group(
-        qid,
-        str(rows["query"].iloc[0]),
-        tuple(rows["text"]),
-        tuple(labels[drawable].tolist()),
-        tuple(rows["target"].tolist()) if "target" in rows.columns else None,
-    )
-
-
-def _positions(results: pd.DataFrame) -> list[int]:
+def _positions(results: pd.DataFrame) -> np.ndarray:
     """Rank of each row within its query, by score if there is one, from 0."""
     advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
     if "score" in results.columns:
-        scores = pd.Series(numbers(results, "score", "the candidates", advice, infinite=True), index=results.index)
-        ranks = scores.groupby(results["qid"].to_numpy(), sort=False).rank(ascending=False, method="first") - 1
+        scores = pd.Series(numbers(results, "score", "the candidates", advice, infinite=True))
+        queries = pd.factorize(results["qid"])[0]
+        ranks = scores.groupby(queries, sort=False).rank(ascending=False, method="first") - 1
     elif "rank" in results.columns:
         ranks = pd.Series(numbers(results, "rank", "the candidates", advice))
     else:
         ranks = results.groupby("qid", sort=False).cumcount()
-    return ranks.astype(int).tolist()
+    return ranks.to_numpy().astype(int)
 
 
 def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
@@ -231,7 +278,7 @@ def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
         `qid, docno, label` with label 1 for these and 0 for all others.
     """
     check_given(relevant=relevant)
-    labels = [int(position < relevant) for position in _positions(results)]
+    labels = (_positions(results) < relevant).astype(int)
     return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
 
 
@@ -241,7 +288,7 @@ Pick = tuple[Group, tuple[int, ...]]
 
 def examples_per_epoch(groups: Sequence[Group], args: TrainingArgs) -> int:
     """How many picks an epoch has."""
-    return sum(len(group.texts) for group in groups) if args.sampling == "pointwise" else len(groups)
+    return sum(len(group.rows) for group in groups) if args.sampling == "pointwise" else len(groups)
 
 
 def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[Pick]:
@@ -258,12 +305,12 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
     picks: list[Pick] = []
     for group in groups:
         if args.sampling == "pointwise":
-            picks += [(group, (i,)) for i in range(len(group.texts))]
+            picks += [(group, (i,)) for i in range(len(group.rows))]
             continue
         rng = Random(f"{args.seed}:{epoch}:{group.qid}")
         positive, negatives = rng.choice(group.positives), group.negatives
         if args.sampling == "listwise":
-            others = [i for i in range(len(group.texts)) if i != positive]
+            others = [i for i in range(len(group.rows)) if i != positive]
             drawn = sorted([positive, *rng.sample(others, min(args.negatives, len(others)))])
         elif len(negatives) >= args.negatives:
             drawn = [positive, *rng.sample(negatives, args.negatives)]
@@ -276,16 +323,24 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
     return picks
 
 
-def make_example(pick: Pick, args: TrainingArgs, epoch: int) -> Group:
-    """What one loss is computed of: the candidates of a pick in its order, augmented if the recipe says so."""
-    group, candidates = pick
-    texts = [group.texts[i] for i in candidates]
-    if args.augment is not None:
-        rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
-        texts = [_augmented(text, args.augment, rng) for text, rng in zip(texts, rngs, strict=True)]
-    labels = tuple(group.labels[i] for i in candidates)
-    targets = None if group.targets is None else tuple(group.targets[i] for i in candidates)
-    return Group(group.qid, group.query, tuple(texts), labels, targets)
+def make_examples(picks: Sequence[Pick], texts: Texts, args: TrainingArgs, epoch: int) -> list[Example]:
+    """What losses are computed of: the candidates of each pick in its order, augmented if the recipe says so.
+
+    All their texts are read at once, one that is drawn several times once.
+    """
+    drawn = [group.rows[list(candidates)] for group, candidates in picks]
+    rows = np.unique(np.concatenate([np.empty(0, dtype=int), *drawn]))
+    read = dict(zip(rows.tolist(), texts[rows], strict=True)) if len(rows) else {}
+    examples = []
+    for (group, candidates), own_rows in zip(picks, drawn, strict=True):
+        own = [read[row] for row in own_rows.tolist()]
+        if args.augment is not None:
+            rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
+            own = [_augmented(text, args.augment, rng) for text, rng in zip(own, rngs, strict=True)]
+        chosen = list(candidates)
+        targets = None if group.targets is None else tuple(group.targets[chosen].tolist())
+        examples.append(Example(group.qid, group.query, tuple(own), tuple(group.labels[chosen].tolist()), targets))
+    return examples
 
 
 def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:

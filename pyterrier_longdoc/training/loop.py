@@ -25,19 +25,20 @@ from ..common.notices import warn
 from ..common.progress import aside, one_line, work_bar
 from ..experiment.plots import new_axes
 from ..modelling.heads.base import Head
-from .examples import Group, draw_epoch, examples_per_epoch, make_example
+from .examples import Example, Group, Texts, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
 from .queries import whole_labels
 from .recipe import Lora, TrainingArgs
 from .resume import Checkpoint, ScheduleWarning
 
-Objective = Callable[[Any, Sequence[Group], TrainingArgs], torch.Tensor]
+Objective = Callable[[Any, Sequence[Example], TrainingArgs], torch.Tensor]
 """`(scorer, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
 
 
 def train(
     scorer: nn.Module,
     groups: Sequence[Group],
+    texts: Texts,
     args: TrainingArgs,
     *,
     validate: Callable[[], float] | None = None,
@@ -56,6 +57,7 @@ def train(
     Args:
         scorer: `scorer(queries, texts) -> (B,)` scores with a graph.
         groups: training queries with their candidates and labels.
+        texts: those of the run that the groups were made of; a step reads those of its own examples.
         args: the recipe.
         validate: called after each epoch, or every `validate_steps`, for a figure of merit; the weights with the best
             one are kept.
@@ -90,7 +92,7 @@ def train(
         steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
         run = Run(scorer, args, objective or ranking_loss, steps, history)
         within.callback(run.end)
-        if args.checkpoint is not None and run.restore(groups, settings()):
+        if args.checkpoint is not None and run.restore(groups, texts, settings()):
             on_step()
             if verbose and run.rank == 0:
                 pt.tqdm.write(run.where())
@@ -108,7 +110,7 @@ def train(
                 while progress.position < len(picks) and not progress.finished:
                     chosen = picks[progress.position : progress.position + args.queries_per_step]
                     # Each process takes a part of the step's queries.
-                    own = [make_example(pick, args, progress.epoch) for pick in chosen[run.rank :: run.processes]]
+                    own = make_examples(chosen[run.rank :: run.processes], texts, args, progress.epoch)
                     run.step(own, len(chosen))
                     on_step()
                     _show(bar, len(chosen), run.figures())
@@ -137,7 +139,7 @@ def _check(groups: Sequence[Group], args: TrainingArgs, validates: bool) -> None
         )
 
 
-def ranking_loss(scorer: nn.Module, examples: Sequence[Group], args: TrainingArgs) -> torch.Tensor:
+def ranking_loss(scorer: nn.Module, examples: Sequence[Example], args: TrainingArgs) -> torch.Tensor:
     """The recipe's loss of the scores of each example's candidates, summed."""
     queries = [example.query for example in examples for _ in example.texts]
     texts = [text for example in examples for text in example.texts]
@@ -198,7 +200,7 @@ class Run:
 
     # A step.
 
-    def step(self, examples: Sequence[Group], examples_of_all: int) -> None:
+    def step(self, examples: Sequence[Example], examples_of_all: int) -> None:
         """Learns from this process's part of a step's examples; from none if the loss is not finite."""
         start, progress, args = time.perf_counter(), self.progress, self.args
         factor = rate_factor(args, progress.step, self.steps_per_epoch, self.total_steps)
@@ -232,7 +234,7 @@ class Run:
         progress.documents += documents
         progress.seconds += time.perf_counter() - start
 
-    def _backward(self, examples: Sequence[Group], divisor: int) -> float:
+    def _backward(self, examples: Sequence[Example], divisor: int) -> float:
         """Adds the gradients of some examples; returns the sum of their losses, as far as that is finite."""
         dtype, together = getattr(torch, self.args.dtype), self.args.queries_per_forward
         total = 0.0
@@ -364,9 +366,9 @@ class Run:
             },
         )
 
-    def restore(self, groups: Sequence[Group], settings: Mapping[str, Any]) -> bool:
+    def restore(self, groups: Sequence[Group], texts: Texts, settings: Mapping[str, Any]) -> bool:
         """Continues from the state in the checkpoint folder, which must be of this training, if there is one."""
-        checkpoint = Checkpoint(self.scorer, groups, self.args, settings, len(self.history))
+        checkpoint = Checkpoint(self.scorer, groups, texts, self.args, settings, len(self.history))
         found = checkpoint.load()
         if found is None:
             self.checkpoint = checkpoint

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns, keys_of, labels_of
+from ..common.frames import as_strings, check_columns, labels_of
 from .recipe import TrainingArgs
 
 
@@ -88,7 +88,7 @@ class TrainedOn:
 def trained_on(
     results: pd.DataFrame,
     qrels: pd.DataFrame,
-    labels: Sequence[Sequence[float]],
+    labels: Sequence[np.ndarray],
     args: TrainingArgs,
     *,
     added: int,
@@ -110,7 +110,7 @@ def trained_on(
         queries=len(found.queries),
         used=len(labels),
         candidates=sum(map(len, labels)),
-        relevant=sum([label > 0 for own in labels for label in own]),
+        relevant=sum([int(np.count_nonzero(own > 0)) for own in labels]),
         added=added,
         unjudged=unjudged,
         without_relevant=without_relevant,
@@ -174,12 +174,33 @@ class _Judged(NamedTuple):
 
 
 def _judged(results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, what: str) -> _Judged:
-    labels = dict(zip(keys_of(qrels), labels_of(qrels, what), strict=True))
-    relevant = {key for key, label in labels.items() if label >= min_label}
-    queries, judged = set(as_strings(results["qid"])), {qid for qid, _ in labels}
-    having = {qid for qid, _ in relevant}
-    retrieved = {qid for qid, _ in relevant.intersection(keys_of(results))}
+    labels, qids = _last_labels(qrels, what), as_strings(results["qid"])
+    queries, judged = set(qids.unique()), set(labels["qid"].unique())
+    having = set(labels.loc[labels["label"] >= min_label, "qid"].unique())
+    retrieved = set(qids[labels_of_rows(results, qrels, what) >= min_label].unique())
     return _Judged(queries, queries - judged, (queries & judged) - having, (queries & having) - retrieved)
+
+
+def labels_of_rows(results: pd.DataFrame, qrels: pd.DataFrame, what: str) -> np.ndarray:
+    """The label of each row's query and document, `(R,)` float64; NaN where it has none.
+
+    Args:
+        results: R rows with `qid, docno`.
+        qrels: `qid, docno, label`; of several labels of a document the last one counts.
+        what: whose labels they are, for the error.
+
+    Raises:
+        ValueError: if a label is no number.
+    """
+    return _keys(results).merge(_last_labels(qrels, what), how="left", on=["qid", "docno"])["label"].to_numpy()
+
+
+def _last_labels(qrels: pd.DataFrame, what: str) -> pd.DataFrame:
+    return _keys(qrels).assign(label=labels_of(qrels, what)).drop_duplicates(["qid", "docno"], keep="last")
+
+
+def _keys(frame: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({name: as_strings(frame[name]) for name in ("qid", "docno")}).reset_index(drop=True)
 
 
 def _no_relevant_candidate(

@@ -29,7 +29,7 @@ from ..experiment.identity import Identities
 from ..experiment.runs import read_run, write_run
 from ..modelling.fingerprint import fingerprint
 from ..modelling.preselection import Preselection
-from .examples import Group
+from .examples import Group, Texts
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
@@ -61,7 +61,13 @@ class Checkpoint:
     """
 
     def __init__(
-        self, scorer: nn.Module, groups: Sequence[Group], args: TrainingArgs, settings: Mapping[str, Any], entries: int
+        self,
+        scorer: nn.Module,
+        groups: Sequence[Group],
+        texts: Texts,
+        args: TrainingArgs,
+        settings: Mapping[str, Any],
+        entries: int,
     ) -> None:
         self.file = Path(str(args.checkpoint)) / STATE_FILE
         self.length = {name: getattr(args, name) for name in _LENGTH}
@@ -71,7 +77,8 @@ class Checkpoint:
             self.entries, self.start = before.entries, before.start
         data = 0
         for group in groups:
-            data = zlib.crc32(repr((group.qid, group.query, group.texts, group.labels, group.targets)).encode(), data)
+            numbers = [None if own is None else tuple(own.tolist()) for own in (group.labels, group.targets)]
+            data = zlib.crc32(repr((group.qid, group.query, texts.told(group.rows), *numbers)).encode(), data)
         self.identity: dict[str, Any] = {
             "format": _FORMAT,
             **settings,
@@ -145,10 +152,16 @@ def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
     return {"class": type(model).__name__, "arguments": arguments, "recipe": model.recipe.as_dict()}
 
 
-def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
-    """The same, and what is validated on, for a training: its starting weights say more than names of checkpoints."""
+def training_settings(model: Any, *validation: pd.DataFrame | None, texts: Texts | None = None) -> dict[str, Any]:
+    """The same, and what is validated on, for a training: its starting weights say more than names of checkpoints.
+
+    Texts that are loaded are known by their docnos and by their loader.
+    """
     settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
-    return {**settings, "validation data": [frame_digest(frame) for frame in validation]}
+    settings["validation data"] = [frame_digest(frame) for frame in validation]
+    if texts is not None and texts.loaded:
+        settings["text loader"] = Identities().of(model.text_loader).told
+    return settings
 
 
 def _shown(value: Any) -> str:

@@ -79,7 +79,7 @@ def main() -> None:
         )  # fmt: skip
         model = ld.LongDocReranker.load(args.model, training=recipe, text_loader=data)
         taken = model.training_candidates(run, judged)
-        groups = make_groups(taken, taken["text"].tolist(), judged, recipe)
+        groups = make_groups(taken, judged, recipe)
         start, earlier = time.perf_counter(), model.history["step"].iloc[-1]
         systems[f"trained on {way}"] = model.fit(run, judged)
         seconds, (*_, loss) = time.perf_counter() - start, model.history["loss"]

@@ -14,7 +14,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.documents import Document
 from pyterrier_longdoc.rerankers.base import LongDocReranker
-from pyterrier_longdoc.training.examples import make_example, make_groups
+from pyterrier_longdoc.training.examples import Texts, make_examples, make_groups
 
 from ..support import tiny, tiny_long
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
@@ -405,10 +405,10 @@ def test_augmentation_changes_the_text_and_leaves_the_title(results):
 
     model = make("MaxP", **TITLED)
     args = ld.TrainingArgs(augment=reverse)
-    groups = make_groups(results, model.documents(results), QRELS, args)
-    example = make_example((groups[0], (0, 1)), args, epoch=0)
+    groups, texts = make_groups(results, QRELS, args), Texts(results, model.documents)
+    (example,) = make_examples([(groups[0], (0, 1))], texts, args, epoch=0)
     assert example.texts[1] == Document("dog short a", "a cat")
-    assert [text.repeated for text in example.texts] == [text.repeated for text in groups[0].texts[:2]]
+    assert [text.repeated for text in example.texts] == [text.repeated for text in texts[groups[0].rows[:2]]]
 
 
 def test_features_share_a_pass_if_they_repeat_the_same(results):

@@ -282,16 +282,3 @@ def test_kernel_of_an_older_torch(monkeypatch):
     for module in (older, None):
         monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", module)
         assert runtimes.torch_kernel() is None
-
-
-@pytest.mark.gpu
-@exchangeable
-@pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
-def test_states_on_a_gpu(backbones, family):
-    backbone = backbones(family)
-    inputs, mask = pass_of(backbone.pair_layout())
-    expected = padded(backbone.model, inputs, mask)
-    model = copy.deepcopy(backbone.model).cuda()
-    with torch.autocast("cuda", torch.bfloat16):
-        states = packed(model, {name: values.cuda() for name, values in inputs.items()}, mask.cuda())
-    torch.testing.assert_close(states.float().cpu(), expected, rtol=0.1, atol=0.3)

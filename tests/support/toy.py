@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from pyterrier_longdoc.training import Group
+from pyterrier_longdoc.training import Example, Group, Texts
 
 from . import tiny
 
@@ -36,6 +37,25 @@ def toy_task(seed: int, queries: int = 8) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"]), qrels(*judged)
 
 
+def texts_of(values: Sequence) -> Texts:
+    """The texts of a run of which that is all."""
+    return Texts(pd.DataFrame({"text": values}), lambda rows: rows["text"].tolist())
+
+
+def all_of(groups: Sequence[Group], values: Sequence) -> list[Example]:
+    """Each group's candidates, all of them, with their texts."""
+    return [
+        Example(
+            group.qid,
+            group.query,
+            tuple(values[row] for row in group.rows),
+            tuple(group.labels.tolist()),
+            None if group.targets is None else tuple(group.targets.tolist()),
+        )
+        for group in groups
+    ]
+
+
 class Toy(nn.Module):
     """Scores a text by a learned weight per text."""
 
@@ -55,9 +75,11 @@ class Toy(nn.Module):
 
 
 def toy_groups(count: int) -> list[Group]:
-    return [
-        Group(f"q{i}", f"query {i}", ("+a", "-a", "+b", "-b", "-c"), (1.0, 0.0, 2.0, 0.0, 0.0)) for i in range(count)
-    ]
+    labels = np.array([1.0, 0.0, 2.0, 0.0, 0.0])
+    return [Group(f"q{i}", f"query {i}", np.arange(5), labels) for i in range(count)]
+
+
+TOY_TEXTS = texts_of(["+a", "-a", "+b", "-b", "-c"])
 
 
 class Broken(Toy):

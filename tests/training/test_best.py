@@ -16,7 +16,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.training import (
-    Group,
+    Example,
     Segments,
     TrainingArgs,
     evaluate,
@@ -84,7 +84,7 @@ def joint(selector: float, ranker: float) -> torch.nn.ModuleDict:
 def test_first_iteration_is_equations_2_and_3():
     texts = ["a b c d e f", "g h i j", "k"]
     spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]  # words: 2 4; 1 1 2; 1
-    both, example = joint(0.5, 0.1), Group("q", "query", ("0", "1"), (1.0, 0.0))
+    both, example = joint(0.5, 0.1), Example("q", "query", ("0", "1"), (1.0, 0.0))
     loss = _joint_loss(both, [example], TrainingArgs(), candidates=SimpleNamespace(texts=texts, spans=spans))
     # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
     hinges = [max(0, 1 - 0.5 * 2 + 0.5 * 1), max(0, 1 - 0.5 * 4 + 0.5 * 1), max(0, 1 - 0.1 * 4 + 0.1 * 2)]
@@ -98,7 +98,7 @@ def test_first_iteration_is_equations_2_and_3():
 
 def test_first_iteration_with_several_negatives_and_pointwise():
     texts, spans = ["a b c", "d e", "f"], [[(0, 2), (2, 5)], [(0, 2), (2, 3)], [(0, 1)]]  # words: 1 2; 1 1; 1
-    example = Group("q", "query", ("0", "1", "2"), (1.0, 0.0, 0.0))
+    example = Example("q", "query", ("0", "1", "2"), (1.0, 0.0, 0.0))
     positive, negative = np.log1p(np.exp(-np.array([1.0, 2.0]))).sum(), np.log1p(np.exp(1.0)) * 3
     for loss, expected in (
         ("pairwise_margin", (1 + 1) + 0 + (1 + 1)),
@@ -121,7 +121,7 @@ def test_first_iteration_selects_without_dropout():
     texts = ["a b c d e f", "g h i j", "k"]
     spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]
     both = torch.nn.ModuleDict({"selector": Dropping(1.0), "ranker": Lengths(0.1)}).train()
-    example, data = Group("q", "query", ("0", "1"), (1.0, 0.0)), SimpleNamespace(texts=texts, spans=spans)
+    example, data = Example("q", "query", ("0", "1"), (1.0, 0.0)), SimpleNamespace(texts=texts, spans=spans)
     for seed in range(10):
         torch.manual_seed(seed)
         _joint_loss(both, [example], TrainingArgs(), candidates=data).backward()
@@ -136,7 +136,7 @@ def test_a_backbone_with_dropout_selects_what_it_ranks_first(cross_encoder):
     backbone = selector.encoder.backbone
     assert backbone.config.hidden_dropout_prob > 0
     texts, spans = RUN["text"].tolist(), [ONE_SENTENCE(text, str(i)) for i, text in enumerate(RUN["text"])]
-    examples = [Group(f"q{i}", "find", (str(i), str(i + 1)), (1.0, 0.0)) for i in range(0, len(texts), 2)]
+    examples = [Example(f"q{i}", "find", (str(i), str(i + 1)), (1.0, 0.0)) for i in range(0, len(texts), 2)]
     best = []
     for text, own in zip(texts, spans, strict=True):
         segments = [text[a:b] for a, b in own]

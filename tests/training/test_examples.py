@@ -13,10 +13,18 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import keys_of
-from pyterrier_longdoc.training import Group, TeacherScores, TrainingArgs, add_judged, make_groups, pseudo_qrels
-from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_example
+from pyterrier_longdoc.training import (
+    Example,
+    Group,
+    TeacherScores,
+    TrainingArgs,
+    add_judged,
+    make_groups,
+    pseudo_qrels,
+)
+from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_examples
 
-from ..support.toy import qrels
+from ..support.toy import all_of, qrels, texts_of
 
 RUN = pd.DataFrame(
     {
@@ -32,25 +40,30 @@ TEXTS = [f"text of {row.docno} for {row.qid}" for row in RUN.itertuples()]
 # Groups.
 
 
+def groups_of(run: pd.DataFrame, judged: pd.DataFrame, args: TrainingArgs | None = None) -> list[Example]:
+    """The candidates of each query that is trained on, with the texts of `RUN`."""
+    return all_of(make_groups(run, judged, args), TEXTS)
+
+
 def test_groups():
     judged = qrels(("1", "d3", 1), ("2", "d1", 3), ("3", "d1", 1), ("4", "d1", 1))
-    groups = make_groups(RUN, TEXTS, judged)
+    groups = groups_of(RUN, judged)
     assert groups == [
-        Group("1", "a", tuple(f"text of d{i} for 1" for i in (2, 4, 3, 1)), (0.0, 0.0, 1.0, 0.0)),
-        Group("2", "b", ("text of d1 for 2", "text of d5 for 2"), (3.0, 0.0)),
+        Example("1", "a", tuple(f"text of d{i} for 1" for i in (2, 4, 3, 1)), (0.0, 0.0, 1.0, 0.0)),
+        Example("2", "b", ("text of d1 for 2", "text of d5 for 2"), (3.0, 0.0)),
     ]  # query 3 has no negative
     # Neither the index nor the type of the qids decides.
-    assert make_groups(RUN.set_axis([0, 0, 0, 1, 1, 5, 5]), TEXTS, judged) == groups
+    assert groups_of(RUN.set_axis([0, 0, 0, 1, 1, 5, 5]), judged) == groups
     integers = judged.astype({"qid": int})
-    assert make_groups(RUN, TEXTS, integers) == groups
-    assert make_groups(RUN.astype({"qid": int}), TEXTS, integers.assign(iteration="Q0")) == groups
-    assert make_groups(RUN.astype({"qid": int}), TEXTS, judged) == groups
+    assert groups_of(RUN, integers) == groups
+    assert groups_of(RUN.astype({"qid": int}), integers.assign(iteration="Q0")) == groups
+    assert groups_of(RUN.astype({"qid": int}), judged) == groups
 
 
 def test_labels():
     judged = qrels(("1", "d2", 1), ("1", "d3", 3), ("1", "d4", -1))
-    (group,) = make_groups(RUN, TEXTS, judged)
-    assert group.labels == (1.0, 0.0, 3.0, 0.0)  # d1 is not judged
+    (group,) = make_groups(RUN, judged)
+    assert group.labels.tolist() == [1.0, 0.0, 3.0, 0.0]  # d1 is not judged
     assert (group.positives, group.negatives) == ([0, 2], [1, 3])
     for changes, labels in (
         ({"min_label": 2}, (0.0, 0.0, 2.0, 0.0)),
@@ -59,7 +72,7 @@ def test_labels():
         ({"min_label": 0}, (2.0, 0.0, 4.0, 0.0)),
         ({"unjudged": "skip"}, (1.0, 0.0, 3.0)),
     ):
-        (group,) = make_groups(RUN, TEXTS, judged, TrainingArgs(**changes))
+        (group,) = groups_of(RUN, judged, TrainingArgs(**changes))
         assert group.labels == labels
 
 
@@ -74,23 +87,23 @@ def test_negatives_up_to_a_rank(order):
     # The rank is among all candidates: d4, the positive, takes one of the first places of score and rank.
     places = {"score": [0, 2, 3], "rank": [0, 2, 3], "rows": [0, 1, 2]}[order]
     for limit in (1, 2, 3, 4):
-        (group,) = make_groups(run, TEXTS, qrels(("1", "d4", 1)), TrainingArgs(max_negative_rank=limit))
+        (group,) = make_groups(run, qrels(("1", "d4", 1)), TrainingArgs(max_negative_rank=limit))
         expected = [d for d, place in zip(best_first, places, strict=True) if place < limit]
-        assert [group.texts[i] for i in group.negatives] == [f"text of {d} for 1" for d in expected]
-        assert [group.texts[i] for i in group.positives] == ["text of d4 for 1"]
+        assert [TEXTS[row] for row in group.rows[group.negatives]] == [f"text of {d} for 1" for d in expected]
+        assert [TEXTS[row] for row in group.rows[group.positives]] == ["text of d4 for 1"]
 
 
 def test_pool_of_negatives():
     frame = pd.DataFrame({"qid": "1", "query": "a", "docno": [f"d{i}" for i in range(50)]})
-    texts, judged = frame["docno"].tolist(), qrels(("1", "d7", 1), ("1", "d45", 1))
+    judged = qrels(("1", "d7", 1), ("1", "d45", 1))
     args = TrainingArgs(negative_pool=5, max_negative_rank=20)
-    (group,) = make_groups(frame, texts, judged, args)
-    assert (len(group.texts), len(group.positives)) == (7, 2)
-    assert all(int(group.texts[i][1:]) < 20 for i in group.negatives)
-    assert make_groups(frame, texts, judged, args) == [group]
-    assert make_groups(frame, texts, judged, replace(args, seed=1)) != [group]
-    assert len(make_groups(frame, texts, judged, replace(args, negative_pool=500))[0].negatives) == 19
-    assert len(make_groups(frame, texts, judged, TrainingArgs(max_negative_rank=None))[0].negatives) == 48
+    (group,) = make_groups(frame, judged, args)
+    assert (len(group.rows), len(group.positives)) == (7, 2)
+    assert (group.rows[group.negatives] < 20).all()
+    assert make_groups(frame, judged, args)[0].rows.tolist() == group.rows.tolist()
+    assert make_groups(frame, judged, replace(args, seed=1))[0].rows.tolist() != group.rows.tolist()
+    assert len(make_groups(frame, judged, replace(args, negative_pool=500))[0].negatives) == 19
+    assert len(make_groups(frame, judged, TrainingArgs(max_negative_rank=None))[0].negatives) == 48
 
 
 def test_labels_and_scores_that_are_no_numbers():
@@ -99,7 +112,7 @@ def test_labels_and_scores_that_are_no_numbers():
         with pytest.raises(
             ValueError, match=rf"qrels: the column 'label' holds {shown} in row 1 \(qid '1', docno 'd2'\)"
         ):
-            make_groups(RUN, TEXTS, judged.assign(label=[1, label, 1]))
+            make_groups(RUN, judged.assign(label=[1, label, 1]))
     for column, value, shown in (
         ("score", np.nan, "nan"),
         ("score", "high", "'high'"),
@@ -110,23 +123,23 @@ def test_labels_and_scores_that_are_no_numbers():
         with pytest.raises(
             ValueError, match=rf"'{column}' holds {shown} in row 4 \(qid '2', docno 'd1'\), and in 1 of 7"
         ):
-            make_groups(run, TEXTS, judged)
+            make_groups(run, judged)
     # Numbers that a file without types has as text are numbers: 10 is more than 9.
     written = RUN.assign(score=(RUN["score"] + 1).map(str))
-    assert make_groups(written, TEXTS, judged.assign(label=["1", "0", "1"])) == make_groups(RUN, TEXTS, judged)
+    assert groups_of(written, judged.assign(label=["1", "0", "1"])) == groups_of(RUN, judged)
 
 
 def test_nothing_to_train_on():
     with pytest.raises(ValueError, match=r"qrels lack the column\(s\) docno, label"):
-        make_groups(RUN, TEXTS, pd.DataFrame({"qid": ["1"], "relevance": [1]}))
+        make_groups(RUN, pd.DataFrame({"qid": ["1"], "relevance": [1]}))
 
 
 def test_teacher_column():
     run, judged = RUN.assign(teacher_score=np.arange(7.0), other=np.nan), qrels(("1", "d3", 1))
-    assert make_groups(run, TEXTS, judged)[0].targets == (1.0, 3.0, 2.0, 0.0)
-    assert make_groups(RUN, TEXTS, judged)[0].targets is None
+    assert make_groups(run, judged)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
+    assert make_groups(RUN, judged)[0].targets is None
     with pytest.raises(ValueError, match="the teacher's scores: the column 'other' holds nan in row 0"):
-        make_groups(run, TEXTS, judged, TrainingArgs(teacher_field="other"))
+        make_groups(run, judged, TrainingArgs(teacher_field="other"))
 
 
 # Judged documents that were not retrieved.
@@ -153,9 +166,9 @@ def test_judged_documents_that_were_not_retrieved():
     ]
     assert new["text"].tolist() == ["text of far for 2", "text of no for 1", "text of bad for 3"]
     assert (new["score"] == -np.inf).all()
-    groups = make_groups(added, added["text"].tolist(), JUDGED, ALL)
+    groups = all_of(make_groups(added, JUDGED, ALL), added["text"])
     names = ("d2 d4 d3 d1 no", "d1 d5 far", "d1 bad")  # behind what was retrieved; without them only the first is there
-    assert [group.qid for group in make_groups(RUN, TEXTS, JUDGED)] == ["1"]
+    assert [group.qid for group in make_groups(RUN, JUDGED)] == ["1"]
     assert [group.texts for group in groups] == [
         tuple(f"text of {name} for {qid}" for name in own.split()) for qid, own in enumerate(names, start=1)
     ]
@@ -164,7 +177,7 @@ def test_judged_documents_that_were_not_retrieved():
     topics = pd.DataFrame({"qid": ["4"], "query": ["d"]})
     more = add_judged(run, JUDGED, text_loader=LOADER, topics=topics)
     assert more.iloc[-2:][["qid", "query", "docno"]].to_numpy().tolist() == [["4", "d", "up"], ["4", "d", "down"]]
-    assert make_groups(more, more["text"].tolist(), JUDGED, ALL)[-1].labels == (1.0, 0.0)
+    assert make_groups(more, JUDGED, ALL)[-1].labels.tolist() == [1.0, 0.0]
 
 
 def test_candidates_are_those_of_the_published_export():
@@ -185,8 +198,11 @@ def test_candidates_are_those_of_the_published_export():
             expected[qid] = positives, pool
     assert 3 < len(expected) < 12
     full = add_judged(run, labels, topics=topics)
-    groups = make_groups(full, full["docno"].tolist(), labels, TrainingArgs(judged="all", max_negative_rank=k))
-    found = {g.qid: tuple({g.texts[i] for i in part} for part in (g.positives, g.negatives)) for g in groups}
+    groups = make_groups(full, labels, TrainingArgs(judged="all", max_negative_rank=k))
+    found = {
+        g.qid: tuple({full["docno"][row] for row in g.rows[part]} for part in (g.positives, g.negatives))
+        for g in groups
+    }
     assert found == expected
 
 
@@ -200,10 +216,11 @@ def test_judged_negatives_are_drawn_whatever_their_rank(order):
     }[order]
     run = add_judged(run, judged)
     # d1 was retrieved last; d4, not judged, is the only negative up to rank 2.
-    (group,) = make_groups(run, run["docno"].tolist(), judged, TrainingArgs(judged="all", max_negative_rank=2))
-    assert (group.texts, group.negatives) == (("d2", "d4", "d1", "no", "far"), [1, 2, 3])
-    (group,) = make_groups(run, run["docno"].tolist(), judged, TrainingArgs(judged="all", unjudged="skip"))
-    assert group.texts == ("d2", "d1", "no", "far")
+    (group,) = make_groups(run, judged, TrainingArgs(judged="all", max_negative_rank=2))
+    assert run["docno"].iloc[group.rows].tolist() == ["d2", "d4", "d1", "no", "far"]
+    assert group.negatives == [1, 2, 3]
+    (group,) = make_groups(run, judged, TrainingArgs(judged="all", unjudged="skip"))
+    assert run["docno"].iloc[group.rows].tolist() == ["d2", "d1", "no", "far"]
 
 
 def test_ids_of_any_type():
@@ -237,9 +254,9 @@ def test_a_teacher_scores_judged_documents_too():
     run = RUN.assign(text=TEXTS, teacher_score=1.0)
     added = add_judged(run, JUDGED, text_loader=LOADER)
     with pytest.raises(ValueError, match=r"no finite number.*TeacherScores\(teacher\)\(add_judged\(run, qrels"):
-        make_groups(added, added["text"].tolist(), JUDGED, ALL)
+        make_groups(added, JUDGED, ALL)
     scored = TeacherScores(pt.apply.doc_score(lambda row: len(row["docno"])))(added)
-    assert make_groups(scored, scored["text"].tolist(), JUDGED, ALL)[1].targets == (2.0, 2.0, 3.0)
+    assert make_groups(scored, JUDGED, ALL)[1].targets.tolist() == [2.0, 2.0, 3.0]
 
 
 def test_fit_takes_judged_documents_in(cross_encoder):
@@ -261,10 +278,10 @@ def test_fit_takes_judged_documents_in(cross_encoder):
     assert asked == [("2", "far"), ("1", "no"), ("3", "bad")]
     assert by_loader == trained(add_judged(run, JUDGED, text_loader=loader), text_loader=None)
     assert by_loader != trained(run, training=replace(recipe, judged="retrieved"))
-    # Where the whole text is loaded, so is that of the added.
+    # Where all text is loaded, so is that of the added, the only positive of query 2.
     asked.clear()
     trained(RUN)
-    assert set(asked) >= {*zip(RUN["qid"], RUN["docno"], strict=True), ("2", "far")}
+    assert ("2", "far") in asked
     with pytest.raises(ValueError, match="give text_loader="):
         trained(run, text_loader=None)
 
@@ -274,15 +291,16 @@ def test_pseudo_labels():
     assert labels[labels["label"] == 1][["qid", "docno"]].to_numpy().tolist() == [
         ["1", "d2"], ["1", "d4"], ["2", "d1"], ["2", "d5"], ["3", "d1"],
     ]  # fmt: skip
-    (first,) = make_groups(RUN, TEXTS, labels)
-    assert first.labels == (1.0, 1.0, 0.0, 0.0)
+    (first,) = make_groups(RUN, labels)
+    assert first.labels.tolist() == [1.0, 1.0, 0.0, 0.0]
     with pytest.raises(ValueError, match="relevant=0 must be at least 1"):
         pseudo_qrels(RUN, relevant=0)
 
 
 # Sampling.
 
-GROUPS = [Group(f"q{i}", f"query {i}", tuple("abcdef"), (0.0, 1.0, 0.0, 2.0, -1.0, 0.0)) for i in range(20)]
+LABELS = np.array([0.0, 1.0, 0.0, 2.0, -1.0, 0.0])
+GROUPS = [Group(f"q{i}", f"query {i}", np.arange(6), LABELS) for i in range(20)]
 POINTWISE = TrainingArgs(sampling="pointwise", loss="pointwise_bce")
 LISTWISE = TrainingArgs(sampling="listwise", loss="lambda_loss", negatives=3)
 
@@ -332,15 +350,29 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 def test_augmented_texts():
-    group = Group("q", "query", ("abcdefgh", "ABCDEFGH"), (2.0, 0.0))
+    group, texts = Group("q", "query", np.arange(2), np.array([2.0, 0.0])), texts_of(["abcdefgh", "ABCDEFGH"])
     args = TrainingArgs(augment=rotate)
-    (pick,) = draw_epoch([group], args, 0)
-    example = make_example(pick, args, 0)
+    picks = draw_epoch([group], args, 0)
+    (example,) = make_examples(picks, texts, args, 0)
     assert [sorted(text) for text in example.texts] == [list("abcdefgh"), list("ABCDEFGH")]
-    assert make_example(pick, args, 0) == example
-    assert len({make_example(pick, args, epoch).texts for epoch in range(20)}) > 5
-    group = Group("q", "query", ("a", "b", "c"), (2.0, 0.0, 1.0), targets=(0.3, 0.2, 0.1))
-    assert make_example((group, (0, 2)), LISTWISE, 0) == Group("q", "query", ("a", "c"), (2.0, 1.0), (0.3, 0.1))
+    assert make_examples(picks, texts, args, 0) == [example]
+    assert len({make_examples(picks, texts, args, epoch)[0].texts for epoch in range(20)}) > 5
+
+
+def test_examples_have_their_own_candidates_and_read_each_text_once():
+    read = []
+    texts = replace(texts_of(list("abcd")), read=lambda rows: [read.append(text) or text for text in rows["text"]])
+    groups = [
+        Group("p", "first", np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])),
+        Group("q", "second", np.array([3, 0]), np.array([1.0, 0.0])),
+    ]
+    found = make_examples([(groups[0], (0, 2)), (groups[1], (0, 1, 1))], texts, LISTWISE, 0)
+    assert found == [
+        Example("p", "first", ("d", "b"), (2.0, 1.0), (0.3, 0.1)),
+        Example("q", "second", ("d", "a", "a"), (1.0, 0.0, 0.0)),
+    ]
+    assert read == ["a", "b", "d"]
+    assert make_examples([], texts, LISTWISE, 0) == []
 
 
 # Teachers.

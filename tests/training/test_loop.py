@@ -25,13 +25,13 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.heads import registered_heads
 from pyterrier_longdoc.rerankers.base import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
-from pyterrier_longdoc.training.examples import draw_epoch, make_example
+from pyterrier_longdoc.training.examples import draw_epoch, make_examples
 from pyterrier_longdoc.training.loop import Run, first_beta, make_optimizer, ranking_loss, rate_factor
 
 from ..support import tiny, tiny_long
 from ..support.lines import shown_lines
 from ..support.systems import CROSS_ENCODERS, QUIET, make
-from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
+from ..support.toy import TOY_TEXTS, Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
 
 pytestmark = QUIET
 RUN, JUDGED = toy_task(0, queries=5)
@@ -135,7 +135,7 @@ def test_one_cycle_is_torchs(total):
         torchs_optimizer, max_lr=[1e-2, 1e-1], total_steps=total, pct_start=0.2, anneal_strategy="linear"
     )
     groups = toy_groups(total)
-    picks = [make_example(pick, args, 0) for pick in draw_epoch(groups, args, 0)]
+    picks = make_examples(draw_epoch(groups, args, 0), TOY_TEXTS, args, 0)
     run = Run(ours, args, ranking_loss, total, [])
     for step, example in enumerate(picks):
         run.step([example], 1)
@@ -164,7 +164,7 @@ def test_only_one_cycle_changes_the_betas():
 def test_each_epoch_asks_each_query_once():
     model = Toy()
     before = torch.get_rng_state(), random.getstate()
-    train(model, toy_groups(5), TrainingArgs(epochs=3, queries_per_step=2))
+    train(model, toy_groups(5), TOY_TEXTS, TrainingArgs(epochs=3, queries_per_step=2))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     orders = [[queries[0] for queries, _ in model.calls[start : start + 5]] for start in (0, 5, 10)]
@@ -190,7 +190,7 @@ def test_each_epoch_asks_each_query_once():
 def test_gradients_of_a_step(changes, expected):
     args = TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, warmup=1.0, **changes)
     with optimizer_steps() as steps:
-        train(Toy(), toy_groups(5), args)
+        train(Toy(), toy_groups(5), TOY_TEXTS, args)
     np.testing.assert_allclose([gradient.item() for _, gradient, _ in steps], expected, rtol=1e-4)
     np.testing.assert_allclose([rate for rate, _, _ in steps], [0.0, 0.5e-9])
 
@@ -198,7 +198,7 @@ def test_gradients_of_a_step(changes, expected):
 @pytest.mark.parametrize("anew", [False, True])
 def test_epochs_may_begin_anew(anew):
     with optimizer_steps() as steps:
-        train(Toy(), toy_groups(4), TrainingArgs(epochs=2, queries_per_step=2, restart_each_epoch=anew))
+        train(Toy(), toy_groups(4), TOY_TEXTS, TrainingArgs(epochs=2, queries_per_step=2, restart_each_epoch=anew))
     assert [new for _, _, new in steps] == [True, False, anew, False]
 
 
@@ -222,7 +222,7 @@ def test_half_precision(dtype, calm):
 def test_overflow_in_fp16_skips_the_step():
     model, moved = Broken(1, math.inf), []
     args = TrainingArgs(queries_per_step=1, dtype="float16", learning_rates={"": 0.1}, warmup=0.0)
-    train(model, toy_groups(6), args, on_step=lambda: moved.append(model.head.weight.item()))
+    train(model, toy_groups(6), TOY_TEXTS, args, on_step=lambda: moved.append(model.head.weight.item()))
     assert moved[0] == 0.0
     assert moved[-1] != 0.0
 
@@ -233,15 +233,15 @@ def test_training_that_diverges(cross_encoder):
     with pytest.raises(
         FloatingPointError, match=r"the loss is nan in step 1, that of the queries 'q\d', 'q\d', .*: a weight"
     ):
-        train(model, toy_groups(2), TrainingArgs())
+        train(model, toy_groups(2), TOY_TEXTS, TrainingArgs())
     assert not model.training
     model, before = Broken(2, math.inf), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
     with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3, .* before it: lower learning_rates"):
-        train(model, toy_groups(5), args, on_step=lambda: before.append(model.head.weight.item()))
+        train(model, toy_groups(5), TOY_TEXTS, args, on_step=lambda: before.append(model.head.weight.item()))
     assert len(before) == 2
     with pytest.raises(FloatingPointError, match="use dtype='bfloat16' or 'float32'"):
-        train(model, toy_groups(2), replace(args, dtype="float16"))
+        train(model, toy_groups(2), TOY_TEXTS, replace(args, dtype="float16"))
     model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
     with pytest.raises(FloatingPointError, match="after step 1 there are weights that are not finite"):
         model.fit(RUN, JUDGED)
@@ -292,7 +292,7 @@ def test_evaluate():
 
 
 def test_history():
-    history = train(Toy(), toy_groups(4), TrainingArgs(epochs=2, learning_rates={"": 0.0}))
+    history = train(Toy(), toy_groups(4), TOY_TEXTS, TrainingArgs(epochs=2, learning_rates={"": 0.0}))
     assert all(entry.pop("documents_per_second") > 0 for entry in history)
     assert history == [{"epoch": epoch, "step": epoch, "loss": 1.0, "learning_rate": 0.0} for epoch in (1, 2)]
 
@@ -306,7 +306,9 @@ def test_the_best_epoch_is_kept():
         modes.append(model.training)
         return next(figures)
 
-    history = train(model, toy_groups(3), TrainingArgs(epochs=4, learning_rates={"": 0.1}), validate=validate)
+    history = train(
+        model, toy_groups(3), TOY_TEXTS, TrainingArgs(epochs=4, learning_rates={"": 0.1}), validate=validate
+    )
     assert [entry["validation"] for entry in history] == [0.2, 0.7, 0.7, 0.1]
     assert len(set(seen)) == 4
     assert model.head.weight.item() == seen[1]  # the first of the two best
@@ -316,7 +318,7 @@ def test_the_best_epoch_is_kept():
 
 def test_validation_every_few_steps():
     args = TrainingArgs(epochs=2, queries_per_step=1, validate_steps=2)
-    history = train(Toy(), toy_groups(5), args, validate=lambda: 0.5)
+    history = train(Toy(), toy_groups(5), TOY_TEXTS, args, validate=lambda: 0.5)
     assert [(entry["epoch"], entry["step"], "validation" in entry) for entry in history] == [
         (1, 2, True), (1, 4, True), (1, 5, False), (2, 6, True), (2, 8, True), (2, 10, True),
     ]  # fmt: skip
@@ -325,14 +327,14 @@ def test_validation_every_few_steps():
 def test_early_stopping_and_most_steps():
     figures = iter([0.1, 0.3, 0.3, 0.2, 0.9])
     args = TrainingArgs(epochs=9, queries_per_step=5, patience=2)
-    history = train(Toy(), toy_groups(5), args, validate=lambda: next(figures))
+    history = train(Toy(), toy_groups(5), TOY_TEXTS, args, validate=lambda: next(figures))
     assert [entry["validation"] for entry in history] == [0.1, 0.3, 0.3, 0.2]
     with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores, the targets of every group"):
-        train(Toy(), toy_groups(5), TrainingArgs(loss="margin_mse"))
+        train(Toy(), toy_groups(5), TOY_TEXTS, TrainingArgs(loss="margin_mse"))
     with pytest.raises(ValueError, match="patience=2 needs validation data"):
-        train(Toy(), toy_groups(5), args)
+        train(Toy(), toy_groups(5), TOY_TEXTS, args)
     model = Toy()
-    history = train(model, toy_groups(5), TrainingArgs(epochs=9, queries_per_step=2, max_steps=4))
+    history = train(model, toy_groups(5), TOY_TEXTS, TrainingArgs(epochs=9, queries_per_step=2, max_steps=4))
     assert len(model.calls) == 2 + 2 + 1 + 2
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 3), (2, 4)]
 
@@ -458,7 +460,7 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
         with torch.no_grad():
             seen.append(scorer(queries, texts))
 
-    train(scorer, toy_groups(1), recipe, on_step=look)
+    train(scorer, toy_groups(1), TOY_TEXTS, recipe, on_step=look)
     scorer.eval()
     with torch.no_grad():
         torch.testing.assert_close(seen[0], scorer(queries, texts))
@@ -479,7 +481,7 @@ def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_e
     torch.testing.assert_close(weights(plain), weights(model), rtol=1e-3, atol=1e-4)
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.load_scorer().modules())
     with pytest.raises(ValueError, match="backbone does not support it"):
-        train(Toy(), toy_groups(2), TrainingArgs(gradient_checkpointing=True))
+        train(Toy(), toy_groups(2), TOY_TEXTS, TrainingArgs(gradient_checkpointing=True))
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR", "LongP"])
@@ -510,7 +512,7 @@ def test_lora_on_named_layers_keeps_the_best_weights(cross_encoder):
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(model.history["validation"].max())
     model = Toy()
     with pytest.raises(ValueError, match="lora= needs a model with a Hugging Face backbone"):
-        train(model, toy_groups(2), TrainingArgs(lora=Lora(rank=2)))
+        train(model, toy_groups(2), TOY_TEXTS, TrainingArgs(lora=Lora(rank=2)))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 

@@ -107,17 +107,17 @@ def test_judged_documents_that_were_added_are_counted(cross_encoder):
 )  # fmt: skip
 def test_errors_say_why_nothing_can_be_trained_on(run, judged, message):
     with pytest.raises(ValueError, match=message):
-        make_groups(run, run["text"].tolist(), judged)
+        make_groups(run, judged)
 
 
 def test_why_nothing_can_be_trained_on_where_queries_differ():
     run, judged = mixed()
     rest = ~run["qid"].isin(USED)
     with pytest.raises(ValueError, match="1 of 4 queries have a relevant candidate, but none of these has a non-relev"):
-        make_groups(run[rest], run["text"][rest].tolist(), judged)
+        make_groups(run[rest], judged)
     of_two = run["qid"].isin([NOT_RELEVANT, UNJUDGED])
     with pytest.raises(ValueError, match="no positives: no document of the 1 training queries that they judge"):
-        make_groups(run[of_two], run["text"][of_two].tolist(), judged)
+        make_groups(run[of_two], judged)
 
 
 def test_ids_match_whatever_their_type():

@@ -25,7 +25,7 @@ from pyterrier_longdoc.training.resume import STATE_FILE
 from ..support import processes
 from ..support.lines import lines_in
 from ..support.systems import make
-from ..support.toy import Broken, Toy, optimizer_steps, toy_groups, toy_task
+from ..support.toy import TOY_TEXTS, Broken, Toy, optimizer_steps, toy_groups, toy_task
 
 RUN, JUDGED = toy_task(0, queries=5)
 RECIPE = TrainingArgs(
@@ -84,15 +84,15 @@ def test_killed_while_the_state_is_written(tmp_path):
             if next(steps) == 4:
                 resume.save_file = die_half_way
 
-        train(Toy(), toy_groups(4), args, on_step=on_step)
+        train(Toy(), toy_groups(4), TOY_TEXTS, args, on_step=on_step)
 
     assert processes.wait(processes.start(run)) == -signal.SIGKILL
     assert len(list(tmp_path.glob("*.part"))) == 1
     resumed, whole = Toy(), Toy()
     whole.load_state_dict(resumed.state_dict())
-    history = train(resumed, toy_groups(4), args)
+    history = train(resumed, toy_groups(4), TOY_TEXTS, args)
     assert len(resumed.calls) == 4 * 6 - 4 * 2  # the fifth step's state was never complete
-    train(whole, toy_groups(4), replace(args, checkpoint=None))
+    train(whole, toy_groups(4), TOY_TEXTS, replace(args, checkpoint=None))
     assert torch.equal(resumed.head.weight, whole.head.weight)
     assert [entry["epoch"] for entry in history] == [1, 2, 3, 4, 5, 6]
     assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
@@ -103,7 +103,7 @@ def stopped(tmp_path) -> tuple[TrainingArgs, Path]:
     """A recipe whose run was interrupted in its third step, and the file with the state of the second."""
     args = TrainingArgs(queries_per_step=1, epochs=2, checkpoint=tmp_path, save_steps=1)
     with optimizer_steps(stop_at=3):
-        train(Toy(), toy_groups(3), args)
+        train(Toy(), toy_groups(3), TOY_TEXTS, args)
     tensors = load_file(tmp_path / STATE_FILE)
     assert {key.split("/")[0] for key in tensors} == {"model", "optimizer"}
     assert "optimizer/head.weight/exp_avg" in tensors
@@ -121,11 +121,11 @@ def test_full_disk(stopped, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(os if name == "fsync" else resume, name, Mock(side_effect=error))
             with pytest.raises(OSError, match=r"cannot be written to .*No space left.*the last state is still there"):
-                train(Toy(), toy_groups(3), args)
+                train(Toy(), toy_groups(3), TOY_TEXTS, args)
         assert path.read_bytes() == before
         assert list(path.parent.iterdir()) == [path]
     model = Toy()
-    train(model, toy_groups(3), args)
+    train(model, toy_groups(3), TOY_TEXTS, args)
     assert len(model.calls) == 4
 
 
@@ -136,7 +136,7 @@ def test_unreadable_state(damage, stopped):
     path.write_bytes(damaged)
     model = Toy()
     with pytest.raises(ValueError, match=r"state of the training in .* cannot be read: .*It was left as it is"):
-        train(model, toy_groups(3), args)
+        train(model, toy_groups(3), TOY_TEXTS, args)
     assert path.read_bytes() == damaged
     assert not model.calls
     assert not model.training
@@ -155,27 +155,29 @@ def test_state_of_another_training(stopped):
         (other, 3, {}, "starting weights"),
     ):
         with pytest.raises(ValueError, match=f"not the same are its {message}"):
-            train(model, toy_groups(queries), replace(args, **changes))
+            train(model, toy_groups(queries), TOY_TEXTS, replace(args, **changes))
         assert path.read_bytes() == before
     shorter = (
         r"of 6 steps \(epochs=2, max_steps=None, patience=None\), of which 2 are done, and this one has 5 "
         r"\(epochs=2, max_steps=5, patience=None\): it can only be made longer"
     )
     with pytest.raises(ValueError, match=shorter):
-        train(Toy(), toy_groups(3), replace(args, max_steps=5))
+        train(Toy(), toy_groups(3), TOY_TEXTS, replace(args, max_steps=5))
     assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
-    train(Toy(), toy_groups(3), replace(args, save_steps=2))
+    train(Toy(), toy_groups(3), TOY_TEXTS, replace(args, save_steps=2))
 
 
 def test_finished_run_is_not_trained_again(tmp_path):
     args = TrainingArgs(epochs=2, checkpoint=tmp_path, learning_rates={"": 0.1})
     figures = iter([0.5, 0.1])
     first = Toy()
-    history = train(first, toy_groups(3), args, validate=lambda: next(figures))
+    history = train(first, toy_groups(3), TOY_TEXTS, args, validate=lambda: next(figures))
     again, steps = Toy(), []
     earlier = [{"epoch": 1, "step": 1, "loss": 0.0}]
-    found = train(again, toy_groups(3), args, validate=lambda: 0.0, on_step=lambda: steps.append(1), history=earlier)
+    found = train(
+        again, toy_groups(3), TOY_TEXTS, args, validate=lambda: 0.0, on_step=lambda: steps.append(1), history=earlier
+    )
     assert not again.calls
     assert steps == [1]  # the model counts as trained
     assert torch.equal(again.head.weight, first.head.weight)
@@ -204,11 +206,11 @@ def test_extended_training_ends_with_the_same_weights(changes, first, then, cros
 def test_extended_in_the_same_session(tmp_path):
     args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, warmup=0.0)
     whole, model = Toy(), Toy()
-    train(whole, toy_groups(3), replace(args, checkpoint=None, epochs=4))
+    train(whole, toy_groups(3), TOY_TEXTS, replace(args, checkpoint=None, epochs=4))
     figures = iter([0.9, 0.1, 0.1, 0.95])
     # The model has the best weights meanwhile, those of the first epoch; it goes on from the last ones.
     for epochs in (2, 4):
-        train(model, toy_groups(3), replace(args, epochs=epochs), validate=lambda: next(figures))
+        train(model, toy_groups(3), TOY_TEXTS, replace(args, epochs=epochs), validate=lambda: next(figures))
         assert len(model.calls) == 3 * epochs
     assert torch.equal(model.head.weight, whole.head.weight)
 
@@ -218,10 +220,10 @@ def test_extension_follows_the_schedule_of_the_whole_and_says_so(changes, tmp_pa
     args = TrainingArgs(queries_per_step=1, max_steps=4, checkpoint=tmp_path, **changes)
     whole = replace(args, max_steps=8, checkpoint=None)
     with optimizer_steps() as expected:
-        train(Toy(), toy_groups(8), whole)
-    train(Toy(), toy_groups(8), args)
+        train(Toy(), toy_groups(8), TOY_TEXTS, whole)
+    train(Toy(), toy_groups(8), TOY_TEXTS, args)
     with optimizer_steps() as steps, pytest.warns(ScheduleWarning, match="from 4 to 8 steps: its first 4 had"):
-        train(Toy(), toy_groups(8), replace(args, max_steps=8))
+        train(Toy(), toy_groups(8), TOY_TEXTS, replace(args, max_steps=8))
     assert [rate for rate, *_ in steps] == [rate for rate, *_ in expected][4:]
 
 
@@ -229,7 +231,7 @@ def test_a_training_that_patience_ended_is_extended_by_more_patience(tmp_path, c
     def fit(values: list[float], **changes) -> tuple[Toy, list[dict]]:
         figures, model = iter(values), Toy()
         return model, train(
-            model, toy_groups(3), replace(args, **changes), validate=lambda: next(figures), verbose=True
+            model, toy_groups(3), TOY_TEXTS, replace(args, **changes), validate=lambda: next(figures), verbose=True
         )
 
     args = TrainingArgs(queries_per_step=3, epochs=5, patience=1, checkpoint=tmp_path)
@@ -264,14 +266,14 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ScheduleWarning)
-            train(Toy(), toy_groups(3), replace(args, **changes), verbose=True)
+            train(Toy(), toy_groups(3), TOY_TEXTS, replace(args, **changes), verbose=True)
         shown = capsys.readouterr()
         assert shown.out.startswith(line)
         assert shown.out.count("\n") == 1
         assert lines_in(shown.err) == [f"epoch {epoch}" for epoch in epochs]
     # Raising what does not end it would do nothing.
     with pytest.raises(ValueError, match=r"this one has 12 \(epochs=4, max_steps=20, .*\): .* longer, by raising what"):
-        train(Toy(), toy_groups(3), replace(args, epochs=4, max_steps=20))
+        train(Toy(), toy_groups(3), TOY_TEXTS, replace(args, epochs=4, max_steps=20))
 
 
 def test_state_of_another_model(cross_encoder, plain_encoder, tmp_path):
@@ -298,20 +300,20 @@ def test_state_of_another_model(cross_encoder, plain_encoder, tmp_path):
 def test_interrupted_and_continued_in_the_same_session(tmp_path):
     args = TrainingArgs(epochs=4, queries_per_step=3, checkpoint=tmp_path, save_steps=1)
     whole, model = Toy(), Toy()
-    expected = train(whole, toy_groups(3), replace(args, checkpoint=None), history=[{"epoch": 2, "step": 7}])
+    expected = train(whole, toy_groups(3), TOY_TEXTS, replace(args, checkpoint=None), history=[{"epoch": 2, "step": 7}])
     history = [{"epoch": 2, "step": 7}]
     for _ in range(2):
         with optimizer_steps(stop_at=2):
-            train(model, toy_groups(3), args, history=history)
+            train(model, toy_groups(3), TOY_TEXTS, args, history=history)
     for _ in range(2):  # the second time nothing is left to do
-        train(model, toy_groups(3), args, history=history)
+        train(model, toy_groups(3), TOY_TEXTS, args, history=history)
         assert [(e["epoch"], e["step"]) for e in history] == [(2, 7), (3, 8), (4, 9), (5, 10), (6, 11)]
         assert [(e["epoch"], e["step"]) for e in history] == [(e["epoch"], e["step"]) for e in expected]
         assert torch.equal(model.head.weight, whole.head.weight)
     # A model that has learned something else since then is another one.
-    train(model, toy_groups(3), replace(args, checkpoint=None))
+    train(model, toy_groups(3), TOY_TEXTS, replace(args, checkpoint=None))
     with pytest.raises(ValueError, match="not the same are its starting weights"):
-        train(model, toy_groups(3), args)
+        train(model, toy_groups(3), TOY_TEXTS, args)
 
 
 def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_path):
@@ -332,9 +334,9 @@ def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_p
 def test_state_is_never_one_that_has_diverged(tmp_path):
     args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1)
     with pytest.raises(FloatingPointError, match="the training diverged: after step 2"):
-        train(Broken(2, math.nan), toy_groups(5), args)
+        train(Broken(2, math.nan), toy_groups(5), TOY_TEXTS, args)
     resumed = Toy()
-    train(resumed, toy_groups(5), args)
+    train(resumed, toy_groups(5), TOY_TEXTS, args)
     assert len(resumed.calls) == 4  # from the state after the first step
 
 
@@ -352,9 +354,9 @@ def test_best_weights_and_patience_survive(tmp_path):
         return figures[len(weights) - 1]
 
     with pytest.raises(KeyboardInterrupt):
-        train(model, toy_groups(3), args, validate=validate_until_stopped)
+        train(model, toy_groups(3), TOY_TEXTS, args, validate=validate_until_stopped)
     resumed = Toy()
     rest = iter(figures[3:])
-    history = train(resumed, toy_groups(3), args, validate=lambda: next(rest))
+    history = train(resumed, toy_groups(3), TOY_TEXTS, args, validate=lambda: next(rest))
     assert [entry["validation"] for entry in history] == [0.1, 0.9, 0.5, 0.5, 0.5]
     assert resumed.head.weight.item() == weights[1]

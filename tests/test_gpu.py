@@ -1,0 +1,271 @@
+"""What a GPU computes is what a CPU does; each test runs on the CPU too, smaller, so that a mistake in it is seen.
+
+    pytest -n 0 -m gpu tests/test_gpu.py
+
+Those marked `gpu` need CUDA.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import BertModel
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import encoder as encoder_module
+from pyterrier_longdoc.modelling import runtimes
+from pyterrier_longdoc.training import Lora, TrainingArgs
+
+from .support import tiny, tiny_long
+from .support.packing import attend_in_groups
+from .support.scorers import Passes
+from .support.systems import QUIET, REPRESENTATIVE, make, scores
+from .support.toy import toy_task
+
+HAS_GPU = torch.cuda.is_available()
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no GPU here")]
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.PrecisionWarning")]
+exchangeable = pytest.mark.skipif(
+    not getattr(BertModel, "_supports_attention_backend", False),
+    reason="transformers 4 has no exchangeable attention of encoders",
+)
+CAMEMBERT = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def device(request) -> str:
+    return request.param
+
+
+def run_of(lengths: list[int], queries: int = 2) -> pd.DataFrame:
+    """Texts of so many words, which are tokens, each for every query."""
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny.WORDS, length)) for length in lengths]
+    rows = [
+        (f"q{query}", tiny.WORDS[19 + query], f"d{number}", text)
+        for query in range(queries)
+        for number, text in enumerate(texts)
+    ]
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "text"])
+
+
+UNEQUAL = run_of([5, 60, 13, 0, 33, 90, 41, 17, 17, 2])
+
+
+def assert_near(found: np.ndarray, expected: np.ndarray) -> None:
+    """As near as scores in bfloat16 are: a tenth of their spread, and 0.02 in the mean."""
+    spread = float(np.ptp(expected))
+    assert spread > 0
+    off = np.abs(found - expected) / spread
+    assert off.max() < 0.1
+    assert off.mean() < 0.02
+
+
+# Precision.
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_float32_gives_the_scores_of_the_cpu(name, device):
+    expected = scores(make(name, device="cpu"), UNEQUAL)
+    model = make(name, device=device, dtype="float32")
+    np.testing.assert_allclose(scores(model, UNEQUAL), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
+    assert (model.coverage.dtype, model.load_scorer().device.type) == ("float32", device)
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_bfloat16_gives_nearly_the_scores_of_float32(name, device):
+    expected = scores(make(name, device="cpu"), UNEQUAL)
+    model = make(name, device=device, dtype="bfloat16")
+    assert_near(scores(model, UNEQUAL), expected)
+    assert model.coverage.dtype == "bfloat16"
+    # The weights stay as they are: only what is computed of them is rounded.
+    assert {parameter.dtype for parameter in model.load_scorer().parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("name", [pytest.param("MaxP", marks=ON_GPU)])
+def test_a_gpu_is_taken_and_computes_in_bfloat16_unless_asked_otherwise(name):
+    model = make(name)
+    assert_near(scores(model, UNEQUAL), scores(make(name, device="cpu"), UNEQUAL))
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    assert model.coverage.dtype == ("bfloat16" if native else "float32")
+    assert model.load_scorer().device.type == "cuda"
+
+
+# Passes without padding.
+
+PACKED_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
+"""In half precision a CPU has passes of one length, and nothing to pack."""
+
+
+@contextmanager
+def packing(device: str, wanted: bool, monkeypatch) -> Iterator[None]:
+    """Passes of the device have no padding, or are padded; a CPU packs by a kernel that is made for tests."""
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder_module, "PACKING_DEVICES", (device,) if wanted else ())
+        if device == "cpu":
+            patch.setattr(runtimes, "kernel_for", lambda *_: attend_in_groups)
+        yield
+
+
+def skip_without_kernel(device: str) -> None:
+    if device == "cuda" and runtimes.kernel_for(torch.device(device), torch.bfloat16, 8) is None:
+        pytest.skip("no kernel for passes without padding: needs Ampere, and torch 2.12 or flash-attn")
+
+
+@exchangeable
+@pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
+def test_passes_without_padding_give_the_scores_of_padded_ones(family, device, monkeypatch, tmp_path):
+    skip_without_kernel(device)
+    backbone = tiny.checkpoint(tmp_path, family, **(CAMEMBERT if family == "camembert" else {}))
+    found = {}
+    for wanted in (False, True):
+        model = ld.FirstP(backbone, window_size=None, max_query_len=8, device=device, dtype=PACKED_DTYPE[device])
+        passes = Passes(model.load_scorer())
+        with packing(device, wanted, monkeypatch):
+            found[wanted] = scores(model, UNEQUAL)
+        # A packed pass is one row without a mask.
+        assert any(inputs.get("attention_mask") is not None for inputs in passes.inputs) is not wanted
+        assert (model.coverage.padding == 0.0) is wanted
+    assert_near(found[True], found[False])
+    assert_near(found[True], scores(ld.FirstP(backbone, window_size=None, max_query_len=8, device="cpu"), UNEQUAL))
+
+
+@exchangeable
+@pytest.mark.parametrize("name", ["CEDR-knrm", "PARADE-transformer", "BiEncoder-max"])
+def test_heads_see_the_same_of_passes_without_padding(name, device, monkeypatch):
+    skip_without_kernel(device)
+    found = []
+    for wanted in (False, True):
+        with packing(device, wanted, monkeypatch):
+            found.append(scores(make(name, device=device, dtype=PACKED_DTYPE[device]), UNEQUAL))
+    assert_near(found[1], found[0])
+
+
+# Where memory runs out.
+
+
+@contextmanager
+def scarce_memory(device: str, model, monkeypatch) -> Iterator[None]:
+    """Too little for a pass of all windows: of the GPU's memory a fraction, on a CPU an error of its own."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        free = torch.cuda.memory_allocated() + 48 * 2**20
+        torch.cuda.set_per_process_memory_fraction(free / torch.cuda.get_device_properties(0).total_memory)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+    backbone = model.load_scorer().encoder.backbone
+    forward = backbone.forward
+
+    def limited(*args, **inputs):
+        if inputs["input_ids"].numel() > 400:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")
+        return forward(*args, **inputs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backbone, "forward", limited)
+        yield
+
+
+def test_passes_become_smaller_where_memory_runs_out(device, monkeypatch, caplog):
+    windows = 40 if device == "cpu" else 8000
+    run = run_of([100 + number % 7 for number in range(windows)], queries=1)
+    large = {"window_size": None, "batch_size": windows, "max_batch_tokens": 10**7, "device": device}
+    expected = scores(make("FirstP", **{**large, "batch_size": 64}, dtype="float32"), run)
+    model = make("FirstP", **large, dtype="float32")
+    model.load_scorer()
+    with scarce_memory(device, model, monkeypatch), caplog.at_level(logging.WARNING):
+        found = scores(model, run)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    assert "memory ran out in a pass of" in caplog.text
+    assert model.load_scorer().encoder.affordable_tokens < windows * 100
+
+
+# Training.
+
+
+def test_fit_in_bfloat16_with_lora_and_checkpointing(device, tmp_path):
+    run, judged = toy_task(0)
+    recipe = TrainingArgs(
+        epochs=8,
+        queries_per_step=4,
+        queries_per_forward=4,
+        learning_rates={"": 5e-3},
+        dtype="bfloat16",
+        lora=Lora(rank=8),
+        gradient_checkpointing=True,
+        dropout=0.0,
+    )
+    model = make("MaxP", device=device, training=recipe)
+    before = copy.deepcopy(model.load_scorer().state_dict())
+    losses = model.fit(run, judged).history["loss"].tolist()
+    assert np.mean(losses[-3:]) < 0.7 * losses[0]
+    assert model.coverage.dtype == "bfloat16"
+    after = model.load_scorer().state_dict()
+    assert after.keys() == before.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in after if "query.weight" in name)
+    assert {tensor.dtype for tensor in after.values() if tensor.is_floating_point()} == {torch.float32}
+    model.save(tmp_path / "model")
+    here = ld.LongDocReranker.load(tmp_path / "model", device="cpu")
+    assert_near(scores(model, run), scores(here, run))
+
+
+@pytest.mark.parametrize("name", [pytest.param("MaxP", marks=ON_GPU)])
+def test_training_on_a_gpu_follows_that_on_the_cpu(name):
+    run, judged = toy_task(0)
+    recipe = TrainingArgs(epochs=2, queries_per_step=4, learning_rates={"": 1e-3}, dropout=0.0)
+    here, there = (make(name, device=own, training=recipe).fit(run, judged) for own in ("cpu", "cuda"))
+    np.testing.assert_allclose(there.history["loss"], here.history["loss"], rtol=1e-3)
+
+
+# Long inputs.
+
+
+def test_longp_reads_its_longest_input(device, tmp_path):
+    """8,192 tokens, of which the last ones count; an eighth of that on a CPU."""
+    length = 8192 if device == "cuda" else 1024
+    backbone = tiny_long.encoder(tmp_path, "modernbert", labels=1, max_position_embeddings=length)
+    run = run_of([length - 20, length // 2, 9, length // 3], queries=1)
+    model = ld.LongP(backbone, max_query_len=8, device=device, dtype="bfloat16")
+    found = scores(model, run)
+    assert_near(found, scores(ld.LongP(backbone, max_query_len=8, device=device, dtype="float32"), run))
+    assert model.coverage.tokens_read == model.coverage.tokens > 1.5 * length
+    other = run.assign(text=[" ".join([*text.split()[:-30], *["find"] * 30]) for text in run["text"]])
+    assert not np.isclose(scores(model, other)[0], found[0], rtol=1e-3)
+
+
+# The script that measures.
+
+
+@pytest.mark.slow
+def test_the_script_for_a_gpu(tmp_path):
+    script, told = Path(__file__).parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
+    command = [sys.executable, str(script), "--device", "cpu", "--tiny", "--skip-tests", "--out", str(told)]
+    pytest.importorskip("sentence_transformers")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(told.read_text(encoding="utf-8"))
+    assert found["machine"]["torch"] == torch.__version__
+    scored = {row["model"]: row for row in found["speed"] if row["kind"] == "scoring"}
+    assert list(scored) == ["MiniLM-L6", "ettin-17m", "ettin-150m", "ModernBERT-base"]
+    # Both score the same inputs: only rounding in half precision, of weights that differ, is between them.
+    assert all(row["correlation"] > 0.8 and row["ours/s"] > 0 < row["theirs/s"] for row in scored.values())
+    if importlib.util.find_spec("datasets") is None:
+        assert [line.partition(":")[0] for line in found["left out"]] == [
+            f"training of {name} at 512 tokens" for name in ("MiniLM-L6", "ettin-150m")
+        ]
+    assert "goal" in done.stdout

@@ -1,0 +1,126 @@
+"""`fit` with a text loader: which texts are read and when, what is said of those that are missing, going on later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+from pyterrier_longdoc.training import TrainingArgs, make_groups
+
+from ..support.systems import QUIET, make
+from ..support.toy import optimizer_steps, qrels, toy_task
+
+pytestmark = QUIET
+RUN, JUDGED = toy_task(0)
+BARE = RUN.drop(columns="text")
+RECIPE = TrainingArgs(epochs=2, queries_per_step=3, learning_rates={"": 1e-3}, warmup=0.0)
+
+
+class Loader(pt.Transformer):
+    """Notes what it is asked for.
+
+    Args:
+        texts: by query and docno; None is what a store says of a document that it does not have.
+    """
+
+    def __init__(self, texts: dict[tuple[str, str], str | None]) -> None:
+        super().__init__()
+        self.texts = texts
+        self.asked: list[list[tuple[str, str]]] = []
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        self.asked.append(list(zip(inp["qid"], inp["docno"], strict=True)))
+        return inp.assign(text=[self.texts[key] for key in self.asked[-1]])
+
+
+def loader(**changes: str | None) -> Loader:
+    """Has the toy task's texts; `dogs=None` changes that of the document `dogs` of every query."""
+    keys = zip(RUN["qid"], RUN["docno"], strict=True)
+    return Loader({key: changes.get(key[1], text) for key, text in zip(keys, RUN["text"], strict=True)})
+
+
+def test_only_drawn_texts_are_loaded_step_by_step(cross_encoder):
+    rows, per_query = 2000, 50
+    run = pd.DataFrame({"qid": [f"q{row // per_query}" for row in range(rows)], "query": "old dog"})
+    run["docno"] = [f"d{row}" for row in range(rows)]
+    judged = qrels(*[(f"q{row // per_query}", f"d{row}", 1) for row in range(0, rows, per_query)])
+    texts = {key: f"the cat {key[1]}" for key in zip(run["qid"], run["docno"], strict=True)}
+    counting = Loader(texts)
+    model = make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=4), text_loader=counting)
+    model.fit(run, judged)
+    assert list(map(len, counting.asked)) == [6, 6, 6, 6]  # one call for a step: 3 queries with 2 documents each
+    assert model.coverage.documents == len({key for step in counting.asked for key in step}) == 24
+    assert model.trained_on.candidates == rows
+
+
+@pytest.mark.parametrize("sampling", ["pairs", "pointwise", "listwise"])
+def test_loaded_texts_train_as_those_of_the_frame(sampling, cross_encoder):
+    loss = {"pairs": "pairwise_margin", "pointwise": "pointwise_bce", "listwise": "lambda_loss"}[sampling]
+    recipe = replace(RECIPE, sampling=sampling, loss=loss, negatives=2)
+    run, losses = RUN.sample(frac=1.0, random_state=3), []
+    for frame, given in ((run, None), (run.drop(columns="text"), loader())):
+        model = make("MaxP", cross_encoder, training=recipe, text_loader=given)
+        losses.append(model.fit(frame, JUDGED).history["loss"].tolist())
+    assert losses[0] == losses[1]
+
+
+def test_a_missing_document_is_named_when_it_is_drawn(cross_encoder):
+    def fit(given: pt.Transformer) -> None:
+        make("MaxP", cross_encoder, training=RECIPE, text_loader=given).fit(BARE, JUDGED)
+
+    with pytest.raises(
+        ValueError, match=r"has no text of 3 training documents, e\.g\. 'd0': leave them out of the can"
+    ):
+        fit(loader(d0=None))
+    fit(loader(d1="", d2="", d3=""))  # an empty text is a text
+    lacking = loader()
+    del lacking.texts["q-cat", "d0"]
+    with pytest.raises(ValueError, match=r"documents 'd0', .* cannot be read: \('q-cat', 'd0'\)"):
+        fit(lacking)
+    with pytest.raises(ValueError, match=r"did not return the rows it was given: 'd0' is missing"):
+        fit(pt.apply.generic(lambda inp: loader()(inp[inp["docno"] != "d0"])))
+
+
+def test_texts_of_the_frame_are_looked_at_before_the_first_step(cross_encoder):
+    unread = RUN.assign(text=[*RUN["text"][:-1], b"bytes"]).astype({"text": object})
+    with optimizer_steps() as steps, pytest.raises(ValueError, match="column 'text' holds bytes, not text"):
+        make("MaxP", cross_encoder, training=RECIPE).fit(unread, JUDGED)
+    assert not steps
+
+
+def test_a_training_goes_on_without_loading_again(cross_encoder, tmp_path):
+    recipe = replace(RECIPE, save_steps=1)
+    whole = make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
+    recipe = replace(recipe, checkpoint=tmp_path)
+    with optimizer_steps(stop_at=4):
+        make("MaxP", cross_encoder, training=recipe, text_loader=loader()).fit(BARE, JUDGED)
+    first, rest = loader(), loader()
+    with pytest.raises(ValueError, match="not the same are its text loader"):
+        # The state is of a training with other texts.
+        make("MaxP", cross_encoder, training=recipe, text_loader=loader(d3="other")).fit(BARE, JUDGED)
+    renamed = [frame.assign(docno=frame["docno"] + "x") for frame in (BARE, JUDGED)]
+    with pytest.raises(ValueError, match="not the same are its training data"):
+        make("MaxP", cross_encoder, training=recipe, text_loader=first).fit(*renamed)
+    assert not first.asked
+    resumed = make("MaxP", cross_encoder, training=recipe, text_loader=rest).fit(BARE, JUDGED)
+    np.testing.assert_array_equal(resumed(RUN)["score"], whole(RUN)["score"])
+    assert len(rest.asked) == 6 - 3  # of 6 steps
+
+
+def test_groups_hold_numbers_of_rows():
+    run = RUN.drop(columns=["text", "score"]).iloc[::-1]
+    groups = make_groups(run, JUDGED)
+    assert [group.qid for group in groups] == run["qid"].unique().tolist()
+    for group in groups:
+        assert set(run["qid"].iloc[group.rows]) == {group.qid}
+        assert run["docno"].iloc[group.rows[group.positives]].tolist() == ["d0"]
+        assert (group.rows.dtype.kind, group.labels.dtype) == ("i", np.float64)
+
+
+def test_a_query_without_an_id_is_not_trained_on():
+    run = RUN.assign(qid=[None, *RUN["qid"][1:]])
+    assert "q-cat" not in {group.qid for group in make_groups(run, JUDGED)}  # its only positive has none
