@@ -15,9 +15,21 @@ from .calls import Estimate, Ledger, Prices, SpendCapError
 from .client import LLMClient, NotInCacheError
 from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
 from .rankgpt import RankGPT
+from .schedules import (
+    BackToFront,
+    PairwiseAll,
+    PairwiseBubble,
+    ParallelBlocks,
+    Schedule,
+    SetwiseHeapsort,
+    SetwiseInsertion,
+    TopDown,
+    Tournament,
+)
 
 __all__ = [
     "AnthropicBackend",
+    "BackToFront",
     "Backend",
     "BackendError",
     "CallableBackend",
@@ -31,9 +43,17 @@ __all__ = [
     "MalformedReplyError",
     "NotInCacheError",
     "OpenAIBackend",
+    "PairwiseAll",
+    "PairwiseBubble",
+    "ParallelBlocks",
     "Prices",
     "RankGPT",
     "Reply",
+    "Schedule",
+    "SetwiseHeapsort",
+    "SetwiseInsertion",
     "SpendCapError",
+    "TopDown",
+    "Tournament",
     "UnreadableReplyError",
 ]
