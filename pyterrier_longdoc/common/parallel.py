@@ -81,7 +81,9 @@ def in_rounds(
                 while len(crew.rounds) < concurrency and (job := next(waiting, None)) is not None:
                     crew.go_on(job, None)
                 if crew.rounds:
-                    on_task(crew.wait())
+                    job = crew.wait()
+                    on_task(job)
+                    crew.settle(job)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too
             errors.append(error)
             crew.cancel()
@@ -125,10 +127,13 @@ class _Crew(Generic[Result]):
         """Waits for the next task to be done, and returns its job."""
         job, future = self._finished.get()
         future.result()
+        return job
+
+    def settle(self, job: int) -> None:
+        """A task of a job is done; with the last one of its round it goes on."""
         self._left[job] -= 1
         if not self._left[job]:
             self.go_on(job, [future.result() for future in self.rounds[job]])
-        return job
 
     def cancel(self) -> None:
         """No task that is not under way is started."""
