@@ -13,6 +13,7 @@ from .backends import (
 )
 from .calls import Estimate, Ledger, Prices, SpendCapError
 from .client import LLMClient, NotInCacheError
+from .comparison import ScheduleComparison, Speed, compare_schedules
 from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
 from .rankgpt import RankGPT
 from .schedules import (
@@ -50,10 +51,13 @@ __all__ = [
     "RankGPT",
     "Reply",
     "Schedule",
+    "ScheduleComparison",
     "SetwiseHeapsort",
     "SetwiseInsertion",
+    "Speed",
     "SpendCapError",
     "TopDown",
     "Tournament",
     "UnreadableReplyError",
+    "compare_schedules",
 ]

@@ -10,7 +10,7 @@ from functools import partial
 
 from ..common.servers import ContextOverflowError
 from .client import read_reply
-from .messages import DocumentReader, Message, Prompt, UnreadableReplyError, parse_ranking
+from .messages import DocumentReader, Message, Prompt, Shown, UnreadableReplyError, parse_ranking
 from .schedules import Schedule
 from .schedules.base import Answer, Group
 
@@ -134,9 +134,16 @@ class ListRanker:
 
     def _order(self, qid: str, query: str, texts: Sequence[str], given: Group) -> Asked:
         """One order of a group."""
+        shown = [texts[document] for document in given]
+        messages, reply = self._ask_to_fit(qid, query, shown)
+
+        def ask_again(conversation: list[Message]) -> str:
+            return self.ask(qid, self._with_reminder(query, shown, messages, conversation[len(messages) :]))
+
         parsed, unreadable = read_reply(
-            lambda messages: self.ask(qid, messages),
-            *self._ask_to_fit(qid, query, [texts[document] for document in given]),
+            ask_again,
+            messages,
+            reply,
             lambda reply: parse_ranking(reply, len(given)),
             request=ANSWER_AGAIN.format(n=len(given)),
             retries=self.retries,
@@ -160,30 +167,58 @@ class ListRanker:
         budget = self._document_budget(query, len(texts))
         attempts_left = SHRINK_ATTEMPTS
         while True:
-            shown = self.reader.fit(texts, budget)
-            messages = self.prompt(query, shown)
+            shown, messages = self._fitted(query, texts, budget)
             try:
                 reply = self.ask(qid, messages)
             except ContextOverflowError:
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                budget = int(SHRINK * sum(map(self.reader.count, shown)))
+                budget = int(SHRINK * sum(self.reader.count(each.text) for each in shown))
             else:
-                self.reader.note(texts, shown)
+                self.reader.note(query, texts, shown)
                 return messages, reply
 
-    def _document_budget(self, query: str, n: int) -> int | None:
+    def _with_reminder(
+        self, query: str, texts: list[str], messages: list[Message], reminder: list[Message]
+    ) -> list[Message]:
+        """A conversation that goes on, in which the documents make room for its end."""
+        budget = self._document_budget(query, len(texts), reminder)
+        return [*(messages if budget is None else self._fitted(query, texts, budget, reminder)[1]), *reminder]
+
+    def _fitted(
+        self, query: str, texts: list[str], budget: int | None, reminder: Sequence[Message] = ()
+    ) -> tuple[list[Shown], list[Message]]:
+        """The documents within the budget, and the prompt with them."""
+        while True:
+            shown = self.reader.fit(query, texts, budget)
+            messages = self.prompt(query, [each.text for each in shown])
+            if self.max_prompt_tokens is None or budget is None:
+                return shown, messages
+            # A whole may have more tokens than its parts together, and other templates other text around documents.
+            over = self.reader.count_messages([*messages, *reminder]) - self.max_prompt_tokens
+            if over <= 0:
+                return shown, messages
+            budget -= over
+            self._check_room(budget, len(texts))
+
+    def _document_budget(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
         """Tokens left for the documents of a prompt."""
         if self.max_prompt_tokens is None:
             return None
-        left = self.max_prompt_tokens - self.reader.count_messages(self.prompt(query, [""] * n))
+        empty = [*self.prompt(query, [""] * n), *reminder]
+        left = self.max_prompt_tokens - self.reader.count_messages(empty)
+        if reminder and left < n:
+            raise ContextOverflowError("the documents leave no room for a reminder")
+        self._check_room(left, n)
+        return left
+
+    def _check_room(self, left: int, n: int) -> None:
         if left < n:
             raise ValueError(
                 f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} documents beside the query and the "
                 f"instructions; raise it, or give schedule= with fewer documents in a prompt"
             )
-        return left
 
 
 def _mean_order(documents: Group, orders: list[Answer]) -> Answer:

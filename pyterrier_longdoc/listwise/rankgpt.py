@@ -17,9 +17,12 @@ from ..common.notices import Told, warn, warn_of_cuts
 from ..common.parallel import in_rounds
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
+from ..modelling.preselection import WindowSelector
+from ..modelling.windows import SentenceWindows, Windows
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
+from .evidence import best_passages, check_selector
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
 from .ranker import COUNTS, ON_FAILURE, Ask, ListRanker, Ranked
 from .schedules import BackToFront, Schedule
@@ -45,6 +48,9 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     successors, see `pyterrier_longdoc.listwise.schedules`. A FirstP variant reads `max_doc_len=512` of each document, a
     LongP variant (`None`) all of it, as in Boytsov et al. 2025. Prompt wording and parser are this package's own.
 
+    With `preselect` a document is shown by its best passages for the query instead of its beginning: in document order,
+    with `[...]` wherever text was left out, and as many of them as fit into `max_doc_len` and `max_prompt_tokens`.
+
     Reads a frame with `qid, query, docno` and the text column(s); within a query documents are taken by falling
     `score`, then rising `rank`, then in the order of the rows. Returns the same rows, columns and index with new
     `score` (n for the best of n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are
@@ -57,10 +63,14 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
             `PairwiseBubble`, or one of your own.
         top_k: rerank the best so many documents of a query; the others keep their order below. None for all.
+        preselect: chooses the passages of a document that are shown, for each query: `FirstK`, `BM25Windows`,
+            `EmbeddingWindows` or `CrossEncoderWindows`, at most `k` of them. None shows documents from their beginning.
+        windows: the passages that `preselect` chooses from, their tokens being words and punctuation marks. Default:
+            as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
         max_doc_len: show at most so many tokens of a document; None for all.
-        max_prompt_tokens: most tokens in a prompt: the model's context less its longest answer. The longest documents
-            of a prompt are shortened to it. None leaves it to the server: what it finds too long is shortened by
-            quarters.
+        max_prompt_tokens: most tokens in a prompt, reminders included: the model's context less its longest answer. The
+            longest documents of a prompt are shortened to it, so that short ones leave their share to long ones. None
+            leaves it to the server: what it finds too long is shortened by quarters.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
             four characters as one.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages.
@@ -93,6 +103,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     _: KW_ONLY
     schedule: Schedule = BackToFront()  # noqa: RUF009 - frozen
     top_k: int | None = 100
+    preselect: WindowSelector | None = None
+    windows: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
     max_doc_len: int | None = None
     max_prompt_tokens: int | None = None
     tokenizer: Any = None
@@ -131,7 +143,11 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         if isinstance(backend, CallableBackend) or not isinstance(self.prompt, ListwisePrompt):
             raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
         not_asked = ("llm", "concurrency", "report", "text_loader", "verbose")
-        asked = {name: described(value) for name, value in arguments_of(self).items() if name not in not_asked}
+        asked: dict[str, Any] = {
+            name: described(value) for name, value in arguments_of(self).items() if name not in not_asked
+        }
+        if self.preselect is not None:
+            asked["preselect"] = self.preselect.identity()
         return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +172,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
+        reader = self._reader(candidates)
         rankings = self._rank_all(candidates, reader, self.client.ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
         rows = []
@@ -186,8 +202,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
         candidates = self._candidates(inp, text_columns)
+        reader = self._reader(candidates)
         tokens_in: Counter[str] = Counter()
         answers = _full_answers(max((len(one.texts) for one in candidates), default=0))
 
@@ -204,6 +220,15 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             total += [self._most_prompts(one), tokens_in[str(one.qid)] * more, tokens_out * more]
         calls, read, written = np.ceil(total).astype(int).tolist()
         return Estimate(calls, read, written, self.ledger.prices.cost(read, written))
+
+    def _reader(self, candidates: list[Candidates]) -> DocumentReader:
+        """What shows the documents; scores their passages if there is a choice, before any thread starts."""
+        if self.preselect is None:
+            return DocumentReader(self.tokenizer, self.max_doc_len)
+        pairs = list(dict.fromkeys((one.query, text) for one in candidates for text in one.texts))
+        with counting(type(self).__name__, "document", len(pairs), shown=self.verbose) as done:
+            passages = best_passages(self.preselect, self.windows, pairs, on_pairs=done)
+        return DocumentReader(self.tokenizer, self.max_doc_len, passages)
 
     def _most_prompts(self, one: Candidates) -> int:
         return self.schedule.estimate(len(one.texts)) * max(self.shuffles, 1)
@@ -252,6 +277,10 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             )
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule={self.schedule!r} must be a schedule, e.g. BackToFront(window=20, stride=10)")
+        if not isinstance(self.windows, Windows):
+            raise ValueError(f"windows={self.windows!r} must be windows, e.g. SentenceWindows(max_tokens=63)")
+        if self.preselect is not None:
+            check_selector(self.preselect, self.windows)
         check_given(concurrency=self.concurrency)
         check_positive(top_k=self.top_k, max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
         for name in ("retries", "shuffles"):
@@ -268,7 +297,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
                 f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
             )
-        if coverage.is_cut:
+        if coverage.tokens_lost:
             asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
             cause = " and ".join(each for each in asked if not each.endswith("None")) or "the server"
             warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}")
