@@ -165,12 +165,13 @@ class Ledger:
             _CHANGED.wait_for(lambda: not self._reserved or fits())
             held = self.prices.cost(*most())
             if not fits():
+                spent, reserved, next_call = map(readable, (self.cost, sum(self._reserved), held))
                 raise SpendCapError(
-                    f"max_cost={self.max_cost} would be passed: {readable(self.cost)} spent, {readable(sum(self._reserved))} "
-                    f"reserved for calls under way, and the next call may cost {readable(held)} (up to {most()[0]} tokens of "
-                    f"prompt and {most()[1]} of answer). Replies so far are in the file cache=, if the LLMClient has "
-                    f"one: raise the cap (.ledger.max_cost, or max_cost= of a new one with the same cache=) and run "
-                    f"again, and only the rest is paid for"
+                    f"max_cost={self.max_cost} would be passed: {spent} spent, {reserved} reserved for calls under "
+                    f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} of "
+                    f"answer). Replies so far are in the file cache=, if the LLMClient has one: raise the cap "
+                    f"(.ledger.max_cost, or max_cost= of a new one with the same cache=) and run again, and only the "
+                    f"rest is paid for"
                 )
             self._reserved.append(held)
         try:

@@ -31,7 +31,7 @@ from .schedules import (
 from .schedules.base import Rounds
 
 SCHEDULES = (BackToFront(), TopDown(), ParallelBlocks(), Tournament(), SetwiseHeapsort(), SetwiseInsertion())
-"""Compared by default: those that take fewer prompts than there are documents."""
+"""Compared by default: all but the pairwise ones, which take a thousand prompts and more for 100 documents."""
 
 FIRST_STAGE = "first stage"
 """The row of the candidates as they are."""
@@ -176,8 +176,8 @@ def compare_schedules(
         llm: as for `RankGPT`.
         candidates: as for `RankGPT`, with `score` or `rank` of the first stage.
         qrels: `qid, docno, label`; None leaves effectiveness out.
-        schedules: by name, or a list, whose names are their classes' with the arguments that are not defaults. Default:
-            all that take fewer prompts than there are documents.
+        schedules: by name, or a list, whose names are their classes', with the arguments that are not defaults where
+            several are of one class. Default: all but the pairwise ones, which take a thousand prompts and more.
         metrics: measures.
         concurrency: prompts in flight at the same time.
         speed: how long a call takes.
@@ -202,7 +202,7 @@ def compare_schedules(
             ranker = RankGPT(client, schedule=schedule, concurrency=concurrency, verbose=verbose, **arguments)
             before = len(client.ledger.calls)
             with one_line(name, shown=False):
-                ranked = ranker(candidates)
+                ranked = ranker.transform(candidates)
             costs = _costs(ranker, client.ledger.calls[before:], concurrency, speed)
             rows.append(_with_measures(costs, ranked, qrels, measures).assign(name=name))
     queries = pd.concat(rows, ignore_index=True)

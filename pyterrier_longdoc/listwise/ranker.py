@@ -108,7 +108,7 @@ class ListRanker:
             outcomes = [next(asked) for _ in given]
             for outcome in outcomes:
                 ranked.counts.update(outcome.counts)
-            order = _mean_order(live, [outcome.order for outcome in outcomes]) if given else live
+            order = mean_order(live, [outcome.order for outcome in outcomes]) if given else live
             if order is None and self.on_failure == "nan-free-bottom":
                 sunk.update(live)
             answers.append(None if order is None else [*order, *(each for each in group if each not in live)])
@@ -221,7 +221,7 @@ class ListRanker:
             )
 
 
-def _mean_order(documents: Group, orders: list[Answer]) -> Answer:
+def mean_order(documents: Group, orders: list[Answer]) -> Answer:
     """By mean rank, which approximates the central ranking of Tang et al. 2024; None without any order."""
     ranks: Counter[int] = Counter()
     for order in orders:

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, RankGPT, TopDown
+from pyterrier_longdoc.common.measures import chance_rr
+from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, LLMClient, RankGPT, TopDown
 from pyterrier_longdoc.listwise.evidence import Passages, best_passages
 from pyterrier_longdoc.listwise.messages import Tokens
 
+from ..benchmarks.bench_evidence import counting_words, far_candidates, reciprocal_rank
 from ..support import tiny
 from ..support.llm import Scripted, order, shown
 
@@ -166,3 +168,20 @@ def test_who_it_is_tells_selectors_apart():
     told = [RankGPT(llm, preselect=preselect).describe() for preselect in (ld.BM25Windows(3), ld.BM25Windows(4), None)]
     assert told[0]["arguments"]["preselect"]["k"] == 3
     assert told[0] != told[1] != told[2]
+
+
+@pytest.mark.slow
+def test_beginnings_rank_at_random_where_relevant_text_is_far_and_evidence_does_not():
+    frame, qrels = far_candidates(topics=30, candidates=10)
+    llm = LLMClient(counting_words)
+    first, evidence = (
+        RankGPT(llm, max_doc_len=limit, tokenizer="longdoc:minilm-l6", preselect=preselect)
+        for limit, preselect in ((512, None), (128, ld.BM25Windows(2)))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TruncationWarning)
+        by_beginnings, by_evidence = (reciprocal_rank(ranker, frame, qrels) for ranker in (first, evidence))
+    # 0.13: two standard deviations of the mean over 30 topics, where ranks are drawn from ten.
+    assert abs(by_beginnings - chance_rr(10)) < 0.13
+    assert by_evidence > 0.6
+    assert evidence.coverage.share_read < first.coverage.share_read / 3
