@@ -540,10 +540,11 @@ def test_wrong_arguments_common_to_all(fresh):
 
 def test_arguments_are_checked_again_at_transform(fresh, results, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    no_backbone = "'/no/such/folder' is neither a folder nor the id of a model"
     for argument, value, message in (
         ("batch_size", 0, "batch_size=0"),
         ("device", "cuda", "torch sees no GPU here"),
-        ("backbone", "/no/such/folder", "'/no/such/folder' is neither a folder nor the id of a model"),
+        ("backbone", "/no/such/folder", "no file '/no/such/folder'" if isinstance(fresh, ld.TKL) else no_backbone),
     ):
         kept = getattr(fresh, argument)
         setattr(fresh, argument, value)
