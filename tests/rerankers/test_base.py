@@ -679,6 +679,30 @@ def test_experiment_plans_agree(names, all_loaded):
     assert all(repr(all_loaded[name]) in shown for name, shown in zip(names, tables[0]["name"][1:], strict=True))
 
 
+def test_models_are_equal_to_themselves_alone(all_loaded):
+    model = all_loaded["MaxP"]
+    assert model == model
+    assert model != make("MaxP")
+
+
+@dataclass(frozen=True)
+class Constant(pt.Transformer):
+    """Two with one score are equal."""
+
+    score: float
+
+    def transform(self, inp):
+        return pt.model.add_ranks(inp.assign(score=self.score))
+
+
+def test_tree_plans_fail_on_equal_systems():
+    """Where this no longer fails, models may be compared by their values: see "Two decisions" in `extending.rst`."""
+    equal = [FIRST_STAGE >> Constant(1.0), FIRST_STAGE >> Constant(1.0)]
+    assert len(pt.Experiment(equal, TOPICS, QRELS, ["map"], names=["one", "other"], plan="linear")) == 2
+    with pytest.raises(AssertionError, match="evaluation has not finished"):
+        pt.Experiment(equal, TOPICS, QRELS, ["map"], names=["one", "other"], plan="tree")
+
+
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
     [("KMaxP", "weights", [None, [-1.0, -1.0, -1.0]]), ("Birch", "first_stage_weight", [0.0, 0.5, 1.0])],
