@@ -40,6 +40,7 @@ _PUBLIC = {
     "experiment": ["Experiment", "ExperimentWarning"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
+        "compare_schedules",
     ],
     "data": ["far_relevant", "read_far_relevant", "needle"],
     "analysis": [

@@ -7,7 +7,6 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,12 @@ from ..common.frames import (
     texts_of,
     validated,
 )
-from ..common.language import named_tokenizer, token_spans
 from ..common.notices import warn
 from ..common.parallel import in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
 from ..listwise.client import AsksLLM, read_reply
+from ..listwise.evidence import check_selector
 from ..listwise.messages import (
     IncompleteReplyWarning,
     Message,
@@ -40,7 +39,8 @@ from ..listwise.messages import (
     clean,
     without_reasoning,
 )
-from ..modelling.texts import TokenizedText, tokenize
+from ..modelling.preselection import WindowSelector
+from ..modelling.texts import TokenizedText, each_once, tokenized
 from ..modelling.windows import SentenceWindows, Span
 from .estimators import Estimator
 
@@ -111,15 +111,17 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, order and index with the
     columns `label` (highest grade; 0 for a blank text, -1 if no chunk could be judged), `chunk_grades` (list),
-    `chunk_spans` (characters `(start, end)` of each chunk), `best_chunk` (index of the first chunk with the highest
-    grade; -1 if none), and `judged_share` (share of the text's characters up to the end of the last chunk that was
-    shown: less than 1 where `max_chunks` cut the document); columns of these names are replaced. Scores and ranks are
-    left alone.
+    `chunk_spans` (characters `(start, end)` of each judged chunk), `best_chunk` (index of the first of them with the
+    highest grade; -1 if none), and `judged_share` (share of the characters of all chunks that were judged: less than 1
+    where `max_chunks` cut the document, or `preselect` chose from it); columns of these names are replaced. Scores and
+    ranks are left alone.
 
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
         max_chunks: judge the first so many chunks of a document; None for all.
+        preselect: judge the chunks of a document that it chooses for the query, instead of the first ones: `FirstK`,
+            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`, with `k` of at most `max_chunks`.
         tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
             marks, which is about 3/4 of what word pieces come to.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
@@ -135,6 +137,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     _: KW_ONLY
     chunk_tokens: int = 256
     max_chunks: int | None = 36
+    preselect: WindowSelector | None = None
     tokenizer: Any = None
     request: str = REQUEST
     on_failure: str = "raise"
@@ -209,20 +212,22 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         """The values of `COLUMNS` for each (query, text); errors and the ledger name the qids."""
         # Chunked before threads start: tokenizers may not be shared between them.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
-        total = sum(len(spans[text][: self.max_chunks]) for _, text in qids)
+        chosen = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
+        if self.preselect is None:
+            self._warn_of_unread(list(spans.values()))
+        else:
+            chosen |= self._best(self.preselect, [pair for pair in qids if spans[pair[1]]])
+        total = sum(map(len, chosen.values()))
 
         def judge(pair: tuple[str, str], step: Callable[[], None]) -> tuple[Any, ...]:
-            (query, text), grades = pair, []
-            shown = spans[text][: self.max_chunks]
+            (query, text), grades, shown = pair, [], chosen[pair]
             for start, end in shown:
                 step()
                 grades.append(self.grade(query, text[start:end], qid=qids[pair]))
             label = max(grades, default=0)  # there is nothing to find in a blank text
             best = grades.index(label) if grades and label != UNJUDGED else -1
-            # White space after the last chunk is nothing that was left out.
-            return label, grades, shown, best, shown[-1][1] / spans[text][-1][1] if shown else 1.0
+            return label, grades, shown, best, characters(shown) / characters(spans[text]) if shown else 1.0
 
-        self._warn_of_unread(list(spans.values()))
         with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as done:
             judgements = in_parallel(judge, list(qids), self.concurrency, on_step=done)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
@@ -232,6 +237,19 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
                 IncompleteReplyWarning,
             )
         return dict(zip(qids, judgements, strict=True))
+
+    def _best(self, preselect: WindowSelector, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Span]]:
+        """Characters of the chunks that are chosen from texts that are not blank, in document order."""
+        chosen: dict[tuple[str, str], list[Span]] = {}
+        for start in range(0, len(pairs), BLOCK_DOCUMENTS):
+            block = pairs[start : start + BLOCK_DOCUMENTS]
+            known = {text: tokenized(self.tokenizer, text) for text in dict.fromkeys(text for _, text in block)}
+            documents = [known[text] for _, text in block]
+            spans = each_once(documents, SentenceWindows(max_tokens=self.chunk_tokens))
+            best = preselect.choose([query for query, _ in block], documents, spans)
+            for pair, document, own in zip(block, documents, best, strict=True):
+                chosen[pair] = [document.characters(span) for span in own]
+        return chosen
 
     def _warn_of_unread(self, spans: list[list[Span]]) -> None:
         cut = [of_text for of_text in spans if len(of_text[: self.max_chunks]) < len(of_text)]
@@ -250,19 +268,18 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         check_choice("on_failure", self.on_failure, ("raise", "unjudged"))
         check_given(chunk_tokens=self.chunk_tokens, concurrency=self.concurrency)
         check_positive(max_chunks=self.max_chunks)
+        if self.preselect is not None:
+            check_selector(self.preselect, SentenceWindows(max_tokens=self.chunk_tokens))
+            if self.max_chunks is not None and self.preselect.k > self.max_chunks:
+                raise ValueError(f"preselect={self.preselect!r} chooses more chunks than max_chunks={self.max_chunks}")
         if self.retries < 0:
             raise ValueError(f"retries={self.retries} must be at least 0")
         check_fields("request", self.request, {"query", "text"}, required={"query", "text"})
 
 
-def tokenized(tokenizer: Any, text: str) -> TokenizedText:
-    """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
-    if isinstance(tokenizer, str | Path):
-        tokenizer = named_tokenizer(tokenizer)
-    if tokenizer is not None:
-        return tokenize(tokenizer, [text], offsets=True)[0]
-    spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
-    return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
+def characters(spans: Sequence[Span]) -> int:
+    """How many there are in spans that do not overlap."""
+    return sum(end - start for start, end in spans)
 
 
 def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Span, Span]]:

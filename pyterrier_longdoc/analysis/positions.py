@@ -31,10 +31,10 @@ from ..common.notices import warn
 from ..common.progress import counting
 from ..data.recorded import RecordedTokenizer
 from ..experiment.plots import finish, new_axes
-from ..modelling.texts import TokenizedText
+from ..modelling.texts import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
 from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, share_above, threshold_effect
-from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of, tokenized
+from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of
 from .locating import PassageLocator
 
 CHUNK = 256

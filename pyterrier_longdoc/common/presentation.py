@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyterrier as pt
 
 from .arguments import arguments_of, changed_names
@@ -22,6 +23,18 @@ HIDDEN = ("verbose", "text_loader")
 def described(value: Any) -> str:
     """A pipeline, function or argument in words that are the same in another process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def readable(number: float, digits: int = 3) -> str:
+    """A number with so many significant digits and without an exponent.
+
+    Example:
+        >>> readable(4.695e-05)
+        '0.000047'
+        >>> readable(1234.5)
+        '1234'
+    """
+    return np.format_float_positional(number, precision=digits, fractional=False, trim="-")
 
 
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:

@@ -36,7 +36,7 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     ax = ax or new_axes()
     ax.scatter(known["slow-down"], known["gain"])
     ax.axhline(0, color="0.6", linewidth=0.8)
-    _label_points(ax, known)
+    label_points(ax, known[["name", "slow-down", "gain"]])
     without = ", ".join(points.loc[points.isna().any(axis=1), "name"])
     note = f"\nnot drawn, as time or gain are not known: {without}" if without else ""
     ax.set_xlabel(f"time per document relative to the partner{note}", wrap=True)
@@ -49,16 +49,21 @@ LABEL_HEIGHT, LABEL_WIDTH = 11, 60
 """In points: what a system's name takes up."""
 
 
-def _label_points(ax: Any, points: pd.DataFrame) -> None:
-    """Writes the names of systems beside their points, and above the names of lower points that are as near."""
+def label_points(ax: Any, points: pd.DataFrame) -> None:
+    """Writes the names of systems beside their points, and above the names of lower points that are as near.
+
+    Args:
+        ax: matplotlib axes.
+        points: name, horizontal and vertical place, in this order.
+    """
     to_points = 72 / ax.figure.dpi
     placed: list[tuple[float, float]] = []
-    for name, slow_down, gain in points.sort_values("gain")[["name", "slow-down", "gain"]].to_numpy().tolist():
-        x, y = ax.transData.transform((slow_down, gain)) * to_points
+    for name, across, up in points.sort_values(points.columns[2]).to_numpy().tolist():
+        x, y = ax.transData.transform((across, up)) * to_points
         near = [above for other, above in placed if abs(other - x) < LABEL_WIDTH]
         at = max([y + 4, *(above + LABEL_HEIGHT for above in near)])
         placed.append((x, at))
-        ax.annotate(name, (slow_down, gain), xytext=(4, at - y), textcoords="offset points")
+        ax.annotate(name, (across, up), xytext=(4, at - y), textcoords="offset points")
 
 
 def new_axes(systems: int = 0) -> Any:

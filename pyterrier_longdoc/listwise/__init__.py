@@ -13,11 +13,24 @@ from .backends import (
 )
 from .calls import Estimate, Ledger, Prices, SpendCapError
 from .client import LLMClient, NotInCacheError
+from .comparison import ScheduleComparison, Speed, compare_schedules
 from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
 from .rankgpt import RankGPT
+from .schedules import (
+    BackToFront,
+    PairwiseAll,
+    PairwiseBubble,
+    ParallelBlocks,
+    Schedule,
+    SetwiseHeapsort,
+    SetwiseInsertion,
+    TopDown,
+    Tournament,
+)
 
 __all__ = [
     "AnthropicBackend",
+    "BackToFront",
     "Backend",
     "BackendError",
     "CallableBackend",
@@ -31,9 +44,20 @@ __all__ = [
     "MalformedReplyError",
     "NotInCacheError",
     "OpenAIBackend",
+    "PairwiseAll",
+    "PairwiseBubble",
+    "ParallelBlocks",
     "Prices",
     "RankGPT",
     "Reply",
+    "Schedule",
+    "ScheduleComparison",
+    "SetwiseHeapsort",
+    "SetwiseInsertion",
+    "Speed",
     "SpendCapError",
+    "TopDown",
+    "Tournament",
     "UnreadableReplyError",
+    "compare_schedules",
 ]

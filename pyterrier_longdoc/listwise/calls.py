@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
+from ..common.presentation import readable
+
 ASSUMED_ANSWER = 1024
 """Tokens of an answer that are reserved where nothing bounds it: ten times those of a ranking of 20 documents."""
 
@@ -75,7 +77,7 @@ class Estimate:
     """What a run is expected to take.
 
     Attributes:
-        calls: prompts, without retries and shortened prompts sent again.
+        calls: prompts, without retries and shortened prompts sent again; the most there can be where answers decide.
         input_tokens: of the prompts.
         output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
         cost: at the given prices; 0 without prices.
@@ -85,6 +87,12 @@ class Estimate:
     input_tokens: int
     output_tokens: int
     cost: float
+
+    def __repr__(self) -> str:
+        return (
+            f"Estimate(calls={self.calls}, input_tokens={self.input_tokens}, output_tokens={self.output_tokens}, "
+            f"cost={readable(self.cost)})"
+        )
 
 
 class Ledger:
@@ -128,7 +136,7 @@ class Ledger:
 
     def __repr__(self) -> str:
         paid = sum(not call.replayed for call in self.calls)
-        return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {self.cost:.6g})"
+        return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {readable(self.cost)})"
 
     @contextmanager
     def reserving(
@@ -157,12 +165,13 @@ class Ledger:
             _CHANGED.wait_for(lambda: not self._reserved or fits())
             held = self.prices.cost(*most())
             if not fits():
+                spent, reserved, next_call = map(readable, (self.cost, sum(self._reserved), held))
                 raise SpendCapError(
-                    f"max_cost={self.max_cost} would be passed: {self.cost:.6g} spent, {sum(self._reserved):.6g} "
-                    f"reserved for calls under way, and the next call may cost {held:.6g} (up to {most()[0]} tokens of "
-                    f"prompt and {most()[1]} of answer). Replies so far are in the file cache=, if the LLMClient has "
-                    f"one: raise the cap (.ledger.max_cost, or max_cost= of a new one with the same cache=) and run "
-                    f"again, and only the rest is paid for"
+                    f"max_cost={self.max_cost} would be passed: {spent} spent, {reserved} reserved for calls under "
+                    f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} of "
+                    f"answer). Replies so far are in the file cache=, if the LLMClient has one: raise the cap "
+                    f"(.ledger.max_cost, or max_cost= of a new one with the same cache=) and run again, and only the "
+                    f"rest is paid for"
                 )
             self._reserved.append(held)
         try:

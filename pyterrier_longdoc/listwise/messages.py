@@ -7,14 +7,15 @@ import string
 import threading
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from ..common.arguments import check_choice
-from ..common.coverage import Coverage, Reading
+from ..common.coverage import Coverage, LeftOut, Reading
 from ..common.language import token_counter
+from .evidence import MARK, Passages
 
 Message = dict[str, str]
 """One chat message, `{"role": "system" | "user" | "assistant", "content": text}`."""
@@ -218,14 +219,41 @@ def fair_limit(lengths: Sequence[int], budget: int) -> int:
     return bisect_right(limits, budget, key=lambda limit: sum(min(length, limit) for length in lengths)) - 1
 
 
-class DocumentReader(Tokens):
-    """Shortens the documents of a run, to `max_doc_len` tokens at most, and remembers how much of each was shown."""
+@dataclass(frozen=True)
+class Shown:
+    """What of a document stands in a prompt.
 
-    def __init__(self, tokenizer: Any = None, max_doc_len: int | None = None) -> None:
+    Attributes:
+        text: as it is shown.
+        tokens: of the document, without marks.
+        passages: parts of the document that were chosen; 1 for its beginning.
+    """
+
+    text: str
+    tokens: int
+    passages: int = 1
+
+
+class DocumentReader(Tokens):
+    """Shortens the documents of a run, to `max_doc_len` tokens at most, and remembers how much of each was shown.
+
+    Args:
+        tokenizer: as for `Tokens`.
+        max_doc_len: most tokens of a document; None for no limit.
+        passages: for each query and text the passages that may be shown; None shows beginnings.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        max_doc_len: int | None = None,
+        passages: Mapping[tuple[str, str], Passages] | None = None,
+    ) -> None:
         super().__init__(tokenizer)
         self.max_doc_len = max_doc_len
+        self.passages = passages
         self._length: dict[str, int] = {}
-        self._least_shown: dict[str, int] = {}
+        self._least_shown: dict[tuple[str, str], Shown] = {}
         self._lock = threading.Lock()
 
     def length(self, text: str) -> int:
@@ -234,26 +262,57 @@ class DocumentReader(Tokens):
             self._length[text] = self.count(text)
         return self._length[text]
 
-    def fit(self, texts: Sequence[str], budget: int | None) -> list[str]:
-        """Texts shortened to `max_doc_len` each, and to `budget` tokens together if there is one."""
-        lengths = [self.length(text) for text in texts]
+    def fit(self, query: str, texts: Sequence[str], budget: int | None) -> list[Shown]:
+        """Documents shortened to `max_doc_len` each, and to `budget` tokens together if there is one.
+
+        Short documents leave their share of the budget to long ones.
+        """
+        wanted = [self._all(query, text) for text in texts]
+        lengths = [self.length(text) for text in wanted]
         limit = max(lengths) if self.max_doc_len is None else self.max_doc_len
         if budget is not None:
             limit = min(limit, fair_limit([min(length, limit) for length in lengths], budget))
-        return [text if length <= limit else self.cut(text, limit) for text, length in zip(texts, lengths, strict=True)]
+        return [self._shown(query, text, limit) for text in texts]
 
-    def note(self, texts: Sequence[str], shown: Sequence[str]) -> None:
-        """Remembers what a model has read of texts."""
+    def _all(self, query: str, text: str) -> str:
+        """What is shown of a document where there is room."""
+        if self.passages is None:
+            return text
+        of_pair = self.passages[query, text]
+        return of_pair.shown(range(len(of_pair.spans)))
+
+    def _shown(self, query: str, text: str, limit: int) -> Shown:
+        whole = self.length(text)
+        if whole <= limit and (self.passages is None or self._all(query, text) == text):
+            return Shown(text, whole)
+        if self.passages is None:
+            part = self.cut(text, limit)
+            return Shown(part, self.count(part))
+        of_pair = self.passages[query, text]
+        chosen = of_pair.within(limit, self.count)
+        if not chosen:  # the beginning of the best passage, without marks for which there may be no room
+            part = self.cut(of_pair.shown(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
+            return Shown(part, self.count(part.removesuffix(MARK)))
+        parts = (self.count(text[slice(*of_pair.spans[number])]) for number in chosen)
+        return Shown(of_pair.shown(chosen), min(sum(parts), whole), len(chosen))
+
+    def note(self, query: str, texts: Sequence[str], shown: Sequence[Shown]) -> None:
+        """Remembers what a model has read of documents."""
         for text, part in zip(texts, shown, strict=True):
-            read = self.length(text) if part == text else self.count(part)
+            pair = ("" if self.passages is None else query, text)
             with self._lock:
-                self._least_shown[text] = min(read, self._least_shown.get(text, read))
+                self._least_shown[pair] = min(part, self._least_shown.get(pair, part), key=lambda each: each.tokens)
 
     def coverage(self, queries: int) -> Coverage:
-        """What was read of the distinct texts shown so far; one shown in several lengths counts with the shortest."""
+        """What was read of the distinct texts shown so far; one shown in several lengths counts with the shortest.
+
+        With passages a text counts for each of its queries, and what is not shown was passed over.
+        """
         coverage = Coverage(queries=queries)
-        for text, read in self._least_shown.items():
-            coverage.add(Reading(self.length(text), read, windows=1))
+        for (_, text), shown in self._least_shown.items():
+            whole = self.length(text)
+            left_out = LeftOut() if self.passages is None else LeftOut(passed_over=whole - shown.tokens)
+            coverage.add(Reading(whole, shown.tokens, windows=shown.passages), left_out)
         return coverage
 
 

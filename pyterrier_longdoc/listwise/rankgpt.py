@@ -1,9 +1,8 @@
-"""RankGPT: a language model puts lists of documents in order."""
+"""RankGPT: a language model puts groups of documents in order, and a schedule makes a ranking of that."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -15,14 +14,18 @@ from ..common.arguments import arguments_of, check_choice, check_given, check_po
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
 from ..common.notices import Told, warn, warn_of_cuts
-from ..common.parallel import in_parallel
+from ..common.parallel import in_rounds
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
+from ..modelling.preselection import WindowSelector
+from ..modelling.windows import SentenceWindows, Windows
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
+from .evidence import best_passages, check_selector
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
-from .schedules import COUNTS, ON_FAILURE, Ask, BackToFront, ListRanker
+from .ranker import COUNTS, ON_FAILURE, Ask, ListRanker, Ranked
+from .schedules import BackToFront, Schedule
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
@@ -39,11 +42,14 @@ class Candidates:
 
 @dataclass(eq=False, repr=False)
 class RankGPT(AsksLLM, Presented, pt.Transformer):
-    """Zero-shot listwise reranking by a language model, in lists from the back of the ranking to its front.
+    """Zero-shot listwise reranking by a language model, which orders groups of documents that a schedule chooses.
 
-    Source: Sun et al. 2023, who call the lists windows; lists that do not divide the ranking evenly also reach its top.
-    A FirstP variant reads `max_doc_len=512` of each document, a LongP variant (`None`) all of it, as in Boytsov et al.
-    2025. Prompt wording and parser are this package's own.
+    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are those of its
+    successors, see `pyterrier_longdoc.listwise.schedules`. A FirstP variant reads `max_doc_len=512` of each document, a
+    LongP variant (`None`) all of it, as in Boytsov et al. 2025. Prompt wording and parser are this package's own.
+
+    With `preselect` a document is shown by its best passages for the query instead of its beginning: in document order,
+    with `[...]` wherever text was left out, and as many of them as fit into `max_doc_len` and `max_prompt_tokens`.
 
     Reads a frame with `qid, query, docno` and the text column(s); within a query documents are taken by falling
     `score`, then rising `rank`, then in the order of the rows. Returns the same rows, columns and index with new
@@ -53,25 +59,32 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `AnthropicBackend`,
             `HuggingFaceBackend`) or a function from a list of `{"role", "content"}` messages to a string.
-        list_size: most documents in a prompt; 20 in Sun et al. 2023.
-        step: documents from one list to the next; 10 in Sun et al. 2023. The best `list_size - step` of all end on
-            top, if the model orders each list rightly.
+        schedule: which documents meet in which prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
+            `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
+            `PairwiseBubble`, or one of your own.
         top_k: rerank the best so many documents of a query; the others keep their order below. None for all.
+        preselect: chooses the passages of a document that are shown, for each query: `FirstK`, `BM25Windows`,
+            `EmbeddingWindows` or `CrossEncoderWindows`, at most `k` of them. None shows documents from their beginning.
+        windows: the passages that `preselect` chooses from, their tokens being words and punctuation marks. Default:
+            as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
         max_doc_len: show at most so many tokens of a document; None for all.
-        max_prompt_tokens: most tokens in a prompt: the model's context less its longest answer. The longest documents
-            of a prompt are shortened to it. None leaves it to the server: what it finds too long is shortened by
-            quarters.
+        max_prompt_tokens: most tokens in a prompt, reminders included: the model's context less its longest answer. The
+            longest documents of a prompt are shortened to it, so that short ones leave their share to long ones. None
+            leaves it to the server: what it finds too long is shortened by quarters.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
             four characters as one.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages.
-        on_failure: if a list has no readable reply after all retries: `"raise"`; `"keep"` its order; or
-            `"nan-free-bottom"`: its documents go to the bottom of the query, all with score 0.
+        on_failure: if a prompt has no readable reply after all retries: `"raise"`; `"keep"`: nothing is made of it,
+            and each schedule says what that leaves; or `"nan-free-bottom"`: its documents go to the bottom of the
+            query, all with score 0, and are not shown again.
         retries: further calls after an unreadable reply, each with a reminder of what was asked.
-        shuffles: ask about each list so many times in random orders and average the ranks (permutation
+        shuffles: ask about each group so many times in random orders and average the ranks (permutation
             self-consistency, Tang et al. 2024); 0 asks once, in the given order.
         seed: of the shuffles.
-        concurrency: queries in flight at the same time.
-        report: add columns with what happened to the row's query: `llm_prompts` asked for an order, `llm_missing`
+        concurrency: prompts in flight at the same time, of one query (where its schedule has several in a round) or of
+            several.
+        report: add columns with what happened to the row's query: `llm_prompts` asked for an order, in `llm_rounds`
+            that had to wait for each other, `llm_missing`
             documents were not named in replies and kept their order behind the others, `llm_duplicates` were named
             again, `llm_unknown` ids were no document's, `llm_refusals` were replies without a readable ranking,
             `llm_retries` calls because of those, and `llm_failed` prompts had no readable reply in the end.
@@ -82,13 +95,16 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     Attributes:
         coverage: how much of the shown documents the last `transform` showed; None before.
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
+        rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
+            before. Prompts of one round do not wait for each other.
     """
 
     llm: Any
     _: KW_ONLY
-    list_size: int = 20
-    step: int = 10
+    schedule: Schedule = BackToFront()  # noqa: RUF009 - frozen
     top_k: int | None = 100
+    preselect: WindowSelector | None = None
+    windows: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
     max_doc_len: int | None = None
     max_prompt_tokens: int | None = None
     tokenizer: Any = None
@@ -106,6 +122,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     def __post_init__(self) -> None:
         self.coverage: Coverage | None = None
         self.counts: pd.DataFrame | None = None
+        self.rounds: dict[Any, list[list[int]]] | None = None
         self.warned: Told = set()
         self._check()
 
@@ -126,7 +143,11 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         if isinstance(backend, CallableBackend) or not isinstance(self.prompt, ListwisePrompt):
             raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
         not_asked = ("llm", "concurrency", "report", "text_loader", "verbose")
-        asked = {name: described(value) for name, value in arguments_of(self).items() if name not in not_asked}
+        asked: dict[str, Any] = {
+            name: described(value) for name, value in arguments_of(self).items() if name not in not_asked
+        }
+        if self.preselect is not None:
+            asked["preselect"] = self.preselect.identity()
         return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
@@ -151,14 +172,15 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
+        reader = self._reader(candidates)
         rankings = self._rank_all(candidates, reader, self.client.ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
         rows = []
-        for one, (order, counts) in zip(candidates, rankings, strict=True):
-            rows.append([one.qid, *(counts[name] for name in COUNTS)])
-            for rank, document in enumerate([*order, *range(len(one.texts), len(one.rows))]):
+        for one, ranked in zip(candidates, rankings, strict=True):
+            rows.append([one.qid, *(ranked.counts[name] for name in COUNTS)])
+            for rank, document in enumerate([*ranked.order, *range(len(one.texts), len(one.rows))]):
                 scores[one.rows[document]] = len(one.rows) - rank
+        self.rounds = {one.qid: ranked.rounds for one, ranked in zip(candidates, rankings, strict=True)}
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
         self.coverage = reader.coverage(len({one.query for one in candidates}))
         self._warn(self.counts, self.coverage)
@@ -168,43 +190,64 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         )
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """What `transform` of the same frame would take: makes all prompts and asks nothing.
+        """What `transform` of the same frame would take: makes prompts and asks nothing.
 
         Args:
             inp: as for `transform`.
 
         Returns:
             Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full list; replies in
-            the cache are not deducted.
+            the cache are not deducted. Where answers decide how many prompts there are, the most that there can be,
+            each as long as those of a model that changes no order.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
-        prompts: list[int] = []
-        answer = " > ".join(f"[{number}]" for number in range(1, self.list_size + 1))
+        candidates = self._candidates(inp, text_columns)
+        reader = self._reader(candidates)
+        tokens_in: Counter[str] = Counter()
+        answers = _full_answers(max((len(one.texts) for one in candidates), default=0))
 
         def ask(qid: str, messages: list[Message]) -> str:
-            prompts.append(reader.count_messages(messages))
-            return answer
+            tokens_in[qid] += reader.count_messages(messages)
+            return answers[-1]
 
-        self._rank_all(self._candidates(inp, text_columns), reader, ask, verbose=False)
-        tokens_in, tokens_out = sum(prompts), len(prompts) * reader.count(answer)
-        return Estimate(len(prompts), tokens_in, tokens_out, self.ledger.prices.cost(tokens_in, tokens_out))
+        total = np.zeros(3)
+        for one, ranked in zip(candidates, self._rank_all(candidates, reader, ask, verbose=False), strict=True):
+            sizes = [size for of_round in ranked.rounds for size in of_round]
+            tokens_out = sum(reader.count(answers[size]) for size in sizes)
+            # Where answers decide about further prompts, these have not come about.
+            more = self._most_prompts(one) / max(len(sizes), 1)
+            total += [self._most_prompts(one), tokens_in[str(one.qid)] * more, tokens_out * more]
+        calls, read, written = np.ceil(total).astype(int).tolist()
+        return Estimate(calls, read, written, self.ledger.prices.cost(read, written))
+
+    def _reader(self, candidates: list[Candidates]) -> DocumentReader:
+        """What shows the documents; scores their passages if there is a choice, before any thread starts."""
+        if self.preselect is None:
+            return DocumentReader(self.tokenizer, self.max_doc_len)
+        pairs = list(dict.fromkeys((one.query, text) for one in candidates for text in one.texts))
+        with counting(type(self).__name__, "document", len(pairs), shown=self.verbose) as done:
+            passages = best_passages(self.preselect, self.windows, pairs, on_pairs=done)
+        return DocumentReader(self.tokenizer, self.max_doc_len, passages)
+
+    def _most_prompts(self, one: Candidates) -> int:
+        return self.schedule.estimate(len(one.texts)) * max(self.shuffles, 1)
 
     def _rank_all(
         self, candidates: list[Candidates], reader: DocumentReader, ask: Ask, *, verbose: bool
-    ) -> list[tuple[list[int], Counter[str]]]:
-        schedule = BackToFront(self.list_size, self.step)
-        names = ("prompt", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
-        ranker = ListRanker(ask, reader, schedule, **{name: getattr(self, name) for name in names})
+    ) -> list[Ranked]:
+        names = ("schedule", "prompt", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
+        ranker = ListRanker(ask, reader, **{name: getattr(self, name) for name in names})
+        left = {number: self._most_prompts(one) for number, one in enumerate(candidates)}
+        with counting(type(self).__name__, "prompt", sum(left.values()), shown=verbose) as done:
 
-        def rank(one: Candidates, step: Callable[[], None]) -> tuple[list[int], Counter[str]]:
-            return ranker.rank(str(one.qid), one.query, one.texts, step)
+            def on_task(query: int) -> None:
+                left[query] -= 1
+                done()
 
-        lists = sum(len(schedule.places(len(one.texts))) for one in candidates)
-        total = lists * max(self.shuffles, 1)
-        with counting(type(self).__name__, "prompt", total, shown=verbose) as done:
-            return in_parallel(rank, candidates, self.concurrency, on_step=done)
+            jobs = [ranker.rank(str(one.qid), one.query, one.texts) for one in candidates]
+            # Prompts that a query turns out not to need are done with it.
+            return in_rounds(jobs, self.concurrency, on_task=on_task, on_done=lambda query: done(left[query]))
 
     def _candidates(self, inp: pd.DataFrame, text_columns: list[str]) -> list[Candidates]:
         queries, texts = strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader)
@@ -232,16 +275,17 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             raise ValueError(
                 f"prompt={self.prompt!r} must be a ListwisePrompt or a function (query, texts) -> messages"
             )
-        check_given(list_size=self.list_size, step=self.step, concurrency=self.concurrency)
+        if not isinstance(self.schedule, Schedule):
+            raise ValueError(f"schedule={self.schedule!r} must be a schedule, e.g. BackToFront(window=20, stride=10)")
+        if not isinstance(self.windows, Windows):
+            raise ValueError(f"windows={self.windows!r} must be windows, e.g. SentenceWindows(max_tokens=63)")
+        if self.preselect is not None:
+            check_selector(self.preselect, self.windows)
+        check_given(concurrency=self.concurrency)
         check_positive(top_k=self.top_k, max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
         for name in ("retries", "shuffles"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
-        if self.step >= self.list_size:
-            raise ValueError(
-                f"step={self.step} must be smaller than list_size={self.list_size}: documents move up only where "
-                f"lists overlap"
-            )
 
     def _warn(self, counts: pd.DataFrame, coverage: Coverage) -> None:
         name = type(self).__name__
@@ -253,7 +297,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
                 f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
             )
-        if coverage.is_cut:
+        if coverage.tokens_lost:
             asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
             cause = " and ".join(each for each in asked if not each.endswith("None")) or "the server"
             warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}")
@@ -266,3 +310,8 @@ def _first_stage_order(inp: pd.DataFrame) -> list[int]:
         return list(range(len(inp)))
     numbers = inp[keys].apply(pd.to_numeric).reset_index(drop=True)
     return numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index.tolist()
+
+
+def _full_answers(most: int) -> list[str]:
+    """For each number of documents up to `most`, an answer that leaves them in their order."""
+    return [" > ".join(f"[{number}]" for number in range(1, n + 1)) for n in range(most + 1)]

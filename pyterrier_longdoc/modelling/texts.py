@@ -7,13 +7,14 @@ import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ..common.caches import EmbeddingCache
 from ..common.documents import Text, on_lines
-from ..common.language import sentence_starts
+from ..common.language import named_tokenizer, sentence_starts, token_spans
 
 Span = tuple[int, int]
 """Half-open: start and end of a window, in tokens or characters."""
@@ -181,11 +182,21 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
     ids = [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
     if not offsets:
         return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
-    tokenized = []
+    found = []
     for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
         characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
-        tokenized.append(TokenizedText(row, text, characters))
-    return tokenized
+        found.append(TokenizedText(row, text, characters))
+    return found
+
+
+def tokenized(tokenizer: Any, text: str) -> TokenizedText:
+    """A text's tokens with their characters, by a fast Hugging Face tokenizer; words and punctuation marks for None."""
+    if isinstance(tokenizer, str | Path):
+        tokenizer = named_tokenizer(tokenizer)
+    if tokenizer is not None:
+        return tokenize(tokenizer, [text], offsets=True)[0]
+    spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
+    return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
 
 
 @dataclass(frozen=True, eq=False)

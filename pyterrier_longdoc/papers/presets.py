@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pandas as pd
 
+from ..listwise.schedules import BackToFront
 from ..modelling.layout import resolve_layout
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ _RANDOM_L2 = {"aggregation": "transformer", "layers": 2}
 _PRETRAINED = {"aggregation": "transformer", "aggregator": MINILM}
 _E5 = {"backbone": E5, "query_prefix": "", "passage_prefix": "", "aggregation": "first", "position_step": 8,
        "max_query_len": 30}  # fmt: skip
-_GPT = {"llm": "gpt-4o-mini", "list_size": 20, "step": 10}
+_GPT = {"llm": "gpt-4o-mini", "schedule": BackToFront(window=20, stride=10)}
 
 _TABLE_1: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures], ...] = (
     # name, row, transformer, its FirstP, arguments, figures
@@ -310,7 +311,7 @@ _AS_ATTN = (
 _RETRAINED = "150/75 by its configuration; trained anew for the 2025 paper, so that Table 8 of 2022 does not tell"
 _RANKGPT = (
     "the paper prints neither its prompt nor how many documents a call holds nor the tokenizer of its 512 tokens; here "
-    "the prompt is this package's, the window (20, step 10) that of RankGPT, without its cut at 300 words"
+    "the prompt is this package's, the window (20, stride 10) that of RankGPT, without its cut at 300 words"
 )
 _NOTES = {
     "parade-attn": _TABLE_8,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ import pytest
 from pyterrier_longdoc.analysis.judging import COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
+from pyterrier_longdoc.modelling.preselection import BM25Windows
 
 from ..support import tiny
 from ..support.llm import Scripted
@@ -102,6 +104,25 @@ def test_chunks_hold_whole_sentences_and_all_of_the_text(tokenizer):
     assert judge.chunks(" ") == []
 
 
+def test_a_selector_chooses_the_chunks_that_are_judged():
+    far = SENTENCE * 6 + "Wet cats purr, worth 3. " + SENTENCE * 6 + "Wet cats, worth 1."
+    model = Scripted(marked)
+    judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2, preselect=BM25Windows(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TruncationWarning)
+        out = judge(frame(far, SENTENCE, ""))
+    assert out["label"].tolist() == [3, 0, 0]
+    assert out["chunk_grades"].tolist() == [[3, 1], [0], []]
+    assert [far[start:end].strip() for start, end in out["chunk_spans"][0]] == [
+        "Wet cats purr, worth 3.",
+        "Wet cats, worth 1.",
+    ]
+    assert 0 < out["judged_share"][0] < 0.1
+    assert out["judged_share"].tolist()[1:] == [1.0, 1.0]
+    assert out["best_chunk"].tolist() == [0, 0, -1]
+    assert len(model.asked) == 3
+
+
 def test_documents_cut_by_max_chunks_say_so():
     model = Scripted(marked)
     judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)
@@ -152,6 +173,8 @@ def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
     [
         ({"chunk_tokens": 0}, "chunk_tokens=0 must be at least 1"),
         ({"max_chunks": 0}, "max_chunks=0 must be at least 1"),
+        ({"max_chunks": 2, "preselect": BM25Windows(3)}, "chooses more chunks than max_chunks=2"),
+        ({"preselect": 3}, "preselect=3 must be FirstK"),
         ({"retries": -1}, "retries=-1 must be at least 0"),
         ({"on_failure": "keep"}, "choose one of raise, unjudged"),
         ({"request": "{query}"}, "must use"),

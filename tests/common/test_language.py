@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer
 
-from pyterrier_longdoc.analysis.judging import tokenized
 from pyterrier_longdoc.analysis.positions import token_reader
 from pyterrier_longdoc.common.language import (
     count_tokens,
@@ -20,6 +19,7 @@ from pyterrier_longdoc.common.language import (
     token_spans,
 )
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
+from pyterrier_longdoc.modelling.texts import tokenized
 
 from ..support import tiny
 

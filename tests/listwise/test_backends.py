@@ -20,6 +20,7 @@ from transformers import AutoTokenizer
 from pyterrier_longdoc.listwise import (
     AnthropicBackend,
     BackendError,
+    BackToFront,
     ContextOverflowError,
     HuggingFaceBackend,
     IncompleteReplyWarning,
@@ -273,7 +274,7 @@ def test_eight_requests_overlap_and_no_list_is_paid_twice(api, tmp_path):
     run = candidates(queries=16, documents=6)
     with serving(answer) as server:
         client = LLMClient(api.backend(server.url), cache=tmp_path / "replies.sqlite")
-        ranker = RankGPT(client, list_size=4, step=2, concurrency=8)
+        ranker = RankGPT(client, schedule=BackToFront(4, 2), concurrency=8)
         assert ranker(run).equals(ranker(run))
     bodies = [str(body) for _, _, body in server.requests]
     assert len(set(bodies)) == len(bodies) == 16 * 2

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from pyterrier_longdoc.common.language import token_counter
 from pyterrier_longdoc.listwise import (
+    BackToFront,
     CallableBackend,
     ListwisePrompt,
     LLMClient,
@@ -24,7 +25,7 @@ from pyterrier_longdoc.listwise.messages import most_tokens
 from ..support import tiny
 from ..support.llm import Answer, Scripted, candidates, completion, oracle, serving
 
-SMALL = {"list_size": 4, "step": 2}
+SMALL = {"schedule": BackToFront(4, 2)}
 
 
 def test_ledger_per_query():

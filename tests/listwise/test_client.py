@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from pyterrier_longdoc.listwise import (
+    BackToFront,
     CallableBackend,
     LLMClient,
     NotInCacheError,
@@ -23,7 +24,7 @@ from pyterrier_longdoc.listwise import (
 from ..support import processes
 from ..support.llm import Scripted, candidates, oracle
 
-SMALL = {"list_size": 4, "step": 2}
+SMALL = {"schedule": BackToFront(4, 2)}
 
 
 def cached(model, path, **options) -> LLMClient:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import ListwisePrompt, LLMClient, OpenAIBackend, RankGPT
+from pyterrier_longdoc.listwise import BackToFront, ListwisePrompt, LLMClient, OpenAIBackend, RankGPT
 from pyterrier_longdoc.listwise.rankgpt import REPORT_COLUMNS
 
 from ..support import frames, tiny
@@ -33,7 +33,7 @@ def nobody(messages) -> str:
 
 
 def reporting(llm) -> RankGPT:
-    return RankGPT(llm, report=True, list_size=2, step=1, concurrency=2, shuffles=2)
+    return RankGPT(llm, report=True, schedule=BackToFront(2, 1), concurrency=2, shuffles=2)
 
 
 def test_empty_frames(results):
@@ -145,7 +145,7 @@ QRELS = pd.DataFrame({"qid": ["q0", "q1", "q2"], "docno": ["d1", "d2", "d3"], "l
 
 
 def test_experiment_plans_agree_and_grid_search_changes_settings():
-    systems = [LOADED >> RankGPT(oracle), LOADED >> RankGPT(oracle, list_size=3, step=1), LOADED]
+    systems = [LOADED >> RankGPT(oracle), LOADED >> RankGPT(oracle, schedule=BackToFront(3, 1)), LOADED]
     tables = [
         pt.Experiment(systems, TOPICS, QRELS, ["ndcg_cut_10"], plan=plan, batch_size=size, validate="error")
         for plan, size in (("linear", None), ("tree", None), ("linear", 1))
@@ -167,9 +167,8 @@ def test_progress_only_if_verbose(results, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"list_size": 1}, "step=10 must be smaller than list_size=1"),
-        ({"step": 0}, "step=0 must be at least 1"),
-        ({"list_size": 5, "step": 5}, "step=5 must be smaller than list_size=5"),
+        ({"schedule": "back to front"}, "schedule='back to front' must be a schedule"),
+        ({"schedule": BackToFront}, "schedule=<class .*BackToFront'> must be a schedule"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
         ({"max_doc_len": 0}, "max_doc_len=0 must be"),
         ({"max_prompt_tokens": -1}, "max_prompt_tokens=-1 must be"),

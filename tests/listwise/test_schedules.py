@@ -1,4 +1,4 @@
-"""How RankGPT walks through a list: lists of documents, failures, retries, shuffles, budgets, several queries."""
+"""How RankGPT walks through a list from back to front: failures, retries, shuffles, budgets, several queries."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import (
+    BackToFront,
     ContextOverflowError,
     IncompleteReplyWarning,
     ListwisePrompt,
@@ -18,7 +19,6 @@ from pyterrier_longdoc.listwise import (
     UnreadableReplyError,
 )
 from pyterrier_longdoc.listwise.messages import Tokens
-from pyterrier_longdoc.listwise.schedules import BackToFront
 
 from ..support.llm import Scripted, candidates, oracle, order, shown, worth
 
@@ -40,14 +40,14 @@ REFUSAL = "I can't rank these 5 passages (policy 3.2)."
     ],
 )
 def test_places(n, places):
-    assert BackToFront(20, 10).places(n) == places
+    assert BackToFront(20, 10).windows(n) == places
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 40), st.data())
 def test_lists_always_reach_the_top_and_overlap(n, size, data):
     step = data.draw(st.integers(1, size - 1))
-    places = BackToFront(size, step).places(n)
+    places = BackToFront(size, step).windows(n)
     assert places[0][1] == n
     assert places[-1][0] == 0
     assert all(1 < end - start <= size for start, end in places)
@@ -97,8 +97,10 @@ def test_only_the_top_k_are_shown():
 
 def test_failure_raises_and_says_where():
     model = Scripted("[2] > [1] > [3]", REFUSAL)
-    with pytest.raises(UnreadableReplyError, match=r"query 'q0', documents 1 to 3: .* after 1 retries: .*policy 3\.2"):
-        RankGPT(model, list_size=3, step=1, retries=1)(candidates(documents=4))
+    with pytest.raises(
+        UnreadableReplyError, match=r"query 'q0', documents 1, 3, 2 of .* after 1 retries: .*policy 3\.2"
+    ):
+        RankGPT(model, schedule=BackToFront(3, 1), retries=1)(candidates(documents=4))
     assert len(model.asked) == 3
 
 
@@ -118,7 +120,7 @@ def test_failed_list_goes_to_the_bottom():
 
     run = candidates(documents=5, shuffle=1)  # worth 0, 1, 2, 3, 4
     with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, list_size=3, step=1, retries=0, on_failure="nan-free-bottom")(run)
+        out = RankGPT(model, schedule=BackToFront(3, 1), retries=0, on_failure="nan-free-bottom")(run)
     assert out.set_index("docno")["score"].to_dict() == {"d1": 5, "d0": 4, "d2": 0, "d3": 0, "d4": 0}
     assert out["rank"].tolist() == [1, 0, 2, 3, 4]
 
@@ -134,7 +136,16 @@ def test_retries_show_the_reply_and_ask_again():
     assert "all 3 documents" in second[-1]["content"]
     assert third[:-2] == second
     assert third[-2]["content"] == "(no answer)"
-    counts = {"prompts": 1, "missing": 0, "duplicates": 0, "unknown": 0, "refusals": 2, "retries": 2, "failed": 0}
+    counts = {
+        "prompts": 1,
+        "rounds": 1,
+        "missing": 0,
+        "duplicates": 0,
+        "unknown": 0,
+        "refusals": 2,
+        "retries": 2,
+        "failed": 0,
+    }
     assert ranker.counts.iloc[0].to_dict() == {"qid": "q0", **{f"llm_{name}": n for name, n in counts.items()}}
 
 

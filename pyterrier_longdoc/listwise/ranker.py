@@ -1,0 +1,230 @@
+"""One query's documents, ranked by a schedule: prompts that fit, shuffles, failures."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ..common.servers import ContextOverflowError
+from .client import read_reply
+from .messages import DocumentReader, Message, Prompt, Shown, UnreadableReplyError, parse_ranking
+from .schedules import Schedule
+from .schedules.base import Answer, Group
+
+ON_FAILURE = ("raise", "keep", "nan-free-bottom")
+COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
+"""What is counted while a query is ranked; `RankGPT` explains it."""
+
+SHRINK = 0.75
+SHRINK_ATTEMPTS = 8
+"""A prompt that the server finds too long is sent again with 3/4 of its documents' tokens, down to a tenth."""
+
+ANSWER_AGAIN = (
+    "That answer could not be read. Answer again with the numbers of all {n} documents, the most relevant first, and "
+    "nothing else, written like this: [2] > [1]"
+)
+
+Ask = Callable[[str, list[Message]], str]
+"""`(qid, messages) -> text of the reply`."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One prompt's outcome: the documents, best first, None without a readable reply; and what happened."""
+
+    order: Answer
+    counts: Counter[str]
+
+
+@dataclass
+class Ranked:
+    """A query's documents, best first, without those that a failure sends to the bottom.
+
+    Attributes:
+        order: the documents.
+        counts: what happened.
+        rounds: documents in each prompt of each round; prompts of one round do not depend on each other.
+    """
+
+    order: list[int] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    rounds: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class ListRanker:
+    """Ranks the documents of one query at a time, with settings of `RankGPT`; knows no frames, caches or threads."""
+
+    ask: Ask
+    reader: DocumentReader
+    schedule: Schedule
+    prompt: Prompt
+    max_prompt_tokens: int | None
+    retries: int
+    on_failure: str
+    shuffles: int
+    seed: int
+
+    def rank(
+        self, qid: str, query: str, texts: Sequence[str]
+    ) -> Generator[Sequence[Callable[[], Asked]], list[Asked], Ranked]:
+        """Ranks documents that are given in the order of the first stage; yields prompts, and is sent their outcomes.
+
+        Raises:
+            ValueError: for a schedule that asks for, or returns, what are not documents.
+        """
+        ranked, sunk = Ranked(), set[int]()
+        order = []
+        if len(texts) > 1:
+            schedule, answers = self.schedule.rank(len(texts)), None
+            try:
+                while True:
+                    groups = next(schedule) if answers is None else schedule.send(answers)
+                    answers = yield from self._answers(groups, qid, query, texts, ranked, sunk)
+            except StopIteration as end:
+                order = end.value
+        return self._finished(ranked, order, sunk, len(texts))
+
+    def _answers(
+        self, groups: list[Group], qid: str, query: str, texts: Sequence[str], ranked: Ranked, sunk: set[int]
+    ) -> Generator[Sequence[Callable[[], Asked]], list[Asked], list[Answer]]:
+        """The orders of the groups of a round; documents at the bottom are not shown again and stay behind."""
+        shown = [
+            [document for document in self._checked(group, len(texts)) if document not in sunk] for group in groups
+        ]
+        prompts: list[list[Group]] = []
+        for group in shown:
+            prompts.append(self._given(qid, group, ranked.counts["groups"]) if len(group) > 1 else [])
+            ranked.counts["groups"] += 1
+        tasks = [partial(self._order, qid, query, texts, given) for of_group in prompts for given in of_group]
+        asked = iter((yield tasks) if tasks else ())
+        if tasks:
+            ranked.rounds.append([len(given) for of_group in prompts for given in of_group])
+        answers: list[Answer] = []
+        for group, live, given in zip(groups, shown, prompts, strict=True):
+            outcomes = [next(asked) for _ in given]
+            for outcome in outcomes:
+                ranked.counts.update(outcome.counts)
+            order = mean_order(live, [outcome.order for outcome in outcomes]) if given else live
+            if order is None and self.on_failure == "nan-free-bottom":
+                sunk.update(live)
+            answers.append(None if order is None else [*order, *(each for each in group if each not in live)])
+        return answers
+
+    def _given(self, qid: str, group: Group, number: int) -> list[Group]:
+        """The orders in which a group is shown."""
+        # Of its own seed for each group, so that neither other queries nor threads change it.
+        rng = random.Random(f"{self.seed}|{qid}|{number}")
+        return [rng.sample(group, len(group)) for _ in range(self.shuffles)] or [group]
+
+    def _checked(self, group: Group, n: int) -> Group:
+        if len(set(group)) < len(group) or not set(group) <= set(range(n)):
+            raise ValueError(f"{self.schedule!r} gave {group!r}, which must be distinct documents of 0 to {n - 1}")
+        return group
+
+    def _finished(self, ranked: Ranked, order: list[int], sunk: set[int], n: int) -> Ranked:
+        """With the documents that the schedule has left out behind the others."""
+        order = [*self._checked(order, n), *sorted(set(range(n)) - set(order))]
+        ranked.order = [document for document in order if document not in sunk]
+        ranked.counts.update(prompts=sum(map(len, ranked.rounds)), rounds=len(ranked.rounds))
+        return ranked
+
+    def _order(self, qid: str, query: str, texts: Sequence[str], given: Group) -> Asked:
+        """One order of a group."""
+        shown = [texts[document] for document in given]
+        messages, reply = self._ask_to_fit(qid, query, shown)
+
+        def ask_again(conversation: list[Message]) -> str:
+            return self.ask(qid, self._with_reminder(query, shown, messages, conversation[len(messages) :]))
+
+        parsed, unreadable = read_reply(
+            ask_again,
+            messages,
+            reply,
+            lambda reply: parse_ranking(reply, len(given)),
+            request=ANSWER_AGAIN.format(n=len(given)),
+            retries=self.retries,
+        )
+        counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), self.retries))
+        if parsed is not None:
+            counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
+            return Asked([given[position] for position in parsed.order], counts)
+        if self.on_failure == "raise":
+            numbers = ", ".join(str(document + 1) for document in given)
+            raise UnreadableReplyError(
+                f"query {qid!r}, documents {numbers} of the first stage: no ranking in the reply after {self.retries} "
+                f"retries: {unreadable[-1][:200]!r}. Raise retries=, change prompt=, or let the run go on with "
+                f"on_failure='keep' or 'nan-free-bottom'"
+            )
+        counts["failed"] += 1
+        return Asked(None, counts)
+
+    def _ask_to_fit(self, qid: str, query: str, texts: list[str]) -> tuple[list[Message], str]:
+        """Asks with documents that are short enough for the budget, and for the server."""
+        budget = self._document_budget(query, len(texts))
+        attempts_left = SHRINK_ATTEMPTS
+        while True:
+            shown, messages = self._fitted(query, texts, budget)
+            try:
+                reply = self.ask(qid, messages)
+            except ContextOverflowError:
+                if not attempts_left:
+                    raise
+                attempts_left -= 1
+                budget = int(SHRINK * sum(self.reader.count(each.text) for each in shown))
+            else:
+                self.reader.note(query, texts, shown)
+                return messages, reply
+
+    def _with_reminder(
+        self, query: str, texts: list[str], messages: list[Message], reminder: list[Message]
+    ) -> list[Message]:
+        """A conversation that goes on, in which the documents make room for its end."""
+        budget = self._document_budget(query, len(texts), reminder)
+        return [*(messages if budget is None else self._fitted(query, texts, budget, reminder)[1]), *reminder]
+
+    def _fitted(
+        self, query: str, texts: list[str], budget: int | None, reminder: Sequence[Message] = ()
+    ) -> tuple[list[Shown], list[Message]]:
+        """The documents within the budget, and the prompt with them."""
+        while True:
+            shown = self.reader.fit(query, texts, budget)
+            messages = self.prompt(query, [each.text for each in shown])
+            if self.max_prompt_tokens is None or budget is None:
+                return shown, messages
+            # A whole may have more tokens than its parts together, and other templates other text around documents.
+            over = self.reader.count_messages([*messages, *reminder]) - self.max_prompt_tokens
+            if over <= 0:
+                return shown, messages
+            budget -= over
+            self._check_room(budget, len(texts))
+
+    def _document_budget(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
+        """Tokens left for the documents of a prompt."""
+        if self.max_prompt_tokens is None:
+            return None
+        empty = [*self.prompt(query, [""] * n), *reminder]
+        left = self.max_prompt_tokens - self.reader.count_messages(empty)
+        if reminder and left < n:
+            raise ContextOverflowError("the documents leave no room for a reminder")
+        self._check_room(left, n)
+        return left
+
+    def _check_room(self, left: int, n: int) -> None:
+        if left < n:
+            raise ValueError(
+                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} documents beside the query and the "
+                f"instructions; raise it, or give schedule= with fewer documents in a prompt"
+            )
+
+
+def mean_order(documents: Group, orders: list[Answer]) -> Answer:
+    """By mean rank, which approximates the central ranking of Tang et al. 2024; None without any order."""
+    ranks: Counter[int] = Counter()
+    for order in orders:
+        ranks.update({document: rank for rank, document in enumerate(order or ())})
+    # sorted() is stable: equal mean ranks keep the given order.
+    return sorted(documents, key=ranks.__getitem__) if any(orders) else None

@@ -1,0 +1,21 @@
+"""Which documents meet in which prompt, and how the answers become a ranking: a published schedule each."""
+
+from .back_to_front import BackToFront
+from .base import Schedule
+from .pairwise import PairwiseAll, PairwiseBubble
+from .parallel_blocks import ParallelBlocks
+from .setwise import SetwiseHeapsort, SetwiseInsertion
+from .top_down import TopDown
+from .tournament import Tournament
+
+__all__ = [
+    "BackToFront",
+    "PairwiseAll",
+    "PairwiseBubble",
+    "ParallelBlocks",
+    "Schedule",
+    "SetwiseHeapsort",
+    "SetwiseInsertion",
+    "TopDown",
+    "Tournament",
+]

@@ -1,0 +1,61 @@
+"""Windows from the back of the ranking to its front: RankGPT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...common.arguments import check_given, plain_fields
+from .base import Rounds, Schedule
+
+
+@dataclass(frozen=True)
+class BackToFront(Schedule):
+    """Overlapping windows from the back of a query's documents to their front, one after the other.
+
+    Source: RankGPT (Sun et al. 2023, arXiv 2304.09542). Windows that do not divide the ranking evenly also reach its
+    top. The best `window - stride` of all documents end on top, if the model orders each window rightly.
+
+    Prompts: 1 + ceil((n - window) / stride) for n > window, else 1, each in a round of its own: 9 for 100 documents.
+
+    Args:
+        window: most documents in a prompt. 20 in Sun et al. 2023.
+        stride: documents from one window to the next. 10 in Sun et al. 2023. The best `window - stride` documents of a
+            window are seen again by the next.
+
+    Raises:
+        ValueError: for sizes below 1, or a stride that leaves no overlap.
+    """
+
+    window: int = 20
+    stride: int = 10
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        check_given(window=self.window, stride=self.stride)
+        if self.stride >= self.window:
+            raise ValueError(
+                f"stride={self.stride} must be smaller than window={self.window}: documents move up only where windows "
+                f"overlap"
+            )
+
+    def windows(self, n: int) -> list[tuple[int, int]]:
+        """Start and end of each window over `n` documents, in their order; one document needs none.
+
+        Example:
+            >>> BackToFront(20, 10).windows(25)
+            [(5, 25), (0, 15)]
+        """
+        ends = range(n, min(self.window - self.stride, n - 1), -self.stride) if n > 1 else ()
+        return [(max(end - self.window, 0), end) for end in ends]
+
+    def rank(self, n: int) -> Rounds:
+        """See the base class; a window without an answer keeps its order."""
+        ranking = list(range(n))
+        for start, end in self.windows(n):
+            (answer,) = yield [ranking[start:end]]
+            ranking[start:end] = answer or ranking[start:end]
+        return ranking
+
+    def estimate(self, n: int) -> int:
+        """See the base class."""
+        return len(self.windows(n))

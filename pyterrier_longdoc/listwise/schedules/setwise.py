@@ -1,0 +1,157 @@
+"""Sorting by the best of a small set: heapsort, and insertion into the first documents."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from ...common.arguments import check_given, plain_fields
+from .base import Answer, Group, Rounds, Schedule
+
+Steps = Generator[list[Group], list[Answer], None]
+"""Rounds that change what is given and return nothing."""
+
+
+@dataclass(frozen=True)
+class SetwiseHeapsort(Schedule):
+    """A heap in which each document has several children, of which a prompt finds the best.
+
+    Source: Setwise prompting (Zhuang et al. 2024, arXiv 2310.09497). Only the best `k` are taken from the heap; the
+    others follow in the order of the first stage. Families of one level do not depend on each other and are asked about
+    at the same time, as the heap is built. Differs in the prompt, which asks for an order of the family; its best
+    counts.
+
+    Prompts, where answers decide: at most the heights of all documents with children, and the height of the heap for
+    each further document taken from it, O(n / children + k log n); for 100 documents, 3 children and k = 10 at most 85.
+
+    Args:
+        children: of a document in the heap, one less than documents in a prompt. 3 in Zhuang et al. 2024.
+        k: documents wanted on top. 10 in Zhuang et al. 2024.
+
+    Raises:
+        ValueError: for sizes below 1.
+    """
+
+    children: int = 3
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        check_given(children=self.children, k=self.k)
+
+    def rank(self, n: int) -> Rounds:
+        """See the base class; in a family without an answer the order of the first stage stands."""
+        heap, level = list(range(n)), [0]
+        levels = []
+        while level:
+            levels.append(level)
+            level = [child for place in level for child in self._children(place, n)]
+        for level in reversed(levels):
+            yield from self._sift(heap, level)
+        top: list[int] = []
+        while heap and len(top) < self.k:
+            if top:
+                yield from self._sift(heap, [0])
+            top.append(heap[0])
+            last = heap.pop()
+            heap[:1] = [last] if heap else []
+        return top
+
+    def estimate(self, n: int) -> int:
+        """See the base class."""
+        build = sum(self._height(place, n) for place in range(-(-(n - 1) // self.children)))
+        return build + sum(self._height(0, n - taken) for taken in range(1, min(self.k, n)))
+
+    def _sift(self, heap: list[int], places: list[int]) -> Steps:
+        """Brings the documents at these places, none above another, down to where none of their children is better."""
+        while places:
+            families = [[place, *self._children(place, len(heap))] for place in places]
+            families = [family for family in families if len(family) > 1]
+            if not families:
+                return
+            answers = yield [[heap[place] for place in family] for family in families]
+            places = []
+            for family, answer in zip(families, answers, strict=True):
+                # Of a family without an answer the first stage's best.
+                first = min(heap[place] for place in family) if answer is None else answer[0]
+                parent, best = family[0], next(place for place in family if heap[place] == first)
+                if best != parent:
+                    heap[parent], heap[best] = heap[best], heap[parent]
+                    places.append(best)
+
+    def _children(self, place: int, n: int) -> range:
+        return range(min(self.children * place + 1, n), min(self.children * (place + 1) + 1, n))
+
+    def _height(self, place: int, n: int) -> int:
+        """Levels below a place."""
+        height = 0
+        while (place := self.children * place + 1) < n:
+            height += 1
+        return height
+
+
+@dataclass(frozen=True)
+class SetwiseInsertion(Schedule):
+    """The first `k` documents in order, into which others are inserted that are better than the last of them.
+
+    Source: Setwise Insertion (Podolak et al. 2025, arXiv 2504.10509), which trusts the first stage to have most of the
+    best among its first: a set of further documents is compared with the last of the best `k` so far, and is done with
+    as soon as that one is the best. The first `k` are ordered by `SetwiseHeapsort`. Where a document goes is searched
+    for by prompts with several of the best at once, which divide them.
+
+    Prompts, where answers decide: those of `SetwiseHeapsort` for k documents and ceil((n - k) / children), if none of
+    the others belongs to the best; at most 1 + ceil(log_(children + 1) k) more for each document that is inserted.
+
+    Args:
+        children: documents that one other document is compared with in a prompt. 3 as for `SetwiseHeapsort`.
+        k: documents wanted on top. 10 in Podolak et al. 2025.
+
+    Raises:
+        ValueError: for sizes below 1.
+    """
+
+    children: int = 3
+    k: int = 10
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        check_given(children=self.children, k=self.k)
+
+    def rank(self, n: int) -> Rounds:
+        """See the base class; without an answer nothing is inserted."""
+        first = min(self.k, n)
+        top = (yield from SetwiseHeapsort(self.children, self.k).rank(first)) if first > 1 else [0]
+        for start in range(first, n, self.children):
+            others = list(range(start, min(start + self.children, n)))
+            while others:
+                (answer,) = yield [[top[-1], *others]]
+                if answer is None or answer[0] == top[-1]:
+                    break
+                others.remove(answer[0])
+                top[-1:] = []
+                place = yield from self._place(answer[0], top)
+                top.insert(place, answer[0])
+        return top
+
+    def _place(self, document: int, top: list[int]) -> Generator[list[Group], list[Answer], int]:
+        """Where a document belongs among those that are in order; their end where that cannot be told."""
+        low, high = 0, len(top)
+        while low < high:
+            step = -(-(high - low + 1) // (self.children + 1))
+            asked = list(range(low + step - 1, high, step))[: self.children]
+            (answer,) = yield [[document, *(top[place] for place in asked)]]
+            if answer is None:
+                return len(top)
+            before = answer.index(document)
+            low, high = asked[before - 1] + 1 if before else low, asked[before] if before < len(asked) else high
+        return low
+
+    def estimate(self, n: int) -> int:
+        """See the base class."""
+        first = min(self.k, n)
+        others, places, search = n - first, first, 0
+        while places > 1:
+            places = -(-places // (self.children + 1))
+            search += 1
+        sets = -(-others // self.children)
+        return SetwiseHeapsort(self.children, self.k).estimate(first) + sets + others * (1 + search)

@@ -1,0 +1,78 @@
+"""One window from the top, and all others against a pivot from it: top-down partitioning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...common.arguments import check_given, check_positive, plain_fields
+from .base import Rounds, Schedule
+
+
+@dataclass(frozen=True)
+class TopDown(Schedule):
+    """Orders the first window, then asks which other documents are better than its pivot, and orders those.
+
+    Source: top-down partitioning (Parry et al. 2024, arXiv 2405.14589). The first-stage ranking is trusted to have a
+    good pivot in its first window: where it is bad, more documents than `budget` are better than the pivot. Differs
+    from the authors' code, which goes through the partitions one after the other until it has `budget` documents: here
+    all partitions of a round are asked about at once, and those beyond the budget follow in the order in which they
+    were found.
+
+    Prompts, where answers decide whether the last one is needed: at most 2 + ceil((n - window) / (window - 1)) for
+    n > window and a budget of at most a window, in 3 rounds: 7 for 100 documents. A larger budget may repeat this with
+    the documents that were better.
+
+    Args:
+        window: most documents in a prompt. 20 in Parry et al. 2024.
+        pivot: rank of the pivot in the first window, the number of documents wanted on top. 10 in Parry et al. 2024.
+        budget: so many documents that are better than the pivot are ordered once more. 20 in Parry et al. 2024; None
+            for all.
+
+    Raises:
+        ValueError: for sizes below 1, or a pivot outside of the window.
+    """
+
+    window: int = 20
+    pivot: int = 10
+    budget: int | None = 20
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        check_given(window=self.window, pivot=self.pivot)
+        check_positive(budget=self.budget)
+        if not self.pivot < self.window:
+            raise ValueError(f"pivot={self.pivot} must be smaller than window={self.window}")
+
+    def rank(self, n: int) -> Rounds:
+        """See the base class; without an answer the first window keeps its order, and a partition stays behind."""
+        return (yield from self._top(list(range(n))))
+
+    def _top(self, documents: list[int]) -> Rounds:
+        head, rest = documents[: self.window], documents[self.window :]
+        (answer,) = yield [head]
+        head = answer or head
+        if not rest:
+            return head
+        better, pivot, worse = head[: self.pivot - 1], head[self.pivot - 1], head[self.pivot :]
+        size = self.window - 1
+        partitions = [[pivot, *rest[i : i + size]] for i in range(0, len(rest), size)]
+        found: list[int] = []
+        for partition, answer in zip(partitions, (yield partitions), strict=True):
+            order = answer or partition
+            at = order.index(pivot)
+            found += order[:at]
+            worse += order[at + 1 :]
+        if not found:
+            return [*better, pivot, *worse]
+        candidates = [*better, *found]
+        budget = len(candidates) if self.budget is None else self.budget
+        top = yield from self._top(candidates[:budget])
+        return [*top, *candidates[budget:], pivot, *worse]
+
+    def estimate(self, n: int) -> int:
+        """See the base class."""
+        if n <= self.window:
+            return int(n > 1)
+        most_better = n - 1 - (self.window - self.pivot)
+        further = most_better if self.budget is None else min(most_better, self.budget)
+        return 1 - (self.window - n) // (self.window - 1) + max(self.estimate(further), 1)

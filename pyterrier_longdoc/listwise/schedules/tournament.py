@@ -1,0 +1,91 @@
+"""Groups whose best go on to the next stage, several times: TourRank."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+from ...common.arguments import check_given, plain_fields
+from .base import Group, Rounds, Schedule
+
+STAGES = ((20, 10), (10, 4), (20, 10), (10, 5), (5, 2))
+"""Chen et al. 2025 for 100 documents: 5 groups of 20, 5 of 10, then one of 20, 10 and 5."""
+
+
+@dataclass(frozen=True)
+class Tournament(Schedule):
+    """Tournaments in which the best of each group go on to the next stage, with a point for each stage.
+
+    Source: TourRank (Chen et al. 2025, arXiv 2406.11678). Groups are dealt out by the ranking so far, so that each has
+    its share of the best; within a group the order is random. Documents are ranked by the points of all tournaments,
+    then by the first stage. Groups are as even as possible where the sizes do not divide the number of documents, and
+    the same share of each goes on. Differs in the prompt, which asks for an order of the group; its best go on.
+
+    Prompts: the sum over the stages of ceil(documents in it / group size), times `tournaments`, in as many rounds as
+    there are stages: 13 for 100 documents and one tournament.
+
+    Args:
+        tournaments: how many, all at the same time. 1 and 10 in Chen et al. 2025 (TourRank-1, TourRank-10).
+        stages: for each stage most documents in a group, and how many of a full group go on.
+        seed: of the orders within groups.
+
+    Raises:
+        ValueError: for no tournaments, or stages without groups of at least 2 of which fewer go on.
+    """
+
+    tournaments: int = 1
+    stages: tuple[tuple[int, int], ...] = STAGES
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        plain_fields(self)
+        object.__setattr__(self, "stages", tuple((size, best) for size, best in self.stages))
+        check_given(tournaments=self.tournaments)
+        if not self.stages or not all(0 < best < size for size, best in self.stages):
+            raise ValueError(
+                f"stages={self.stages!r} must be pairs (documents in a group, how many of them go on), e.g. {STAGES!r}"
+            )
+
+    def rank(self, n: int) -> Rounds:
+        """See the base class; of a group without an answer nobody gets a point or goes on in this tournament."""
+        points: Counter[int] = Counter()
+        rngs = [random.Random(f"{self.seed}|{number}") for number in range(self.tournaments)]
+        left = [list(range(n)) for _ in rngs]
+        for size, best in self.stages:
+            groups = [
+                [rng.sample(group, len(group)) for group in dealt(own, size)]
+                for own, rng in zip(left, rngs, strict=True)
+            ]
+            answers = iter((yield [group for own in groups for group in own]))
+            for number, own in enumerate(groups):
+                winners = {d for group in own for d in (next(answers) or ())[: goes_on(len(group), size, best)]}
+                points.update(winners)
+                # By the points of this tournament, which all of them share, then by the first stage.
+                left[number] = sorted(winners)
+        return sorted(range(n), key=lambda document: -points[document])
+
+    def estimate(self, n: int) -> int:
+        """See the base class."""
+        prompts = 0
+        for size, best in self.stages:
+            groups = dealt(list(range(n)), size)
+            prompts += sum(len(group) > 1 for group in groups)
+            n = sum(goes_on(len(group), size, best) for group in groups)
+        return prompts * self.tournaments
+
+
+def dealt(documents: list[int], size: int) -> list[Group]:
+    """The documents in as few groups of at most `size` as possible, dealt out one by one.
+
+    Example:
+        >>> dealt([0, 1, 2, 3, 4], 3)
+        [[0, 2, 4], [1, 3]]
+    """
+    groups = -(-len(documents) // size)
+    return [documents[first::groups] for first in range(groups)]
+
+
+def goes_on(documents: int, size: int, best: int) -> int:
+    """How many of a group go on: `best` of a full one of `size`, and the same share of others, rounded up."""
+    return -(-documents * best // size)
