@@ -21,6 +21,7 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.foreign": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
+    "rerankers.listwise_encoder": ["ListwiseEncoder"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
     "common.arguments": ["argument"],
@@ -40,7 +41,7 @@ _PUBLIC = {
     "experiment": ["Experiment", "ExperimentWarning"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
-        "compare_schedules",
+        "compare_schedules", "Pointwise",
     ],
     "data": ["far_relevant", "read_far_relevant", "needle"],
     "analysis": [
