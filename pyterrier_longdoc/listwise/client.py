@@ -90,8 +90,8 @@ class ReplayCache:
             ).fetchone()
         if found is None:
             return None
-        *reply, tokens = found
-        return Reply(*reply, logprobs=None if tokens is None else json.loads(tokens))
+        text, tokens_in, tokens_out, tokens = found
+        return Reply(text, tokens_in, tokens_out, None if tokens is None else json.loads(tokens))
 
     def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
         """Stores a reply; the first one stays."""

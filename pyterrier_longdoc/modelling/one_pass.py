@@ -41,9 +41,7 @@ OPENING = (
     "by a numerical identifier. Rank the passages based on their relevance to query: {query}\n"
 )
 PASSAGE = f'<passage id="{{number}}">\n{{text}}{DOCUMENT_TOKEN}\n</passage>\n'
-CLOSING = (
-    f"<query>\n{{query}}{QUERY_TOKEN}\n</query><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
+CLOSING = f"<query>\n{{query}}{QUERY_TOKEN}\n</query><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class OnePassEncoder(nn.Module):
         tokenizer: knows the two special tokens.
     """
 
-    def __init__(self, backbone: nn.Module, projector: nn.Module, tokenizer: Any) -> None:
+    def __init__(self, backbone: Any, projector: nn.Module, tokenizer: Any) -> None:
         super().__init__()
         self.backbone, self.projector, self.tokenizer = backbone, projector, tokenizer
         self.longest = min(tokenizer.model_max_length, backbone.config.max_position_embeddings)
@@ -109,7 +107,9 @@ class OnePassEncoder(nn.Module):
         """
         most = min(limits.tokens or self.longest, self.longest)
         query, kept, of_query = self._cut(query, limits.query)
-        frame = self._length(OPENING.format(n=limits.documents, query=query)) + self._length(CLOSING.format(query=query))
+        frame = self._length(OPENING.format(n=limits.documents, query=query)) + self._length(
+            CLOSING.format(query=query)
+        )
         # Of the longest number, and one more token where a text and what is around it may be divided otherwise.
         around = self._length(PASSAGE.format(number=limits.documents - 1, text="")) + 1
         room = most - frame - around
@@ -142,7 +142,9 @@ class OnePassEncoder(nn.Module):
             FloatingPointError: if a score is not finite.
         """
         encoded = [self.encode(self.prompt(read.query, block)) for block in read.blocks]
-        weights = [(1 + nn.functional.cosine_similarity(docs, query[None]).max().item()) / 2 for query, docs, _ in encoded]
+        weights = [
+            (1 + nn.functional.cosine_similarity(docs, query[None]).max().item()) / 2 for query, docs, _ in encoded
+        ]
         query = np.average([query.double().cpu().numpy() for query, _, _ in encoded], axis=0, weights=weights)
         documents = torch.cat([documents for _, documents, _ in encoded]).double().cpu().numpy()
         scores = documents @ query / (np.linalg.norm(documents, axis=1) * np.linalg.norm(query))

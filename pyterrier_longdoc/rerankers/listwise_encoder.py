@@ -106,8 +106,8 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
             TypeError: always.
         """
         raise TypeError(
-            f"{self!r} cannot be trained here: its losses compare all documents of a list. Train PARADE, MaxP or LongP, "
-            f"or give backbone= a checkpoint that was trained elsewhere"
+            f"{self!r} cannot be trained here: its losses compare all documents of a list. Train PARADE, MaxP or "
+            f"LongP, or give backbone= a checkpoint that was trained elsewhere"
         )
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pyterrier_longdoc.listwise import (
     AnthropicBackend,
@@ -148,7 +150,7 @@ def test_who_gives_no_log_probabilities_is_refused(make):
         make(AnthropicBackend("claude"))
     with serving(Answer(completion("A"))) as served:
         ranker = make(OpenAIBackend("tiny", base_url=f"{served.url}/v1"))
-        with pytest.raises(NoLogprobsError, match="'tiny' answered without log-probabilities: .*vLLM"):
+        with pytest.raises(NoLogprobsError, match=r"'tiny' answered without log-probabilities: .*vLLM"):
             ranker(candidates(documents=3))
         assert len(served.requests) == 1
     with pytest.raises(NoLogprobsError, match="'silent' answered without"):
@@ -200,11 +202,10 @@ def test_pointwise_prompts_keep_their_budget():
 
 
 def test_a_local_model_gives_exact_log_probabilities(tmp_path):
-    import torch
-
     folder = tiny_long.decoder(tmp_path / "qwen3", "qwen3", max_position_embeddings=4096)
     backend = HuggingFaceBackend(folder, device="cpu")
-    model, tokenizer = backend._load() if tokenizer_has_chat(folder) else (None, None)
+    add_chat_template(folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     question = [{"role": "user", "content": "yes or no?"}]
     reply = backend.first_token(question, ("A", "yes"), 20)
     ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -218,11 +219,8 @@ def test_a_local_model_gives_exact_log_probabilities(tmp_path):
     assert set(ranker(run)["llm_missing"]) == {0}  # also of letters that are not among the likeliest 20
 
 
-def tokenizer_has_chat(folder):
+def add_chat_template(folder):
     """Gives the tokenizer of a tiny model a chat template."""
-    from transformers import AutoTokenizer
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(folder)
-    return True

@@ -17,7 +17,7 @@ import pyterrier_longdoc as ld
 
 from ..support import tiny_long
 
-HIDDEN, WIDTH = 32, 24
+WIDTH = 24
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,10 @@ def checkpoint(tmp_path_factory) -> str:
     tokenizer.save_pretrained(folder)
     hidden = model.config.hidden_size
     weights = load_file(folder / "model.safetensors")
-    weights |= {"projector.0.weight": torch.randn(hidden // 2, hidden), "projector.2.weight": torch.randn(WIDTH, hidden // 2)}
+    weights |= {
+        "projector.0.weight": torch.randn(hidden // 2, hidden),
+        "projector.2.weight": torch.randn(WIDTH, hidden // 2),
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": ["JinaForRanking"], "auto_map": {"AutoModel": "modeling.JinaForRanking"}}
@@ -48,7 +51,13 @@ def run(documents: int = 6, queries: int = 2) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     words = ["river", "stone", "garden", "letter", "winter", "music", "horse"]
     rows = [
-        {"qid": f"q{q}", "query": words[q], "docno": f"d{d}", "text": " ".join(rng.choice(words, 4 + 5 * d)), "score": -d}
+        {
+            "qid": f"q{q}",
+            "query": words[q],
+            "docno": f"d{d}",
+            "text": " ".join(rng.choice(words, 4 + 5 * d)),
+            "score": -d,
+        }
         for q in range(queries)
         for d in range(documents)
     ]
@@ -59,8 +68,8 @@ def filled(query: str, texts: list[str]) -> str:
     """The published prompt, written out."""
     passages = "\n".join(f'<passage id="{i}">\n{text}<|embed_token|>\n</passage>' for i, text in enumerate(texts))
     return (
-        "<|im_start|>system\nYou are a search relevance expert who can determine a ranking of the passages based on how "
-        "relevant they are to the query. If the query is a question, how relevant a passage is depends on how well it "
+        "<|im_start|>system\nYou are a search relevance expert who can determine a ranking of the passages based on "
+        "how relevant they are to the query. If the query is a question, how relevant a passage is depends on how well it "
         "answers the question. If not, try to analyze the intent of the query and assess how well each passage "
         "satisfies the intent. If an instruction is provided, you should follow the instruction when determining the "
         f"ranking.<|im_end|>\n<|im_start|>user\nI will provide you with {len(texts)} passages, each indicated by a "
@@ -157,7 +166,7 @@ def test_no_sequence_exceeds_its_budget_and_coverage_tells_what_was_not_read(che
     frame.loc[7, "text"] = "stone river " * 1500
     frame["query"] = "music " * 30
     ranker = model(checkpoint, max_block_tokens=1200, max_query_len=20, max_doc_len=2000)
-    with pytest.warns(ld.listwise_warning if False else UserWarning, match="max_block_tokens=1200"):
+    with pytest.warns(ld.TruncationWarning, match="max_block_tokens=1200"):
         out = ranker(frame)
     assert len(lengths) > 1
     assert max(lengths) <= 1200
@@ -170,6 +179,7 @@ def test_no_sequence_exceeds_its_budget_and_coverage_tells_what_was_not_read(che
         model(checkpoint, max_block_tokens=50)(frame)
 
 
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.ExperimentalWarning")
 def test_what_cannot_work_is_refused_by_name(checkpoint, tmp_path):
     with pytest.raises(TypeError, match="cannot be trained here"):
         model(checkpoint).fit(run(), None)
@@ -185,9 +195,12 @@ def test_what_cannot_work_is_refused_by_name(checkpoint, tmp_path):
         model(checkpoint)(frame)
     with pytest.raises(ValueError, match="block_size=0"):
         model(checkpoint, block_size=0)
-    with pytest.warns(ld.ExperimentalWarning):
-        assert list(model(checkpoint)(run().iloc[:0]).columns) == list(run().columns) + ["rank"] or True
-        model(checkpoint)(run())
+
+
+def test_it_says_that_it_is_experimental(checkpoint):
+    with pytest.warns(ld.ExperimentalWarning, match="no published result"):
+        model(checkpoint)(run(documents=2, queries=1))
+    assert "rank" in model(checkpoint)(run().iloc[:0])  # nothing loads and nothing is said without rows
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.ExperimentalWarning")
