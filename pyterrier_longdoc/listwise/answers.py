@@ -76,24 +76,30 @@ class Permutation(ShowsChanges, AnswerForm):
     asks_again = True
 
     def check(self, client: LLMClient, prompt: Prompt) -> None:
+        """Refuses a prompt that names documents by letters."""
         if identifiers(prompt) == "letters":
             raise ValueError(
                 "a prompt with identifiers='letters' is for answer=FirstToken(); orders are read from numbers"
             )
 
     def most(self, prompt: Prompt) -> int | None:
+        """No limit."""
         return None
 
     def ask(self, client: LLMClient, prompt: Prompt) -> Ask:
+        """Asks for a text."""
         return client.ask
 
     def parse(self, reply: str, n: int, prompt: Prompt) -> ParsedReply | None:
+        """As `parse_ranking`."""
         return parse_ranking(reply, n)
 
     def unchanged(self, n: int, prompt: Prompt) -> str:
+        """All numbers in their order."""
         return " > ".join(f"[{number}]" for number in range(1, n + 1))
 
     def written(self, reply: str, count: Callable[[str], int]) -> int:
+        """All tokens of the text."""
         return count(reply)
 
 
@@ -129,18 +135,23 @@ class FirstToken(ShowsChanges, AnswerForm):
         check_given(top_logprobs=self.top_logprobs)
 
     def check(self, client: LLMClient, prompt: Prompt) -> None:
+        """Refuses a model that gives no log-probabilities."""
         check_gives_logprobs(client, f"answer={self!r}")
 
     def most(self, prompt: Prompt) -> int | None:
+        """As many as there are identifiers of one token, and log-probabilities."""
         return min(len(names(prompt)), self.top_logprobs)
 
     def ask(self, client: LLMClient, prompt: Prompt) -> Ask:
+        """Asks for the log-probabilities of first tokens, as JSON."""
+
         def ask(qid: str, messages: list[Message]) -> str:
             return json.dumps(dict(client.first_token(qid, messages, names(prompt), self.top_logprobs)))
 
         return ask
 
     def parse(self, reply: str, n: int, prompt: Prompt) -> ParsedReply | None:
+        """By falling log-probability; those without one in their order behind."""
         told = [logprob(json.loads(reply), name) for name in names(prompt)[:n]]
         known = [document for document, value in enumerate(told) if value > -math.inf]
         if not known:
@@ -149,9 +160,11 @@ class FirstToken(ShowsChanges, AnswerForm):
         return ParsedReply([*sorted(known, key=told.__getitem__, reverse=True), *rest], len(rest), 0, 0)
 
     def unchanged(self, n: int, prompt: Prompt) -> str:
+        """Log-probabilities that fall."""
         return json.dumps({name: -float(rank) for rank, name in enumerate(names(prompt)[:n], 1)})
 
     def written(self, reply: str, count: Callable[[str], int]) -> int:
+        """One."""
         return 1
 
 

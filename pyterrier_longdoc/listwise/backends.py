@@ -97,7 +97,8 @@ class CallableBackend:
 
     Args:
         function: gets the list of `{"role", "content"}` messages, returns a string or a `Reply`, with `logprobs`
-            where first tokens are asked for. Its own exceptions end the run; `ContextOverflowError` asks for shorter documents.
+            where first tokens are asked for. Its own exceptions
+            end the run; `ContextOverflowError` asks for shorter documents.
         name: stands for the function in the replay cache: change it when the function changes its answers. Default:
             the module and name of a plain function.
     """

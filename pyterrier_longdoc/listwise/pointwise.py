@@ -195,7 +195,7 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         return [{"role": "user", "content": self.request.format(query=clean(query), text=clean(text))}]
 
     def _score(self, qid: str, query: str, text: str, reader: DocumentReader) -> float:
-        """log p(yes) - log p(no); NaN where the model tells nothing of one of them."""
+        """Log p(yes) - log p(no); NaN where the model tells nothing of one of them."""
         messages, shown = self._prompt(query, text, reader)
         logprobs = self.client.first_token(qid, messages, WORDS, self.top_logprobs)
         reader.note(query, [text], [shown])

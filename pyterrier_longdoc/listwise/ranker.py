@@ -131,8 +131,8 @@ class ListRanker:
         most = self.answer.most(self.prompt)
         if most is not None and len(given) > most:
             raise ValueError(
-                f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order {most} "
-                f"at most: give schedule= with fewer, e.g. BackToFront(window={most}, stride={max(most // 2, 1)}), or "
+                f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order "
+                f"{most} at most: give schedule= with fewer, e.g. BackToFront(window={most}, stride={max(most // 2, 1)}), or "
                 f"raise top_logprobs= where that is the limit"
             )
         shown = [texts[document] for document in given]

@@ -69,8 +69,8 @@ def filled(query: str, texts: list[str]) -> str:
     passages = "\n".join(f'<passage id="{i}">\n{text}<|embed_token|>\n</passage>' for i, text in enumerate(texts))
     return (
         "<|im_start|>system\nYou are a search relevance expert who can determine a ranking of the passages based on "
-        "how relevant they are to the query. If the query is a question, how relevant a passage is depends on how well it "
-        "answers the question. If not, try to analyze the intent of the query and assess how well each passage "
+        "how relevant they are to the query. If the query is a question, how relevant a passage is depends on how well "
+        "it answers the question. If not, try to analyze the intent of the query and assess how well each passage "
         "satisfies the intent. If an instruction is provided, you should follow the instruction when determining the "
         f"ranking.<|im_end|>\n<|im_start|>user\nI will provide you with {len(texts)} passages, each indicated by a "
         f"numerical identifier. Rank the passages based on their relevance to query: {query}\n{passages}\n<query>\n"
