@@ -21,6 +21,7 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.foreign": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
+    "rerankers.listwise_encoder": ["ListwiseEncoder"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
     "common.arguments": ["argument"],
@@ -41,7 +42,7 @@ _PUBLIC = {
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
-        "compare_schedules",
+        "compare_schedules", "Pointwise",
     ],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "needle"],

@@ -1,20 +1,23 @@
 """Listwise reranking by language models, without torch and without vendors' libraries until they are used."""
 
+from .answers import FirstToken, Permutation
 from .backends import (
     AnthropicBackend,
     Backend,
     BackendError,
     CallableBackend,
     ContextOverflowError,
+    FirstTokenBackend,
     HuggingFaceBackend,
     MalformedReplyError,
     OpenAIBackend,
     Reply,
 )
 from .calls import Estimate, Ledger, Prices, SpendCapError
-from .client import LLMClient, NotInCacheError
+from .client import LLMClient, NoLogprobsError, NotInCacheError
 from .comparison import ScheduleComparison, Speed, compare_schedules
 from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
+from .pointwise import Pointwise
 from .rankgpt import RankGPT
 from .schedules import (
     BackToFront,
@@ -36,17 +39,22 @@ __all__ = [
     "CallableBackend",
     "ContextOverflowError",
     "Estimate",
+    "FirstToken",
+    "FirstTokenBackend",
     "HuggingFaceBackend",
     "IncompleteReplyWarning",
     "LLMClient",
     "Ledger",
     "ListwisePrompt",
     "MalformedReplyError",
+    "NoLogprobsError",
     "NotInCacheError",
     "OpenAIBackend",
     "PairwiseAll",
     "PairwiseBubble",
     "ParallelBlocks",
+    "Permutation",
+    "Pointwise",
     "Prices",
     "RankGPT",
     "Reply",

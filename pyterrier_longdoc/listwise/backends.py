@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from ..common.servers import (
@@ -40,11 +40,14 @@ class Reply:
         text: what it wrote.
         input_tokens: tokens of the prompt; None if the backend does not know.
         output_tokens: tokens of the answer, reasoning included; None if the backend does not know.
+        logprobs: natural log-probabilities of the likeliest first tokens, by their text, where `first_token` asked for
+            them and the backend has them; None otherwise.
     """
 
     text: str
     input_tokens: int | None = None
     output_tokens: int | None = None
+    logprobs: Mapping[str, float] | None = None
 
 
 class Backend(Protocol):
@@ -69,11 +72,32 @@ class Backend(Protocol):
         """
 
 
+@runtime_checkable
+class FirstTokenBackend(Protocol):
+    """A backend that also tells how likely first tokens are."""
+
+    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Asks for one token.
+
+        Args:
+            messages: the conversation.
+            words: what the answer may be; backends that know all log-probabilities give at least theirs.
+            top_logprobs: how many of the likeliest tokens are asked for, where a server decides about it.
+
+        Returns:
+            A reply with `logprobs`, None if there are none.
+
+        Raises:
+            BackendError: if there is no reply.
+        """
+
+
 class CallableBackend:
     """Any function from messages to text, as a backend.
 
     Args:
-        function: gets the list of `{"role", "content"}` messages, returns a string or a `Reply`. Its own exceptions
+        function: gets the list of `{"role", "content"}` messages, returns a string or a `Reply`, with `logprobs`
+            where first tokens are asked for. Its own exceptions
             end the run; `ContextOverflowError` asks for shorter documents.
         name: stands for the function in the replay cache: change it when the function changes its answers. Default:
             the module and name of a plain function.
@@ -101,6 +125,10 @@ class CallableBackend:
         if isinstance(reply, Reply):
             return reply
         raise TypeError(f"{self.model} returned {type(reply).__name__}; it must return a string or a Reply")
+
+    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Calls the function, which returns a `Reply` with `logprobs`."""
+        return self(messages)
 
 
 @dataclass(eq=False, repr=False)
@@ -149,11 +177,14 @@ class ServerBackend(ABC):
                 prompt.
             ImportError: without the vendor's package.
         """
+        return self._ask(messages, self.parameters)
+
+    def _ask(self, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
         library, asking = llm_library(self._vendor.lower()), retrying(self.max_retries, MalformedReplyError)
         client = self.client
         try:
             client = client or self._connect(library)
-            reply: Reply = asking(self._request, client, messages)
+            reply: Reply = asking(self._request, client, messages, parameters)
             return reply
         except getattr(library, f"{self._vendor}Error") as error:
             response, url = getattr(error, "response", None), getattr(getattr(error, "request", None), "url", None)
@@ -176,9 +207,9 @@ class ServerBackend(ABC):
                 self._connection = getattr(library, self._vendor)(**options)
             return self._connection
 
-    def _request(self, client: Any, messages: Sequence[Message]) -> Reply:
+    def _request(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Reply:
         try:
-            answer = self._send(client, messages)
+            answer = self._send(client, messages, parameters)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise self._malformed(client, getattr(error, "doc", error)) from None
         try:
@@ -201,7 +232,7 @@ class ServerBackend(ABC):
         return {}
 
     @abstractmethod
-    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
+    def _send(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Any:
         """The vendor's answer."""
 
     @abstractmethod
@@ -255,13 +286,29 @@ class OpenAIBackend(ServerBackend):
             return ""
         return "; base_url probably lacks /v1, which addresses of OpenAI-compatible servers mostly end in"
 
-    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
-        return client.chat.completions.create(model=self.model, messages=list(messages), **self.parameters)
+    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """Asks for one token and the log-probabilities of the likeliest; the server says how many it gives at most.
+
+        Raises:
+            BackendError: as for a conversation.
+        """
+        # Newer models of OpenAI's know the one name alone, most other servers the other.
+        newer = "max_completion_tokens"
+        bound = newer if newer in self.parameters else "max_tokens"
+        others = {name: value for name, value in self.parameters.items() if name != bound}
+        return self._ask(messages, {**others, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
+
+    def _send(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Any:
+        return client.chat.completions.create(model=self.model, messages=list(messages), **parameters)
 
     def _read(self, answer: Any) -> Reply:
-        message, usage = answer.choices[0].message, answer.usage
-        text = message.content or getattr(message, "refusal", None) or ""
-        return Reply(text, getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None))
+        choice, usage = answer.choices[0], answer.usage
+        text = choice.message.content or getattr(choice.message, "refusal", None) or ""
+        told = getattr(getattr(choice, "logprobs", None), "content", None)
+        # Several tokens may have one text, of which the first is the likeliest.
+        logprobs = {each.token: each.logprob for each in reversed(told[0].top_logprobs)} if told else None
+        tokens = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
+        return Reply(text, *tokens, logprobs=logprobs)
 
 
 @dataclass(eq=False, repr=False)
@@ -290,12 +337,12 @@ class AnthropicBackend(ServerBackend):
 
     _vendor = "Anthropic"
 
-    def _send(self, client: Any, messages: Sequence[Message]) -> Any:
+    def _send(self, client: Any, messages: Sequence[Message], parameters: Mapping[str, Any]) -> Any:
         system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
         turns = [message for message in messages if message["role"] != "system"]
-        parameters = {**({"system": system} if system else {}), **self.parameters}
+        options = {**({"system": system} if system else {}), **parameters}
         try:
-            return client.messages.create(model=self.model, messages=turns, **parameters)
+            return client.messages.create(model=self.model, messages=turns, **options)
         except TypeError as error:
             if "authentication" not in str(error):
                 raise
@@ -362,23 +409,46 @@ class HuggingFaceBackend:
         """
         import torch
 
-        with _GENERATING:
+        with _GENERATING, torch.inference_mode():
             model, tokenizer = self._load()
-            inputs = tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
-            ).to(model.device)
-            length = inputs["input_ids"].shape[1]
-            positions = getattr(model.config, "max_position_embeddings", None)
-            wanted = length + self.parameters.get("max_new_tokens", 1)
-            if positions is not None and wanted > positions:
-                raise ContextOverflowError(
-                    f"{self!r}: the prompt has {length} tokens, which with the answer makes {wanted}; the model takes "
-                    f"{positions}"
-                )
-            with torch.inference_mode():
-                generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
+            inputs, length = self._inputs(messages, self.parameters.get("max_new_tokens", 1))
+            generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
             new = generated[0, length:]
             return Reply(tokenizer.decode(new, skip_special_tokens=True), length, len(new))
+
+    def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
+        """The log-probabilities of the words that are tokens, alone or after a space, from one pass; exact ones.
+
+        Raises:
+            ContextOverflowError: if prompt and answer have more tokens than the model has positions.
+            ValueError: for a tokenizer without a chat template.
+        """
+        import torch
+
+        with _GENERATING, torch.inference_mode():
+            model, tokenizer = self._load()
+            inputs, length = self._inputs(messages, 1)
+            logits = model(**inputs, logits_to_keep=1).logits[0, -1].float()
+            logprobs = torch.log_softmax(logits, -1)
+            forms = (form for word in words for form in (word, f" {word}"))
+            ids = {form: tokenizer.encode(form, add_special_tokens=False) for form in forms}
+            found = {form: logprobs[of_form[0]].item() for form, of_form in ids.items() if len(of_form) == 1}
+            return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=found)
+
+    def _inputs(self, messages: Sequence[Message], answer: int) -> tuple[Any, int]:
+        """A conversation in the model's form, and its tokens."""
+        model, tokenizer = self._load()
+        inputs = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        ).to(model.device)
+        length = inputs["input_ids"].shape[1]
+        positions = getattr(model.config, "max_position_embeddings", None)
+        if positions is not None and length + answer > positions:
+            raise ContextOverflowError(
+                f"{self!r}: the prompt has {length} tokens, which with the answer makes {length + answer}; the model "
+                f"takes {positions}"
+            )
+        return inputs, length
 
     def _load(self) -> tuple[Any, Any]:
         if self._loaded is None:

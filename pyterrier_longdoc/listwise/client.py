@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .backends import Backend, CallableBackend, ContextOverflowError, Reply
+from .backends import Backend, BackendError, CallableBackend, ContextOverflowError, FirstTokenBackend, Reply
 from .calls import Call, Ledger, Prices
 from .messages import Message, Tokens, bytes_beyond_ascii, most_tokens
 
@@ -23,16 +23,28 @@ ANSWER_BOUNDS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 REPEATED_CHARACTERS = 2000
 """Characters of an unreadable reply that its reminder repeats."""
 
+LOGPROBS_FROM = (
+    "ask a model that does, by OpenAIBackend (OpenAI's chat models without reasoning, vLLM, SGLang, llama.cpp) or "
+    "HuggingFaceBackend"
+)
+"""What to do where there are no log-probabilities."""
+
 _SCHEMA = """CREATE TABLE IF NOT EXISTS replies (
     key TEXT PRIMARY KEY, model TEXT NOT NULL, settings TEXT NOT NULL, text TEXT NOT NULL,
     input_tokens INTEGER, output_tokens INTEGER, created TEXT NOT NULL DEFAULT CURRENT_TIMESTAMP
 )"""
+_LOGPROBS = "CREATE TABLE IF NOT EXISTS logprobs (key TEXT PRIMARY KEY, tokens TEXT NOT NULL)"
+"""Log-probabilities of first tokens, as JSON, of the replies that have some."""
 
 Parsed = TypeVar("Parsed")
 
 
 class NotInCacheError(LookupError):
     """A run that may only replay its cache asked something new."""
+
+
+class NoLogprobsError(BackendError):
+    """A model answered without the log-probabilities that were asked for."""
 
 
 class ReplayCache:
@@ -72,9 +84,14 @@ class ReplayCache:
             return None
         with self._connected() as connection:
             found = connection.execute(
-                "SELECT text, input_tokens, output_tokens FROM replies WHERE key = ?", (key,)
+                "SELECT text, input_tokens, output_tokens, tokens FROM replies LEFT JOIN logprobs USING (key) "
+                "WHERE key = ?",
+                (key,),
             ).fetchone()
-        return None if found is None else Reply(*found)
+        if found is None:
+            return None
+        text, tokens_in, tokens_out, tokens = found
+        return Reply(text, tokens_in, tokens_out, None if tokens is None else json.loads(tokens))
 
     def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
         """Stores a reply; the first one stays."""
@@ -86,12 +103,16 @@ class ReplayCache:
                 "VALUES (?, ?, ?, ?, ?, ?)",
                 (key, model, stored, reply.text, reply.input_tokens, reply.output_tokens),
             )
+            if reply.logprobs is not None:
+                tokens = json.dumps(dict(reply.logprobs))
+                connection.execute("INSERT OR IGNORE INTO logprobs (key, tokens) VALUES (?, ?)", (key, tokens))
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
         # One connection per use costs a fraction of a millisecond and needs no care with threads, forks and pickling.
         with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
             connection.execute(_SCHEMA)
+            connection.execute(_LOGPROBS)
             yield connection
 
 
@@ -158,35 +179,88 @@ class LLMClient:
             SpendCapError: if the call might pass `max_cost`.
             NotInCacheError: if it may only replay, and cannot.
         """
+        return self._reply(qid, messages, self.backend, self.backend.settings).text
+
+    def first_token(
+        self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int
+    ) -> Mapping[str, float]:
+        """Log-probabilities of the first tokens of an answer, as `ask`.
+
+        Args:
+            qid: where the ledger enters the call.
+            messages: the conversation.
+            words: what the answer may be.
+            top_logprobs: how many of the likeliest tokens a server is asked for.
+
+        Raises:
+            NoLogprobsError: if the model has none.
+            BackendError: if the backend has no reply.
+            SpendCapError: if the call might pass `max_cost`.
+            NotInCacheError: if it may only replay, and cannot.
+        """
+        backend = self.backend
+        if not isinstance(backend, FirstTokenBackend):
+            raise NoLogprobsError(f"{backend!r} gives no log-probabilities; {LOGPROBS_FROM}")
+        unbound = {name: value for name, value in backend.settings.items() if name not in ANSWER_BOUNDS}
+        settings = {**unbound, "max_tokens": 1, "top_logprobs": top_logprobs, "words": list(words)}
+
+        def send(asked: Sequence[Message]) -> Reply:
+            reply = backend.first_token(asked, words, top_logprobs)
+            if not reply.logprobs:
+                raise NoLogprobsError(
+                    f"the model {self.backend.model!r} answered without log-probabilities: its server, or this model "
+                    f"of it, does not give them; {LOGPROBS_FROM}"
+                )
+            return reply
+
+        logprobs = self._reply(qid, messages, send, settings).logprobs
+        return {} if logprobs is None else logprobs
+
+    def _reply(
+        self,
+        qid: str,
+        messages: Sequence[Message],
+        send: Callable[[Sequence[Message]], Reply],
+        settings: Mapping[str, Any],
+    ) -> Reply:
+        """The reply of `send`, or that of the cache to the same messages with the same settings."""
         # Counted only if the cap or the ledger needs it, and then once.
         count = functools.cache(lambda: self.tokens.count_messages(messages))
         if self.cache is None:
-            return self._pay(qid, messages, count).text
-        key = ReplayCache.key(self.backend.model, self.backend.settings, messages)
+            return self._pay(qid, messages, send, settings, count)
+        key = ReplayCache.key(self.backend.model, settings, messages)
         # The same prompt of two queries at the same time is paid for once.
         with self._busy.setdefault(key, threading.Lock()):
             reply = self.cache.get(key)
             if reply is not None:
                 self._enter(qid, reply, count, replayed=True)
-                return reply.text
+                return reply
             if self.replay_only:
                 raise NotInCacheError(f"query {qid!r}: {self.cache!r} has no reply to this prompt of {self.backend!r}")
-            reply = self._pay(qid, messages, count)
-            self.cache.put(key, self.backend.model, self.backend.settings, reply)
-            return reply.text
+            reply = self._pay(qid, messages, send, settings, count)
+            self.cache.put(key, self.backend.model, settings, reply)
+            return reply
 
-    def _pay(self, qid: str, messages: Sequence[Message], count: Callable[[], int]) -> Reply:
-        with self._reserving(messages, count):
-            reply = self.backend(messages)
+    def _pay(
+        self,
+        qid: str,
+        messages: Sequence[Message],
+        send: Callable[[Sequence[Message]], Reply],
+        settings: Mapping[str, Any],
+        count: Callable[[], int],
+    ) -> Reply:
+        with self._reserving(messages, settings, count):
+            reply = send(messages)
             # Half of a surrogate pair, which models do emit, is no text to sqlite and to servers.
             reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
             self._enter(qid, reply, count, replayed=False)
         return reply
 
-    def _reserving(self, messages: Sequence[Message], count: Callable[[], int]) -> AbstractContextManager[None]:
+    def _reserving(
+        self, messages: Sequence[Message], settings: Mapping[str, Any], count: Callable[[], int]
+    ) -> AbstractContextManager[None]:
         if self.ledger.max_cost is None:
             return nullcontext()
-        settings = self.backend.settings
         bound = next((int(settings[name]) for name in ANSWER_BOUNDS if settings.get(name)), None)
         beyond_ascii = bytes_beyond_ascii(messages)
         return self.ledger.reserving(count(), most_tokens(messages), bound, beyond_ascii=beyond_ascii)

@@ -98,9 +98,11 @@ class ListwisePrompt:
         document: one document; must use `{number}` and `{text}`.
         noted: the model's answer to a document (chat form only); may use `{number}`.
         closing: after the documents; may use `{query}` and `{n}`.
+        identifiers: what `{number}` is: `"numbers"` from 1, or `"letters"` A to Z for `FirstToken`, which make at most
+            26 documents in a prompt.
 
     Raises:
-        ValueError: for an unknown form, or a template with other or missing fields.
+        ValueError: for an unknown form or identifiers, or a template with other or missing fields.
 
     Example:
         >>> prompt = ListwisePrompt("single", system="", opening="{query}?", closing="Order all {n}.")
@@ -121,9 +123,11 @@ class ListwisePrompt:
         "Query: {query}\n\nThose were all {n} documents. Put them in order, the most relevant to the query first. "
         "Answer with the numbers of all {n} documents and nothing else, written like this: [2] > [1]"
     )
+    identifiers: str = "numbers"
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, ("turns", "single"))
+        check_choice("identifiers", self.identifiers, ("numbers", "letters"))
         check_fields("opening", self.opening, {"query", "n"})
         check_fields("document", self.document, {"number", "text"}, required={"number", "text"})
         check_fields("noted", self.noted, {"number"})
@@ -135,13 +139,18 @@ class ListwisePrompt:
         """The messages that ask for an order of `texts`; both arguments are cleaned first."""
         fields = {"query": clean(query), "n": len(texts)}
         opening, closing = self.opening.format(**fields), self.closing.format(**fields)
-        shown = [self.document.format(number=i, text=clean(text)) for i, text in enumerate(texts, 1)]
+        letters = self.identifiers == "letters"
+        if letters and len(texts) > len(string.ascii_uppercase):
+            raise ValueError(f"{len(texts)} documents in a prompt are more than there are letters to name them")
+        numbers: Sequence[Any] = string.ascii_uppercase if letters else range(1, len(texts) + 1)
+        named = list(zip(numbers, texts, strict=False))
+        shown = [self.document.format(number=number, text=clean(text)) for number, text in named]
         messages = [{"role": "system", "content": self.system}] if self.system else []
         if self.form == "single":
             content = f"{opening}\n\n{chr(10).join(shown)}\n\n{closing}"
             return [*messages, {"role": "user", "content": content}]
         turns = [(opening, self.ready)]
-        turns += [(document, self.noted.format(number=i)) for i, document in enumerate(shown, 1)]
+        turns += [(document, self.noted.format(number=i)) for document, (i, _) in zip(shown, named, strict=True)]
         for asked, answered in turns:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [*messages, {"role": "user", "content": closing}]

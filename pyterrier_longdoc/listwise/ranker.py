@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ..common.servers import ContextOverflowError
+from .answers import ANSWER_AGAIN, AnswerForm, Ask
 from .client import read_reply
-from .messages import DocumentReader, Message, Prompt, Shown, UnreadableReplyError, parse_ranking
+from .messages import DocumentReader, Message, Prompt, Shown, UnreadableReplyError
 from .schedules import Schedule
 from .schedules.base import Answer, Group
 
@@ -21,14 +22,6 @@ COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "
 SHRINK = 0.75
 SHRINK_ATTEMPTS = 8
 """A prompt that the server finds too long is sent again with 3/4 of its documents' tokens, down to a tenth."""
-
-ANSWER_AGAIN = (
-    "That answer could not be read. Answer again with the numbers of all {n} documents, the most relevant first, and "
-    "nothing else, written like this: [2] > [1]"
-)
-
-Ask = Callable[[str, list[Message]], str]
-"""`(qid, messages) -> text of the reply`."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +54,7 @@ class ListRanker:
     ask: Ask
     reader: DocumentReader
     schedule: Schedule
+    answer: AnswerForm
     prompt: Prompt
     max_prompt_tokens: int | None
     retries: int
@@ -134,28 +128,36 @@ class ListRanker:
 
     def _order(self, qid: str, query: str, texts: Sequence[str], given: Group) -> Asked:
         """One order of a group."""
+        most = self.answer.most(self.prompt)
+        if most is not None and len(given) > most:
+            raise ValueError(
+                f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order "
+                f"{most} at most: give schedule= with fewer, e.g. BackToFront(window={most}, stride={max(most // 2, 1)}), or "
+                f"raise top_logprobs= where that is the limit"
+            )
         shown = [texts[document] for document in given]
         messages, reply = self._ask_to_fit(qid, query, shown)
 
         def ask_again(conversation: list[Message]) -> str:
             return self.ask(qid, self._with_reminder(query, shown, messages, conversation[len(messages) :]))
 
+        retries = self.retries if self.answer.asks_again else 0
         parsed, unreadable = read_reply(
             ask_again,
             messages,
             reply,
-            lambda reply: parse_ranking(reply, len(given)),
+            lambda reply: self.answer.parse(reply, len(given), self.prompt),
             request=ANSWER_AGAIN.format(n=len(given)),
-            retries=self.retries,
+            retries=retries,
         )
-        counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), self.retries))
+        counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), retries))
         if parsed is not None:
             counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
             return Asked([given[position] for position in parsed.order], counts)
         if self.on_failure == "raise":
             numbers = ", ".join(str(document + 1) for document in given)
             raise UnreadableReplyError(
-                f"query {qid!r}, documents {numbers} of the first stage: no ranking in the reply after {self.retries} "
+                f"query {qid!r}, documents {numbers} of the first stage: no ranking in the reply after {retries} "
                 f"retries: {unreadable[-1][:200]!r}. Raise retries=, change prompt=, or let the run go on with "
                 f"on_failure='keep' or 'nan-free-bottom'"
             )

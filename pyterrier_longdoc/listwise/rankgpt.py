@@ -19,12 +19,13 @@ from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
 from ..modelling.preselection import WindowSelector
 from ..modelling.windows import SentenceWindows, Windows
+from .answers import AnswerForm, Ask, Permutation
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
 from .evidence import best_passages, check_selector
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
-from .ranker import COUNTS, ON_FAILURE, Ask, ListRanker, Ranked
+from .ranker import COUNTS, ON_FAILURE, ListRanker, Ranked
 from .schedules import BackToFront, Schedule
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
@@ -73,7 +74,9 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             leaves it to the server: what it finds too long is shortened by quarters.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
             four characters as one.
-        prompt: a `ListwisePrompt`, or a function from a query and texts to messages.
+        answer: `Permutation()`: the model writes an order; or `FirstToken()`: the order is that of the probabilities of
+            the documents' letters as first token, for models that give log-probabilities.
+        prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None for that of `answer`.
         on_failure: if a prompt has no readable reply after all retries: `"raise"`; `"keep"`: nothing is made of it,
             and each schedule says what that leaves; or `"nan-free-bottom"`: its documents go to the bottom of the
             query, all with score 0, and are not shown again.
@@ -108,7 +111,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     max_doc_len: int | None = None
     max_prompt_tokens: int | None = None
     tokenizer: Any = None
-    prompt: Prompt = ListwisePrompt()  # noqa: RUF009 - frozen
+    answer: AnswerForm = Permutation()  # noqa: RUF009 - frozen
+    prompt: Prompt | None = None
     on_failure: str = "raise"
     retries: int = 2
     shuffles: int = 0
@@ -129,7 +133,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     def __repr__(self) -> str:
         shown = [repr(self.client.backend)]
         shown += changed_arguments(self, ("llm", "prompt", "tokenizer", "text_loader", "verbose", "concurrency"))
-        if self.prompt != ListwisePrompt():
+        if self.prompt is not None:
             shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -140,7 +144,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             ValueError: if the model or the prompt is a function, of which it cannot be told whether it stays the same.
         """
         backend = self.client.backend
-        if isinstance(backend, CallableBackend) or not isinstance(self.prompt, ListwisePrompt):
+        if isinstance(backend, CallableBackend) or not isinstance(self._prompt, ListwisePrompt):
             raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
         not_asked = ("llm", "concurrency", "report", "text_loader", "verbose")
         asked: dict[str, Any] = {
@@ -173,7 +177,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         self._check()
         candidates = self._candidates(inp, text_columns)
         reader = self._reader(candidates)
-        rankings = self._rank_all(candidates, reader, self.client.ask, verbose=self.verbose)
+        ask = self.answer.ask(self.client, self._prompt)
+        rankings = self._rank_all(candidates, reader, ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
         rows = []
         for one, ranked in zip(candidates, rankings, strict=True):
@@ -205,7 +210,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         candidates = self._candidates(inp, text_columns)
         reader = self._reader(candidates)
         tokens_in: Counter[str] = Counter()
-        answers = _full_answers(max((len(one.texts) for one in candidates), default=0))
+        most = max((len(one.texts) for one in candidates), default=0)
+        answers = [self.answer.unchanged(n, self._prompt) for n in range(most + 1)]
 
         def ask(qid: str, messages: list[Message]) -> str:
             tokens_in[qid] += reader.count_messages(messages)
@@ -214,7 +220,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         total = np.zeros(3)
         for one, ranked in zip(candidates, self._rank_all(candidates, reader, ask, verbose=False), strict=True):
             sizes = [size for of_round in ranked.rounds for size in of_round]
-            tokens_out = sum(reader.count(answers[size]) for size in sizes)
+            tokens_out = sum(self.answer.written(answers[size], reader.count) for size in sizes)
             # Where answers decide about further prompts, these have not come about.
             more = self._most_prompts(one) / max(len(sizes), 1)
             total += [self._most_prompts(one), tokens_in[str(one.qid)] * more, tokens_out * more]
@@ -230,14 +236,18 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             passages = best_passages(self.preselect, self.windows, pairs, on_pairs=done)
         return DocumentReader(self.tokenizer, self.max_doc_len, passages)
 
+    @property
+    def _prompt(self) -> Prompt:
+        return self.answer.prompt if self.prompt is None else self.prompt
+
     def _most_prompts(self, one: Candidates) -> int:
         return self.schedule.estimate(len(one.texts)) * max(self.shuffles, 1)
 
     def _rank_all(
         self, candidates: list[Candidates], reader: DocumentReader, ask: Ask, *, verbose: bool
     ) -> list[Ranked]:
-        names = ("schedule", "prompt", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
-        ranker = ListRanker(ask, reader, **{name: getattr(self, name) for name in names})
+        names = ("schedule", "answer", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
+        ranker = ListRanker(ask, reader, prompt=self._prompt, **{name: getattr(self, name) for name in names})
         left = {number: self._most_prompts(one) for number, one in enumerate(candidates)}
         with counting(type(self).__name__, "prompt", sum(left.values()), shown=verbose) as done:
 
@@ -271,10 +281,13 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ON_FAILURE)
-        if not callable(self.prompt):
+        if not isinstance(self.answer, AnswerForm):
+            raise ValueError(f"answer={self.answer!r} must be Permutation() or FirstToken()")
+        if not callable(self._prompt):
             raise ValueError(
                 f"prompt={self.prompt!r} must be a ListwisePrompt or a function (query, texts) -> messages"
             )
+        self.answer.check(self.client, self._prompt)
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule={self.schedule!r} must be a schedule, e.g. BackToFront(window=20, stride=10)")
         if not isinstance(self.windows, Windows):
@@ -310,8 +323,3 @@ def _first_stage_order(inp: pd.DataFrame) -> list[int]:
         return list(range(len(inp)))
     numbers = inp[keys].apply(pd.to_numeric).reset_index(drop=True)
     return numbers.sort_values(keys, ascending=[key == "rank" for key in keys], kind="stable").index.tolist()
-
-
-def _full_answers(most: int) -> list[str]:
-    """For each number of documents up to `most`, an answer that leaves them in their order."""
-    return [" > ".join(f"[{number}]" for number in range(1, n + 1)) for n in range(most + 1)]

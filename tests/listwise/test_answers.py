@@ -1,0 +1,226 @@
+"""First tokens instead of rankings: log-probabilities through real clients, caches, failures, and who has none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pyterrier_longdoc.listwise import (
+    AnthropicBackend,
+    BackToFront,
+    CallableBackend,
+    FirstToken,
+    HuggingFaceBackend,
+    IncompleteReplyWarning,
+    ListwisePrompt,
+    LLMClient,
+    NoLogprobsError,
+    OpenAIBackend,
+    Pointwise,
+    Prices,
+    RankGPT,
+    Reply,
+    SetwiseHeapsort,
+    UnreadableReplyError,
+)
+
+from ..support import tiny_long
+from ..support.llm import GRADE, Answer, candidates, completion, order, serving, shown, worth
+
+pytest.importorskip("openai")
+pytest.importorskip("tenacity")
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CHAT = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+def worths(messages):
+    """What the lettered documents of a prompt are worth, in their order."""
+    contents = [message["content"] for message in messages if message["role"] == "user"]
+    return [int(GRADE.search(text)[1]) for text in contents if text[:1] == "[" and text[2] == "]"]
+
+
+def likely(messages, *, most=20):
+    """Letters as likely as their documents are worth; further tokens are the likeliest of all, as servers give them."""
+    told = {letter: worth / 10 - 20 for letter, worth in zip(LETTERS, worths(messages), strict=False)}
+    told |= {"The": -0.5, " ": -1.0}
+    best = sorted(told, key=told.__getitem__, reverse=True)[:most]
+    return Reply("The", 50, 1, logprobs={token: told[token] for token in best})
+
+
+def with_logprobs(logprobs, text="A"):
+    body = completion(text)
+    top = [{"token": token, "logprob": value, "bytes": None} for token, value in logprobs.items()]
+    body["choices"][0]["logprobs"] = {"content": [{"token": text, "logprob": -0.1, "bytes": None, "top_logprobs": top}]}
+    return Answer(body)
+
+
+def server(body):
+    reply = likely(body["messages"], most=body["top_logprobs"])
+    return with_logprobs(reply.logprobs, reply.text)
+
+
+def test_documents_are_in_the_order_of_their_letters_probabilities():
+    run = candidates(queries=2, documents=30)
+    out = RankGPT(likely, schedule=BackToFront(10, 5), answer=FirstToken())(run)
+    best = worth(run).groupby(run["qid"]).nlargest(5).droplevel(0).index
+    assert set(out.loc[best].groupby("qid")["rank"].apply(sorted).map(tuple)) == {(0, 1, 2, 3, 4)}
+    assert list(out["docno"]) == list(run["docno"])
+
+
+@pytest.mark.parametrize("schedule", [BackToFront(6, 3), SetwiseHeapsort()])
+def test_schedules_and_shuffles_go_with_it(schedule):
+    run = candidates(documents=12)
+    out = RankGPT(likely, schedule=schedule, answer=FirstToken(), shuffles=2)(run)
+    assert order(out)[0] == run.loc[worth(run).idxmax(), "docno"]
+
+
+def test_tokens_that_are_a_letter_but_for_white_space_are_added_up():
+    # 0.3 + 0.3 for A against 0.5 for B
+    told = {"B": math.log(0.5), "A": math.log(0.3), " A": math.log(0.3)}
+    out = RankGPT(lambda messages: Reply("", logprobs=told), answer=FirstToken())(candidates(documents=2))
+    assert order(out) == ["d0", "d1"]
+
+
+def test_numbers_where_the_prompt_has_numbers():
+    prompt = ListwisePrompt(closing="{query}? Answer with the number of the best document.")
+    model = lambda messages: Reply("", logprobs={str(i): -i / 10 for i, _ in shown(messages)} | {"9": 0.0})  # noqa: E731
+    assert order(RankGPT(model, answer=FirstToken(), prompt=prompt)(candidates(documents=3))) == ["d0", "d1", "d2"]
+    with pytest.raises(ValueError, match="can order 9 at most"):
+        RankGPT(model, answer=FirstToken(), prompt=prompt)(candidates(documents=10))
+    with pytest.raises(ValueError, match="'letters' is for answer=FirstToken"):
+        RankGPT(model, prompt=ListwisePrompt(identifiers="letters"))
+
+
+def test_more_documents_than_log_probabilities_are_refused_before_anything_is_asked():
+    asked = []
+    ranker = RankGPT(lambda messages: asked.append(1) or likely(messages), answer=FirstToken(top_logprobs=5))
+    with pytest.raises(ValueError, match=r"shows 8 documents in a prompt, of which .*top_logprobs=5.* can order 5"):
+        ranker(candidates(documents=8))
+    assert not asked
+
+
+def test_documents_without_a_log_probability_are_counted_and_warned_of():
+    run = candidates(documents=10)
+    ranker = RankGPT(lambda messages: likely(messages, most=8), answer=FirstToken(), report=True)
+    with pytest.warns(IncompleteReplyWarning, match="left out 4 documents"):
+        out = ranker(run)
+    assert set(out["llm_missing"]) == {4}
+    assert order(out)[:6] == run.loc[worth(run).nlargest(6).index, "docno"].tolist()
+
+
+def test_a_reply_without_any_letter_is_a_failure_and_not_asked_for_again():
+    asked = []
+    model = lambda messages: asked.append(1) or Reply("I", logprobs={"I": -0.1, "Sorry": -2.0})  # noqa: E731
+    with pytest.raises(UnreadableReplyError, match="no ranking in the reply after 0 retries"):
+        RankGPT(model, answer=FirstToken(), retries=3)(candidates(documents=4))
+    assert len(asked) == 1
+    with pytest.warns(IncompleteReplyWarning, match="1 of 1 prompts had no readable reply"):
+        RankGPT(model, answer=FirstToken(), on_failure="keep")(candidates(documents=4))
+
+
+def test_a_server_is_asked_for_one_token_and_its_log_probabilities_are_kept(tmp_path):
+    run = candidates(documents=8)
+    with serving(server) as served:
+        backend = OpenAIBackend("tiny", base_url=f"{served.url}/v1", parameters={"temperature": 0, "max_tokens": 300})
+        client = LLMClient(backend, cache=tmp_path / "replies.sqlite", prices=Prices(1, 1), max_cost=1.0)
+        ranker = RankGPT(client, answer=FirstToken(top_logprobs=12))
+        estimate = ranker.estimate(run)
+        first = ranker(run)
+        (_, _, body), *more = served.requests
+    assert not more
+    assert (body["max_tokens"], body["logprobs"], body["top_logprobs"]) == (1, True, 12)
+    assert (estimate.calls, estimate.output_tokens) == (1, 1)
+    replayed = RankGPT(LLMClient(backend, cache=tmp_path / "replies.sqlite", replay_only=True), answer=ranker.answer)
+    assert order(replayed(run)) == order(first) == run.loc[worth(run).sort_values().index[::-1], "docno"].tolist()
+    newer = OpenAIBackend("tiny", base_url=backend.base_url, parameters={"max_completion_tokens": 9})
+    with serving(server) as served:
+        newer.base_url = f"{served.url}/v1"
+        RankGPT(newer, answer=FirstToken())(run)
+        assert served.requests[0][2]["max_completion_tokens"] == 1
+        assert "max_tokens" not in served.requests[0][2]
+
+
+@pytest.mark.parametrize("make", [lambda llm: RankGPT(llm, answer=FirstToken()), Pointwise])
+def test_who_gives_no_log_probabilities_is_refused(make):
+    with pytest.raises(ValueError, match=r"AnthropicBackend\('claude'\) gives no log-probabilities, which"):
+        make(AnthropicBackend("claude"))
+    with serving(Answer(completion("A"))) as served:
+        ranker = make(OpenAIBackend("tiny", base_url=f"{served.url}/v1"))
+        with pytest.raises(NoLogprobsError, match=r"'tiny' answered without log-probabilities: .*vLLM"):
+            ranker(candidates(documents=3))
+        assert len(served.requests) == 1
+    with pytest.raises(NoLogprobsError, match="'silent' answered without"):
+        make(CallableBackend(lambda messages: "A", name="silent"))(candidates(documents=3))
+
+
+def judged(messages):
+    value = int(GRADE.search(messages[-1]["content"])[1])
+    return Reply("Yes", 30, 1, logprobs={"Yes": -1.0, " yes": -1.0, "No": -value / 10, "The": -9.0})
+
+
+def test_pointwise_scores_are_the_log_odds_of_yes():
+    run = candidates(queries=2, documents=6)
+    before = run.copy()
+    out = Pointwise(judged, concurrency=3)(run)
+    # p(yes) is that of both tokens
+    assert out["score"].tolist() == pytest.approx((math.log(2) - 1.0 + worth(run) / 10).tolist())
+    assert before.equals(run)
+    assert out.index.equals(run.index)
+    twice = run.loc[[0, 0, 3]].reset_index(drop=True)
+    client = LLMClient(judged)
+    assert Pointwise(client)(twice)["score"].nunique() == 2
+    assert len(client.ledger.calls) == 2
+    assert Pointwise(judged).estimate(run).calls == 12
+
+
+def test_pointwise_failures_are_at_the_bottom_or_raised():
+    run = candidates(documents=4)
+    model = lambda m: Reply("", logprobs={"Yes": -1.0}) if "document 2" in m[-1]["content"] else judged(m)  # noqa: E731
+    with pytest.raises(UnreadableReplyError, match=r"query 'q0': yes and no are not both .*likeliest: 'Yes'"):
+        Pointwise(model)(run)
+    with pytest.warns(IncompleteReplyWarning, match="1 of 4 documents had no log-probability"):
+        out = Pointwise(model, on_failure="nan-free-bottom")(run)
+    assert order(out)[-1] == "d2"
+    assert out["score"].notna().all()
+
+
+def test_pointwise_prompts_keep_their_budget():
+    run = candidates(documents=3)
+    run["text"] = run["text"] + " more" * 500
+    asked = []
+    ranker = Pointwise(lambda messages: asked.append(messages) or judged(messages), max_prompt_tokens=100)
+    with pytest.warns(UserWarning, match="max_prompt_tokens=100"):
+        ranker(run)
+    assert max(ranker.client.tokens.count_messages(messages) for messages in asked) <= 100
+    assert ranker.coverage.documents_cut == 3
+    with pytest.raises(ValueError, match="max_prompt_tokens=20 leaves no room"):
+        Pointwise(judged, max_prompt_tokens=20)(run)
+
+
+def test_a_local_model_gives_exact_log_probabilities(tmp_path):
+    folder = tiny_long.decoder(tmp_path / "qwen3", "qwen3", max_position_embeddings=4096)
+    backend = HuggingFaceBackend(folder, device="cpu")
+    add_chat_template(folder)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    question = [{"role": "user", "content": "yes or no?"}]
+    reply = backend.first_token(question, ("A", "yes"), 20)
+    ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.inference_mode():
+        expected = model(**ids).logits[0, -1].log_softmax(-1)
+    (letter,), (word,) = (tokenizer.encode(text) for text in ("A", "yes"))
+    assert reply.logprobs["A"] == pytest.approx(expected[letter].item(), abs=1e-5)
+    assert reply.logprobs["yes"] == pytest.approx(expected[word].item(), abs=1e-5)
+    run = candidates(documents=12)
+    ranker = RankGPT(LLMClient(backend, cache=tmp_path / "c.sqlite"), answer=FirstToken(), report=True)
+    assert set(ranker(run)["llm_missing"]) == {0}  # also of letters that are not among the likeliest 20
+
+
+def add_chat_template(folder):
+    """Gives the tokenizer of a tiny model a chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
