@@ -37,7 +37,7 @@ _PUBLIC = {
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
-    "experiment": ["Experiment", "ExperimentWarning", "show"],
+    "experiment": ["Experiment", "ExperimentWarning", "citations", "show"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
     ],

@@ -12,6 +12,7 @@ from typing import Any
 import pyterrier as pt
 
 from .arguments import arguments_of, changed_names
+from .citations import Cited
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
@@ -54,7 +55,7 @@ class ShowsChanges:
         return f"{type(self).__name__}({', '.join(changes(self))})"
 
 
-class Presented:
+class Presented(Cited):
     """What rerankers and judges have in common in how they show themselves."""
 
     def __hash__(self) -> int:

@@ -21,6 +21,7 @@ from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
 from .significance import TESTS, Statistics, Test, baseline_names, compare, mean_over_seeds
+from .sources import Sources, restored, sources_of, sources_of_measures
 from .why import Rankings, Why, why
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
@@ -216,6 +217,20 @@ class ExperimentResults:
             differences = values[self.measures] - of_system[baseline]
             values = values.join(differences.add_suffix(f" - {baseline}"))
         return why(qid, values, self.seeds, self.rankings, systems, top)
+
+    def citations(self, *further: Any) -> str:
+        """BibTeX of the models, collections and measures that were used, each entry once.
+
+        Collections are known from the text loaders of the pipelines: one without is named as an argument.
+
+        Args:
+            *further: datasets, or other pipelines.
+
+        Returns:
+            The entries, and a comment for each part that names no paper.
+        """
+        measures = sources_of_measures(self.measures)
+        return str(Sources.of_all([restored(self.settings.get("sources")), *map(sources_of, further), measures]))
 
     def to_markdown(self, *, digits: int | None = None) -> str:
         """The papers' layout in Markdown: best in bold, superscripts, gains in parentheses; see `paper_table`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -83,6 +83,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         coverage: how much of the shown documents the last `transform` showed; None before.
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
     llm: Any
     _: KW_ONLY

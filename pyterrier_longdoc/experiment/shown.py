@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -78,7 +79,7 @@ class _Ranked:
     def parts(self) -> Iterator[_Part]:
         """The whole text, cut wherever a window starts or ends."""
         ends = sorted({0, len(self.text), *(place for span in self.spans for place in span)})
-        for start, end in zip(ends, ends[1:], strict=False):
+        for start, end in itertools.pairwise(ends):
             yield _Part(start, end, tuple(i for i, (a, b) in enumerate(self.spans) if a <= start and end <= b))
 
     def title(self) -> str:
