@@ -542,10 +542,14 @@ def by_document_length(
     Returns:
         See `by_query_value`; queries without a relevant document of known length are left out.
     """
+    return by_query_value(results, relevant_lengths(qrels, lengths), edges=edges, column="document length")
+
+
+def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[str, float]:
+    """The mean length of each query's relevant documents: see `by_document_length`."""
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     relevant = qrels[qrels["label"] > 0]
-    of_document = as_strings(relevant["docno"]).map(dict(lengths))
-    return by_query_value(results, mean_by_query(relevant, of_document), edges=edges, column="document length")
+    return mean_by_query(relevant, as_strings(relevant["docno"]).map(dict(lengths)))
 
 
 def by_query_value(
