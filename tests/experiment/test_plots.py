@@ -11,7 +11,13 @@ import pandas as pd
 import pytest
 
 from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults, plot_efficiency
+from pyterrier_longdoc.experiment import (
+    Experiment,
+    ExperimentResults,
+    by_document_length,
+    plot_document_length,
+    plot_efficiency,
+)
 from pyterrier_longdoc.experiment.plots import beside
 
 from ..support import synthetic
@@ -115,3 +121,21 @@ axes.figure.savefig({str(tmp_path / "picture.png")!r})
     without = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MPLBACKEND")}
     subprocess.run([sys.executable, "-c", code], env=without, check=True)
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_means_by_the_length_of_relevant_documents():
+    pytest.importorskip("matplotlib")
+    results = Experiment(
+        {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}, TOPICS, QRELS, ["AP"]
+    )
+    lengths = {docno: 100 if place % 3 else 600 for place, docno in enumerate(sorted(set(QRELS["docno"])))}
+    table = by_document_length(results, QRELS, lengths, edges=[0, 200])
+    axes = plot_document_length(results, QRELS, lengths, edges=[0, 200])
+    drawn = {line.get_label(): line.lines[0].get_ydata().tolist() for line in axes.containers}
+    assert drawn == {name: table.loc[table["name"] == name, "AP"].tolist() for name in ("a", "b")}
+    sizes = table.drop_duplicates("document length")["queries"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        f"{group}\n{size} queries" for group, size in zip(("0 to < 200", ">= 200"), sizes, strict=True)
+    ]
+    with pytest.raises(ValueError, match="measure"):
+        plot_document_length(results, QRELS, lengths, measure="RR")

@@ -30,7 +30,7 @@ def ranking(**changes):
 
 
 class Page(HTMLParser):
-    """What a reader sees: text outside of the style, each piece with its opacity and whether it is underlined."""
+    """The documents' text as a reader sees it: each piece with its opacity and whether it is underlined."""
 
     VOID = ("br",)
 
@@ -50,9 +50,9 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         names = [tag for tag, _ in self.open]
-        if "style" in names or not any("text" == a.get("class") for _, a in self.open) or "summary" in names[1:]:
-            if "summary" in names or "style" in names or names[-1:] != ["span"]:
-                return
+        in_text = any(attributes.get("class") == "text" for _, attributes in self.open)
+        if not in_text or names[-1] == "summary":
+            return
         shade = re.search(r"rgba\(0,114,178,([\d.]+)\)", self.open[-1][1].get("style", ""))
         self.pieces.append((data, float(shade[1]) if shade else None, "u" in names))
 
@@ -76,7 +76,7 @@ def test_text_has_the_shade_of_its_highest_window_and_the_best_one_is_underlined
 def test_weights_shade_within_a_document():
     shades = [shade for _, shade, _ in page(ld.show(ranking(), by="weight")).pieces if shade is not None]
     assert shades == pytest.approx([STRONGEST * 0.4, STRONGEST, STRONGEST, STRONGEST * 0.6], abs=1e-3)
-    with pytest.raises(ValueError, match="no attention over windows .* take by='score'"):
+    with pytest.raises(ValueError, match=r"no attention over windows .* take by='score'"):
         ld.show(ranking(window_weights=None), by="weight")
 
 
@@ -98,7 +98,7 @@ def test_nothing_is_executed_or_fetched():
     assert "<script" not in html
     assert "<img" not in html
     assert not re.search(r"https?:|url\(|@import|on\w+=", html)
-    assert not re.search(r"(?<!-)color:\s*(?!inherit|color-mix)", html)  # all but the shade is the page's own colour
+    assert not re.search(r"(?<!-)color:(?! inherit)", html)  # all but the shade is the page's own colour
 
 
 def test_long_texts_open_with_a_click_and_nothing_is_lost():
@@ -128,9 +128,9 @@ def test_prints_as_text():
         "query 'q1': what <is> it",
         "0  d1  (score 2.000)",
         "   window 1 of 3 is best (3.000, characters 9-18); 11 of 38 characters not read",
-        "   two three",
+        f"   {TEXT[9:18].strip()}",
         "1 more documents are not shown: documents=2 shows all",
-    ] or TEXT[9:18] in repr(ld.show(several, documents=1))
+    ]
     assert "1  d2  (score 1.000, label 1)" in repr(ld.show(several))
     assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1
 
@@ -139,7 +139,7 @@ def test_queries_are_found_by_qid_or_text():
     both = pd.concat([ranking(), ranking(qid=2, query="other", docno="d9")], ignore_index=True)
     assert "d9" in repr(ld.show(both, "2"))
     assert "d9" in repr(ld.show(both, "other"))
-    with pytest.raises(ValueError, match="results are of 2 queries: say which, e.g. query='q1'"):
+    with pytest.raises(ValueError, match=r"results are of 2 queries: say which, e\.g\. query='q1'"):
         ld.show(both)
     with pytest.raises(ValueError, match="'third' is neither a qid nor a query"):
         ld.show(both, "third")
@@ -148,11 +148,11 @@ def test_queries_are_found_by_qid_or_text():
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(ValueError, match="lack the column.s. window_spans: give the reranker explain=True"):
+    with pytest.raises(ValueError, match=r"lack the column\(s\) window_spans: give the reranker explain=True"):
         ld.show(ranking().drop(columns="window_spans"))
-    with pytest.raises(ValueError, match="lack the column.s. window_weights"):
+    with pytest.raises(ValueError, match=r"lack the column\(s\) window_weights"):
         ld.show(ranking().drop(columns="window_weights"), by="weight")
-    with pytest.raises(ValueError, match="lack the text column.s. body: pass text_loader="):
+    with pytest.raises(ValueError, match=r"lack the text column\(s\) body: pass text_loader="):
         ld.show(ranking(), text_field="body")
     with pytest.raises(ValueError, match="documents"):
         ld.show(ranking(), documents=0)
