@@ -37,7 +37,7 @@ _PUBLIC = {
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
-    "experiment": ["Experiment", "ExperimentWarning", "citations", "show"],
+    "experiment": ["Experiment", "ExperimentWarning", "show"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
     ],

@@ -68,7 +68,7 @@ def citations(*used: Any) -> str:
         ValueError: for something else.
 
     Example:
-        `print(ld.citations(bm25 >> ld.PARADE(), dataset, nDCG @ 10))`.
+        `print(citations(bm25 >> ld.PARADE(), dataset, nDCG @ 10))`.
     """
     return str(Sources.of_all(map(sources_of, used)))
 

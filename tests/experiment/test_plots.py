@@ -19,6 +19,7 @@ from pyterrier_longdoc.experiment import (
     plot_efficiency,
 )
 from pyterrier_longdoc.experiment.plots import beside
+from pyterrier_longdoc.experiment.results import relevant_lengths
 
 from ..support import synthetic
 
@@ -125,17 +126,17 @@ axes.figure.savefig({str(tmp_path / "picture.png")!r})
 
 def test_means_by_the_length_of_relevant_documents():
     pytest.importorskip("matplotlib")
-    results = Experiment(
-        {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}, TOPICS, QRELS, ["AP"]
-    )
-    lengths = {docno: 100 if place % 3 else 600 for place, docno in enumerate(sorted(set(QRELS["docno"])))}
-    table = by_document_length(results, QRELS, lengths, edges=[0, 200])
-    axes = plot_document_length(results, QRELS, lengths, edges=[0, 200])
+    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
+    results = Experiment(runs, TOPICS, QRELS, ["AP"])
+    lengths = {docno: 100 * place for place, docno in enumerate(sorted(set(QRELS["docno"])))}
+    edges = [0, float(np.median(list(relevant_lengths(QRELS, lengths).values())))]
+    table = by_document_length(results, QRELS, lengths, edges=edges)
+    axes = plot_document_length(results, QRELS, lengths, edges=edges)
     drawn = {line.get_label(): line.lines[0].get_ydata().tolist() for line in axes.containers}
     assert drawn == {name: table.loc[table["name"] == name, "AP"].tolist() for name in ("a", "b")}
-    sizes = table.drop_duplicates("document length")["queries"]
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        f"{group}\n{size} queries" for group, size in zip(("0 to < 200", ">= 200"), sizes, strict=True)
-    ]
+    groups = table.drop_duplicates("document length")
+    assert len(groups) == 2
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == (groups["document length"] + "\n" + groups["queries"].astype(str) + " queries").tolist()
     with pytest.raises(ValueError, match="measure"):
         plot_document_length(results, QRELS, lengths, measure="RR")

@@ -8,7 +8,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import entries
 from pyterrier_longdoc.data.collection import Parts, PositionedCollection
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults
+from pyterrier_longdoc.experiment import Experiment, ExperimentResults, citations
 
 from ..support import synthetic, tiny
 
@@ -41,7 +41,7 @@ def keys_in(text):
 def test_all_parts_of_a_pipeline_count_once():
     loader = collection(papers=("zhu-2024-longembed",)).text_loader()
     pipeline = Retriever() >> loader >> (ld.MaxP() % 10 + 0.5 * ld.Birch() + ld.MaxP(max_windows=3))
-    cited = ld.citations(pipeline)
+    cited = citations(pipeline)
     assert set(keys_in(cited)) == {
         "dai-2019-deeper", "boytsov-2025-positional", "yilmaz-2019-birch", "zhu-2024-longembed"
     }  # fmt: skip
@@ -52,24 +52,24 @@ def test_all_parts_of_a_pipeline_count_once():
 def test_a_text_loader_given_to_a_model_is_part_of_it():
     dataset = collection(papers=("chen-2024-m3",))
     for loader in (dataset, dataset.text_loader()):
-        assert "chen-2024-m3" in keys_in(ld.citations(ld.AvgP(text_loader=loader)))
+        assert "chen-2024-m3" in keys_in(citations(ld.AvgP(text_loader=loader)))
 
 
 def test_collections_and_measures():
-    assert ld.citations(collection()) == "% no citation is known of the collection made-up"
-    assert keys_in(ld.citations("nDCG@10", "ndcg_cut_5")) == ["jarvelin-2002-cumulated"]
-    assert "https://dblp.org/rec/journals/ir/KantorV00.bib" in ld.citations("recip_rank")
-    assert ld.citations("R@100") == ""
+    assert citations(collection()) == "% no citation is known of the collection made-up"
+    assert keys_in(citations("nDCG@10", "ndcg_cut_5")) == ["jarvelin-2002-cumulated"]
+    assert "https://dblp.org/rec/journals/ir/KantorV00.bib" in citations("recip_rank")
+    assert citations("R@100") == ""
     with pytest.raises(ValueError, match="no pipeline, dataset or measure"):
-        ld.citations(5)
+        citations(5)
 
 
 def test_ir_datasets_names_its_own():
-    cited = ld.citations(pt.get_dataset("irds:msmarco-document/trec-dl-2019"))
+    cited = citations(pt.get_dataset("irds:msmarco-document/trec-dl-2019"))
     assert "{Bajaj2016Msmarco," in cited
     assert "{Craswell2019TrecDl," in cited
-    assert "{Wadden2020Scifact," in ld.citations(pt.get_dataset("longdoc:irds:beir/scifact"))
-    assert ld.citations(pt.get_dataset("irds:vaswani")) == "% no citation is known of the collection irds:vaswani"
+    assert "{Wadden2020Scifact," in citations(pt.get_dataset("longdoc:irds:beir/scifact"))
+    assert citations(pt.get_dataset("irds:vaswani")) == "% no citation is known of the collection irds:vaswani"
 
 
 def test_an_experiment_knows_what_it_used_also_when_runs_are_read_again(tmp_path):
