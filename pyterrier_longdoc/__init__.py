@@ -38,7 +38,7 @@ _PUBLIC = {
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
-    "experiment": ["Experiment", "ExperimentWarning"],
+    "experiment": ["Experiment", "ExperimentWarning", "show"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -132,6 +132,8 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         text_loader: supplies the text where the column is absent.
         verbose: show a progress bar.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("upadhyay-2024-umbrela", "boytsov-2025-positional")
 
     llm: Any
     _: KW_ONLY

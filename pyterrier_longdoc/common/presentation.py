@@ -13,6 +13,7 @@ import numpy as np
 import pyterrier as pt
 
 from .arguments import arguments_of, changed_names
+from .citations import Cited
 
 HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
 
@@ -69,7 +70,7 @@ class ShowsChanges:
         return f"{type(self).__name__}({', '.join(changes(self))})"
 
 
-class Presented:
+class Presented(Cited):
     """What rerankers and judges have in common in how they show themselves."""
 
     def __hash__(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
+from ..common.citations import of_ir_datasets
 from .collection import Collection, Documents, StreamedDocuments
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
@@ -171,6 +172,11 @@ class DecodedDataset(Collection):
             raise ValueError(
                 f"ir_datasets has no dataset {name!r}; https://ir-datasets.com lists those it has"
             ) from error
+
+    @property
+    def papers(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The entries that ir_datasets names."""
+        return of_ir_datasets(self._plain.irds_ref())
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """The topics as ``irds:`` gives them."""

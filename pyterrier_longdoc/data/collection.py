@@ -67,6 +67,7 @@ class TextLoader(pt.Transformer):
         fields: Names of the fields to add, each one present in every document.
         name: Name of the collection, for messages only.
         verbose: Show a progress bar.
+        papers: Behind the collection, see `Collection.papers`.
 
     Example:
         >>> loader = TextLoader({"d1": {"docno": "d1", "text": "a long document"}}, ["text"])
@@ -78,6 +79,7 @@ class TextLoader(pt.Transformer):
     fields: list[str]
     name: str = ""
     verbose: bool = False
+    papers: tuple[str, ...] = ()
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Adds the fields.
@@ -142,6 +144,8 @@ class Collection(pt.datasets.Dataset):
 
     name: str
     tokenizer: Any = None
+    papers: tuple[str, ...] = ()
+    """Behind the collection: keys of `references.bib`, or BibTeX entries."""
 
     @property
     def documents(self) -> Documents:
@@ -178,7 +182,7 @@ class Collection(pt.datasets.Dataset):
             raise ValueError(f"{self!r} has no field {unknown[0]!r}; its fields are {available}")
         key = (tuple(wanted), verbose)
         if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose)
+            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose, self.papers)
         return self._loaders[key]
 
     def describe(self) -> dict[str, Any]:
@@ -285,6 +289,7 @@ class PositionedCollection(Collection):
         tokenizer: in whose tokens lengths and the positions of `gold` are, see `token_counter`.
         default: variant of topics and qrels if none is asked for; None stands for all of them.
         variants: of topics and qrels, where the parts are still to be made.
+        papers: behind the collection: keys of `references.bib`, or BibTeX entries.
     """
 
     def __init__(
@@ -295,7 +300,9 @@ class PositionedCollection(Collection):
         tokenizer: Any = None,
         default: str | None = None,
         variants: Iterable[str] = (),
+        papers: tuple[str, ...] = (),
     ) -> None:
+        self.papers = papers
         self.name, self.tokenizer, self._count = name, tokenizer, token_counter(tokenizer)
         self._given, self._default, self._variants = parts, default, list(variants)
 

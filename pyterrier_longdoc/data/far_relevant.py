@@ -177,7 +177,7 @@ def far_relevant(
         lengths=documents.lengths,
         relevant_filler=documents.relevant_filler,
     )
-    return PositionedCollection(name, parts, tokenizer=tokenizer)
+    return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("boytsov-2025-positional",))
 
 
 def _fitting(relevant: pd.DataFrame, shortest: int, longest: int, *, raising: bool) -> pd.DataFrame:

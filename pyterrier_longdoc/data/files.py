@@ -217,7 +217,7 @@ def read_far_relevant(
         gold if as_written else partial(counted_anew, gold, documents, token_counter(known)),
         splits=splits,
     )
-    return PositionedCollection(name, parts, tokenizer=known, default=default)
+    return PositionedCollection(name, parts, tokenizer=known, default=default, papers=("boytsov-2025-positional",))
 
 
 def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
@@ -297,7 +297,7 @@ def read_longembed(
         splits=splits,
         groups={docno: str(row["context_length"]) for docno, row in corpus.items() if "context_length" in row},
     )
-    return PositionedCollection(name, parts, tokenizer=tokenizer)
+    return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("zhu-2024-longembed",))
 
 
 def _longembed_rows(source: Any, part: str, strings: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -116,7 +116,7 @@ def needle(
         splits,
         groups={docno: docno.partition("-")[0] for docno in texts},
     )
-    return PositionedCollection(name, parts, tokenizer=tokenizer)
+    return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("zhu-2024-longembed",))
 
 
 def passkey(

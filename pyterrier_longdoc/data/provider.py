@@ -45,7 +45,9 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
         docstrings = dataset or DocstringsDataset()
         return of_docstrings(docstrings, LONGEST_PASSAGE, position=position, within=LONGEST_PASSAGE).parts
 
-    return PositionedCollection(f"docstrings-{position}", parts, default="test", variants=SPLITS)
+    return PositionedCollection(
+        f"docstrings-{position}", parts, default="test", variants=SPLITS, papers=("boytsov-2025-positional",)
+    )
 
 
 def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> PositionedCollection:
@@ -78,12 +80,12 @@ def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCol
         prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
         return needle(prose).parts
 
-    return PositionedCollection("needle", parts, variants=_LENGTHS)
+    return PositionedCollection("needle", parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
 
 
 def plain_passkey() -> PositionedCollection:
     """The Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
-    return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS)
+    return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
 
 
 def _bright(argument: str) -> PositionedCollection:

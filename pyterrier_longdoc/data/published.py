@@ -88,7 +88,7 @@ def read_bright(
     )
     gold = "gold_ids_long" if documents == "long_documents" else "gold_ids"
     parts = partial(_bright, of_documents, of_queries, gold)
-    return PositionedCollection(f"bright-{domain}", parts, tokenizer=tokenizer)
+    return PositionedCollection(f"bright-{domain}", parts, tokenizer=tokenizer, papers=("su-2024-bright",))
 
 
 def _bright(documents: list[Path], queries: list[Path], gold: str) -> Parts:
@@ -144,7 +144,9 @@ def read_mldr(
         raise FileNotFoundError(f"{folder} holds no topics: {_expected('test')}; {_advice(hub)}")
     default = "test" if "test" in there else None
     parts = partial(_mldr, corpus, there)
-    return PositionedCollection("mldr", parts, tokenizer=tokenizer, default=default, variants=there)
+    return PositionedCollection(
+        "mldr", parts, tokenizer=tokenizer, default=default, variants=there, papers=("chen-2024-m3",)
+    )
 
 
 def _mldr(corpus: list[Path], files: dict[str, list[Path]]) -> Parts:
@@ -192,7 +194,9 @@ def read_squad_posq(folder: str | Path, *, tokenizer: Any = None) -> PositionedC
     tables = ("squad_v2/train", "squad_v2/validation")
     files = [file for table in tables for file in _tables(folder, table, "rajpurkar/squad_v2")]
     parts = partial(_squad, files, tokenizer)
-    return PositionedCollection("squad-posq", parts, tokenizer=tokenizer, variants=SQUAD_GROUPS)
+    return PositionedCollection(
+        "squad-posq", parts, tokenizer=tokenizer, variants=SQUAD_GROUPS, papers=("zeng-2025-empirical",)
+    )
 
 
 def _squad(files: list[Path], tokenizer: Any) -> Parts:
@@ -241,7 +245,11 @@ def read_fineweb_posq(path: str | Path, *, tokenizer: Any = None) -> PositionedC
     if not files:
         raise FileNotFoundError(f"{root} is no file and holds none: {_expected('*')}; {_advice(hub)}")
     return PositionedCollection(
-        "fineweb-posq", partial(_fineweb, files, tokenizer), tokenizer=tokenizer, variants=THIRDS
+        "fineweb-posq",
+        partial(_fineweb, files, tokenizer),
+        tokenizer=tokenizer,
+        variants=THIRDS,
+        papers=("zeng-2025-empirical",),
     )
 
 
@@ -288,7 +296,9 @@ def read_colder(folder: str | Path, *, tokenizer: Any = None) -> PositionedColle
     there = {subset: of_subset for subset, of_subset in files.items() if of_subset}
     if not there:
         raise FileNotFoundError(f"{folder} holds no subset: {_expected('test/foil')}; {_advice(hub)}")
-    return PositionedCollection("colder", partial(_colder, there), tokenizer=tokenizer, variants=there)
+    return PositionedCollection(
+        "colder", partial(_colder, there), tokenizer=tokenizer, variants=there, papers=("fayyaz-2025-collapse",)
+    )
 
 
 def _colder(files: dict[str, list[Path]]) -> Parts:

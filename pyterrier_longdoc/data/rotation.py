@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import ClassVar
 
 import pandas as pd
 import pyterrier as pt
@@ -96,6 +97,8 @@ class RotateDocuments(Presented, pt.Transformer):
         seed: of the random numbers.
         verbose: show a progress bar.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2021-mitigating", "boytsov-2025-positional")
 
     augmentation: str = "rotate"
     _: KW_ONLY

@@ -25,6 +25,7 @@ from .identity import Identities, Identity
 from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
 from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, mean_over_seeds, without_rounding
+from .sources import Sources, restored, sources_of
 from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
 from .why import Rankings, Standing, relevant_documents, standings
 
@@ -161,7 +162,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         round=round,
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
         checks=_findings(evaluated, evaluator.qids, statistics),
-        settings={**settings, "unchecked": _unchecked(evaluated)},
+        settings={**settings, "unchecked": _unchecked(evaluated), "sources": _sources(evaluated)},
         folder=None if save_dir is None else Path(save_dir),
         rankings=Rankings.of(
             topics[topics["qid"].isin(set(evaluator.qids))],
@@ -176,6 +177,11 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
         warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
     return results
+
+
+def _sources(evaluated: Mapping[str, list[_Evaluated]]) -> dict[str, list[str]]:
+    """What to cite for all systems, for JSON."""
+    return Sources.of_all(run.sources for runs in evaluated.values() for run in runs).as_dict()
 
 
 def _checked(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:
@@ -200,6 +206,8 @@ class _Evaluated(NamedTuple):
     """In what the system that had made a saved run was another one."""
     standings: dict[str, Standing]
     """By query, how the relevant documents are ranked; of a system's first run alone."""
+    sources: Sources
+    """What to cite for it."""
 
 
 class _Part(NamedTuple):
@@ -210,6 +218,7 @@ class _Part(NamedTuple):
     unchecked: list[str]
     was_read: bool
     differs: list[str]
+    sources: Sources
 
 
 @dataclass
@@ -264,6 +273,7 @@ class _Runner:
             any(part.was_read for part in parts),
             list(dict.fromkeys(name for part in parts for name in part.differs)),
             standings(run, {qid: self.relevant.get(qid, []) for qid in self.evaluator.qids}) if ranks else {},
+            Sources.of_all(part.sources for part in parts),
         )
 
     def _run(self, job: Job) -> _Part:
@@ -276,7 +286,7 @@ class _Runner:
             saved = self.folder.find(job, told, measured=self.efficiency)
             if saved is not None and saved.run is not None:
                 cost = None if saved.cost is None else Cost(**saved.cost)
-                return _Part(as_run(saved.run, str(job)), cost, unchecked, True, [])
+                return _Part(as_run(saved.run, str(job)), cost, unchecked, True, [], restored(saved.sources))
             differs = [] if saved is None else saved.differs
         made = job.make()
         self.fitted.check(made, job)
@@ -285,12 +295,14 @@ class _Runner:
             frame, cost = self._execute(made, self.topics if job.fold is None else job.fold.test_topics)
         else:
             frame = _as_frame(made, job)
+        sources = sources_of(made) if isinstance(made, pt.Transformer) else Sources([], [f"{job.system}, a given run"])
         run = as_run(frame, str(job))
         if self.folder is not None:
             known_cost = None if cost is None else asdict(cost)
             notes = {"identity": told, "unchecked": unchecked, "measured": self.efficiency, "cost": known_cost}
+            notes["sources"] = sources.as_dict()
             self.folder.write(job, frame, {"given": True} if job.given else notes)
-        return _Part(run, cost, unchecked, False, differs)
+        return _Part(run, cost, unchecked, False, differs, sources)
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
         """`qid, docno, score` and what they cost, without memory and coverage if these are not measured."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from ..common.arguments import check_choice
 from ..common.files import import_extra
-from .results import ExperimentResults
+from .results import DEFAULT_EDGES, ExperimentResults, query_groups, relevant_lengths
+from .significance import resampled_means
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
@@ -43,6 +46,54 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     ax.set_ylabel("mean gain over the partner (%)")
     ax.spines[["top", "right"]].set_visible(False)
     return ax
+
+
+def plot_document_length(
+    results: ExperimentResults,
+    qrels: pd.DataFrame,
+    lengths: Mapping[str, float],
+    *,
+    edges: Sequence[float] = DEFAULT_EDGES,
+    measure: str | None = None,
+    ax: Any = None,
+) -> Any:
+    """Draws each system's mean by the length of the relevant documents; `by_document_length` has the numbers.
+
+    Args:
+        results: of an experiment. Its `statistics` say how wide the bootstrap intervals are.
+        qrels: see `by_document_length`.
+        lengths: see there.
+        edges: see there.
+        measure: one of the experiment's; None for the first.
+        ax: matplotlib axes to draw on; None makes a figure.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ValueError: for an unknown measure, or if no evaluated query falls into any group.
+        ImportError: without matplotlib.
+    """
+    measure = measure or results.measures[0]
+    check_choice("measure", measure, tuple(results.measures))
+    groups = query_groups(results, relevant_lengths(qrels, lengths), edges=edges)
+    ax, places = ax or new_axes(len(results.names)), np.arange(len(groups))
+    for name, aside in zip(results.names, beside(places, len(results.names)), strict=True):
+        rows = pd.DataFrame([_mean_with_interval(group, name, measure) for group in groups.values()])
+        draw_means(ax, places + aside, rows["mean"], rows, full=[False] * len(rows), label=name)
+    ax.set_xticks(places, [f"{label}\n{len(group.qids)} queries" for label, group in groups.items()])
+    ax.set_xlabel("mean length of the relevant documents")
+    ax.set_ylabel(measure)
+    return finish(ax)
+
+
+def _mean_with_interval(results: ExperimentResults, name: str, measure: str) -> dict[str, float]:
+    """Over queries, with its bootstrap interval."""
+    statistics, column = results.statistics, results.measures.index(measure)
+    values = results.query_values[name][:, [column]]
+    drawn = resampled_means(values, resamples=statistics.resamples, seed=statistics.seed)
+    low, high = np.quantile(drawn, [(1 - statistics.confidence) / 2, (1 + statistics.confidence) / 2])
+    return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
 LABEL_HEIGHT, LABEL_WIDTH = 11, 60

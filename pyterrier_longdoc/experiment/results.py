@@ -21,6 +21,7 @@ from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns
 from .runs import EXACT_FLOATS, aggregate, read_run, run_files
 from .significance import TESTS, Statistics, Test, baseline_names, compare, mean_over_seeds
+from .sources import Sources, restored, sources_of, sources_of_measures
 from .why import Rankings, Why, why
 
 CHECK_COLUMNS = ["check", "name", "queries", "message"]
@@ -216,6 +217,20 @@ class ExperimentResults:
             differences = values[self.measures] - of_system[baseline]
             values = values.join(differences.add_suffix(f" - {baseline}"))
         return why(qid, values, self.seeds, self.rankings, systems, top)
+
+    def citations(self, *further: Any) -> str:
+        """BibTeX of the models, collections and measures that were used, each entry once.
+
+        Collections are known from the text loaders of the pipelines: one without is named as an argument.
+
+        Args:
+            *further: datasets, or other pipelines.
+
+        Returns:
+            The entries, and a comment for each part that names no paper.
+        """
+        measures = sources_of_measures(self.measures)
+        return str(Sources.of_all([restored(self.settings.get("sources")), *map(sources_of, further), measures]))
 
     def to_markdown(self, *, digits: int | None = None) -> str:
         """The papers' layout in Markdown: best in bold, superscripts, gains in parentheses; see `paper_table`."""
@@ -527,10 +542,14 @@ def by_document_length(
     Returns:
         See `by_query_value`; queries without a relevant document of known length are left out.
     """
+    return by_query_value(results, relevant_lengths(qrels, lengths), edges=edges, column="document length")
+
+
+def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[str, float]:
+    """The mean length of each query's relevant documents: see `by_document_length`."""
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     relevant = qrels[qrels["label"] > 0]
-    of_document = as_strings(relevant["docno"]).map(dict(lengths))
-    return by_query_value(results, mean_by_query(relevant, of_document), edges=edges, column="document length")
+    return mean_by_query(relevant, as_strings(relevant["docno"]).map(dict(lengths)))
 
 
 def by_query_value(

@@ -209,6 +209,8 @@ class SavedRun(NamedTuple):
     run: pd.DataFrame | None
     cost: dict[str, Any] | None
     differs: list[str]
+    sources: dict[str, list[str]] | None = None
+    """What to cite for it."""
 
 
 class RunFolder:
@@ -256,7 +258,9 @@ class RunFolder:
         if notes.get("given") or (measured and notes["cost"] is not None and not notes["measured"]):
             return None
         differs = differences(notes["identity"], identity)
-        return SavedRun(None, None, differs) if differs else SavedRun(read_run(path), notes["cost"], [])
+        if differs:
+            return SavedRun(None, None, differs)
+        return SavedRun(read_run(path), notes["cost"], [], notes.get("sources"))
 
     def write(self, job: Job, run: pd.DataFrame, notes: dict[str, Any]) -> None:
         """Writes a run and notes on it, which `find` reads; versions of libraries are added."""

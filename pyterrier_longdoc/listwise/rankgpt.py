@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -101,6 +101,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
             before. Prompts of one round do not wait for each other.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
     llm: Any
     _: KW_ONLY

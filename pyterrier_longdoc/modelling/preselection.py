@@ -21,11 +21,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..common.arguments import check_given, plain_fields
+from ..common.citations import Cited
 from ..common.language import UNSPACED
 from ..common.registry import defined_in, look_up, register
 from .texts import Context, Span, TokenizedText, each_once
@@ -41,7 +42,7 @@ Cut = tuple[TokenizedText, list[Span]]
 """A document as it is read, and its windows."""
 
 
-class Preselection(ABC):
+class Preselection(Cited, ABC):
     """What stands before the encoder: chooses what is read of each document for each query."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -230,6 +231,8 @@ class BM25Windows(WindowSelector):
         `ld.MaxP(preselect=ld.BM25Windows(3))`.
     """
 
+    papers: ClassVar[tuple[str, ...]] = ("li-2023-power",)
+
     k1: float = 1.2
     b: float = 0.75
     document_frequencies: Mapping[str, int] | None = field(default=None, hash=False)
@@ -336,6 +339,8 @@ class KeyBlocks(Preselection):
         `ld.FirstP(preselect=ld.KeyBlocks(ld.BM25Windows(7)))`.
     """
 
+    papers: ClassVar[tuple[str, ...]] = ("li-2023-power",)
+
     selector: WindowSelector
     blocks: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
 
@@ -350,6 +355,9 @@ class KeyBlocks(Preselection):
     @property
     def needs_text(self) -> bool:
         return self.blocks.needs_text or self.selector.needs_text
+
+    def cited(self) -> list[str]:
+        return [*super().cited(), *self.selector.cited()]
 
     def check(self, windows: Windows) -> None:
         if windows.needs_text:

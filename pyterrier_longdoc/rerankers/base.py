@@ -221,6 +221,11 @@ class WindowReranker(WithBackbone, pt.Transformer):
         """Whether anything is read with each window besides its own tokens."""
         return self.repeat is not None or self.repeat_headings
 
+    def cited(self) -> list[str]:
+        """The keys of the papers behind this model, with those of what selects its windows."""
+        preselect = getattr(self, "preselect", None)
+        return [*super().cited(), *(preselect.cited() if preselect is not None else [])]
+
     def check_backbone(self) -> None:
         """Raises ValueError for what cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pyterrier as pt
@@ -54,6 +54,8 @@ class BiEncoder(WindowReranker):
     position_step: int = argument(1, role="input")
     window_size: int | None = argument(None, role="windows")
     stride: int = argument(100, role="windows")
+
+    papers: ClassVar[tuple[str, ...]] = ("reimers-2019-sentence",)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""

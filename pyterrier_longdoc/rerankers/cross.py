@@ -60,6 +60,7 @@ class FirstP(LongDocReranker):
     """
 
     head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("dai-2019-deeper", "boytsov-2025-positional")
 
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows")
@@ -98,6 +99,7 @@ class MaxP(SlidingReranker):
     """
 
     head_name: ClassVar[str] = "maxp"
+    papers: ClassVar[tuple[str, ...]] = ("dai-2019-deeper", "boytsov-2025-positional")
 
 
 @dataclass(eq=False, repr=False)
@@ -148,6 +150,8 @@ class Birch(KMaxP):
     _: KW_ONLY
     first_stage_weight: float = argument(0.5, role="head")
 
+    papers: ClassVar[tuple[str, ...]] = ("yilmaz-2019-birch",)
+
     def default_windows(self) -> Windows:
         return SentenceWindows(max_sentences=1)
 
@@ -188,6 +192,7 @@ class AvgP(LongDocReranker):
     """
 
     head_name: ClassVar[str] = "avgp"
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
 
     _: KW_ONLY
     window_size: int | None = argument(None, role="windows")
@@ -233,6 +238,8 @@ class PARADE(SlidingReranker):
     query_states: bool = argument(False, role="head")
     separate_query_projection: bool = argument(False, role="head")
     stride: int = argument(75, role="windows")
+
+    papers: ClassVar[tuple[str, ...]] = ("li-2024-parade", "boytsov-2025-positional")
 
     _of_transformer: ClassVar[tuple[str, ...]] = (
         "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
@@ -327,6 +334,7 @@ class LateIR(ApartReranker):
     aggregator: str | Path | None = argument(DEFAULT_BACKBONE, role="checkpoint")
     stride: int = argument(75, role="windows")
 
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
     encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
 
     def check(self) -> None:
@@ -359,6 +367,7 @@ class MORESPlus(ApartReranker):
     """
 
     head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("gao-2022-long",)
 
     backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
 
@@ -388,6 +397,8 @@ class CEDR(AvgP):
 
     _: KW_ONLY
     aggregation: str = argument("knrm", role="head")
+
+    papers: ClassVar[tuple[str, ...]] = ("macavaney-2019-cedr",)
 
     def head_spec(self) -> HeadSpec:
         if self.aggregation == "pacrr":
@@ -422,6 +433,8 @@ class NeuralModel1(AvgP):
     self_translation: float | None = argument(None, role="head")
     projection: int = argument(64, role="head")
     units: int = argument(64, role="head")
+
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2021-exploring",)
 
     def head_spec(self) -> HeadSpec:
         return "model1", arguments_of(self, "head")
@@ -464,6 +477,7 @@ class TKL(LongDocReranker):
     """
 
     head_name: ClassVar[str] = "tkl"
+    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
 
     _: KW_ONLY
     window_size: int = argument(40, role="windows")
@@ -524,6 +538,9 @@ class TKL(LongDocReranker):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
+PAPERS_OF_ARCHITECTURES = {"longformer": ("beltagy-2020-longformer",), "big_bird": ("zaheer-2020-big",)}
+"""By the `model_type` of a checkpoint: keys of `references.bib`."""
+
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
 
@@ -553,6 +570,7 @@ class LongP(LongDocReranker):
     """
 
     head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
 
     backbone: str | Path | ForeignScorer = argument(LONG_BACKBONE, role="checkpoint")
     _: KW_ONLY
@@ -563,6 +581,13 @@ class LongP(LongDocReranker):
 
     def default_windows(self) -> Windows:
         return WholeText(self.max_doc_len)
+
+    def cited(self) -> list[str]:
+        sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
+        if self._loaded is None:
+            return [*super().cited(), *sentences]
+        kind = self._loaded.scorer.encoder.backbone.config.model_type
+        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ())]
 
     def _backbone_options(self) -> BackboneOptions:
         return replace(

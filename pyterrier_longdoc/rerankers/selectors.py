@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,10 @@ class ModelWindows(WindowSelector):
         """See the base class."""
         return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
 
+    def cited(self) -> list[str]:
+        """The keys of the papers behind the selection, and behind the model."""
+        return [*super().cited(), *self.model.cited()]
+
 
 @dataclass(frozen=True)
 class EmbeddingWindows(ModelWindows):
@@ -64,6 +68,8 @@ class EmbeddingWindows(ModelWindows):
     Example:
         `ld.PARADE(preselect=ld.EmbeddingWindows(3, ld.BiEncoder()))`.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("li-2024-keyb2",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,6 +104,8 @@ class CrossEncoderWindows(ModelWindows):
     Example:
         `ld.KMaxP(large, k=3, window_size=64, stride=50, preselect=ld.CrossEncoderWindows(4, ld.FirstP(small)))`.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2021-intra",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,8 +11,15 @@ import pandas as pd
 import pytest
 
 from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults, plot_efficiency
+from pyterrier_longdoc.experiment import (
+    Experiment,
+    ExperimentResults,
+    by_document_length,
+    plot_document_length,
+    plot_efficiency,
+)
 from pyterrier_longdoc.experiment.plots import beside
+from pyterrier_longdoc.experiment.results import relevant_lengths
 
 from ..support import synthetic
 
@@ -115,3 +122,21 @@ axes.figure.savefig({str(tmp_path / "picture.png")!r})
     without = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MPLBACKEND")}
     subprocess.run([sys.executable, "-c", code], env=without, check=True)
     assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_means_by_the_length_of_relevant_documents():
+    pytest.importorskip("matplotlib")
+    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
+    results = Experiment(runs, TOPICS, QRELS, ["AP"])
+    lengths = {docno: 100 * place for place, docno in enumerate(sorted(set(QRELS["docno"])))}
+    edges = [0, float(np.median(list(relevant_lengths(QRELS, lengths).values())))]
+    table = by_document_length(results, QRELS, lengths, edges=edges)
+    axes = plot_document_length(results, QRELS, lengths, edges=edges)
+    drawn = {line.get_label(): line.lines[0].get_ydata().tolist() for line in axes.containers}
+    assert drawn == {name: table.loc[table["name"] == name, "AP"].tolist() for name in ("a", "b")}
+    groups = table.drop_duplicates("document length")
+    assert len(groups) == 2
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == (groups["document length"] + "\n" + groups["queries"].astype(str) + " queries").tolist()
+    with pytest.raises(ValueError, match="measure"):
+        plot_document_length(results, QRELS, lengths, measure="RR")
