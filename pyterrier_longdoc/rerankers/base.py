@@ -40,7 +40,6 @@ from ..common.frames import (
     strings,
     validated,
     window_fields,
-    with_all_text,
     with_scores,
 )
 from ..common.notices import Told, is_news, warn, warn_of_cuts
@@ -745,8 +744,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Raises:
             ValueError: if no training query has a positive and a negative candidate, or in validation none a positive
                 one (the message says why), a label or score is no number, the text of judged documents is missing and
-                there is no `text_loader`, the `text_loader` fails or has no text of a document that is drawn, or the
-                recipe does not fit the data or the checkpoint folder.
+                there is no `text_loader`, the `text_loader` fails for a document that is drawn, or the recipe does
+                not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
             OSError: if the state cannot be written to the checkpoint folder.
@@ -810,15 +809,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
     def _training_texts(self, run: pd.DataFrame) -> Texts:
         """The texts of candidates; those that are in the frame are looked at now, not only when they are drawn."""
         fields = field_names(self.text_field)
-        if set(fields) <= set(run.columns):
-            for name in fields:
-                check_no_bytes(run[name], name)
-            return Texts(run, self.documents)
-
-        def load(rows: pd.DataFrame) -> Sequence[Text]:
-            return self.documents(with_all_text(rows, fields, self.text_loader, "training documents", "the candidates"))
-
-        return Texts(run, load, loaded=True)
+        loaded = not set(fields) <= set(run.columns)
+        for name in [] if loaded else fields:
+            check_no_bytes(run[name], name)
+        return Texts(run, self.documents, loaded)
 
     def _tell(self, line: str) -> None:
         if self.verbose and is_first_process():
