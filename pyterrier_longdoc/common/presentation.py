@@ -26,14 +26,16 @@ def described(value: Any) -> str:
 
 
 def readable(number: float, digits: int = 3) -> str:
-    """A number with so many significant digits and without an exponent.
+    """A number with so many significant digits, or all before the point, and without an exponent.
 
     Example:
         >>> readable(4.695e-05)
         '0.000047'
-        >>> readable(1234.5)
-        '1234'
+        >>> readable(12345.6)
+        '12346'
     """
+    if abs(number) >= 10**digits:
+        return f"{number:.0f}"
     return np.format_float_positional(number, precision=digits, fractional=False, trim="-")
 
 

@@ -168,8 +168,8 @@ class Ledger:
                 spent, reserved, next_call = map(readable, (self.cost, sum(self._reserved), held))
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {spent} spent, {reserved} reserved for calls under "
-                    f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} of "
-                    f"answer). Replies so far are in the file cache=, if the LLMClient has one: raise the cap "
+                    f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} "
+                    f"of answer). Replies so far are in the file cache=, if the LLMClient has one: raise the cap "
                     f"(.ledger.max_cost, or max_cost= of a new one with the same cache=) and run again, and only the "
                     f"rest is paid for"
                 )

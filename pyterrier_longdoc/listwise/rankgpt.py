@@ -202,8 +202,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
 
         Returns:
             Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full list; replies in
-            the cache are not deducted. Where answers decide how many prompts there are, the most that there can be,
-            each as long as those of a model that changes no order.
+            the cache are not deducted. With `preselect` passages are chosen as in a run. Where answers decide how many
+            prompts there are, the most that there can be, each as long as those of a model that changes no order.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()

@@ -1,8 +1,8 @@
 """Beginnings against evidence: a stand-in for a language model that counts words, on documents relevant far behind.
 
-Each topic's document of `longdoc:docstrings-far`, whose relevant passage begins after 512 tokens, is ranked among others
-that are drawn at random, in random order. The stand-in orders what it is shown by how many of the query's words are in
-it, weighed by how few documents of the prompt have them, as a model does that reads.
+Each topic's document of `longdoc:docstrings-far`, whose relevant passage begins after 512 tokens, is ranked among
+others that are drawn at random, in random order. The stand-in orders what it is shown by how many of the query's words
+are in it, weighed by how few documents of the prompt have them.
 
 Run: python -m tests.benchmarks.bench_evidence
 """
@@ -71,9 +71,8 @@ SHOWN: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     frame, qrels = far_candidates(TOPICS, CANDIDATES)
-    print(
-        f"{TOPICS} topics, one relevant document of {CANDIDATES} in random order: RR by chance {chance_rr(CANDIDATES):.2f}"
-    )
+    chance = chance_rr(CANDIDATES)
+    print(f"{TOPICS} topics, one relevant document of {CANDIDATES} in random order: RR by chance {chance:.2f}")
     print(f"\n{'shown':36s}{'RR':>6s}{'tokens read':>14s}{'tokens of a prompt':>20s}{'seconds':>9s}")
     for name, arguments in SHOWN.items():
         llm = ld.LLMClient(counting_words, tokenizer=TOKENIZER)
