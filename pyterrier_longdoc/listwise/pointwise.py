@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -78,6 +78,8 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         ValueError: for a backend that gives no log-probabilities (`AnthropicBackend`), or other arguments that cannot
             work.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("nogueira-2020-document",)
 
     llm: Any
     _: KW_ONLY

@@ -60,6 +60,8 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
         ValueError: for arguments that cannot work.
     """
 
+    papers: ClassVar[tuple[str, ...]] = ("wang-2025-jina",)
+
     backbone: str | Path = "jinaai/jina-reranker-v3"
     _: KW_ONLY
     max_doc_len: int | None = 2048
