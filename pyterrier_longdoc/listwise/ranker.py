@@ -132,8 +132,8 @@ class ListRanker:
         if most is not None and len(given) > most:
             raise ValueError(
                 f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order "
-                f"{most} at most: give schedule= with fewer, e.g. BackToFront(window={most}, stride={max(most // 2, 1)}), "
-                f"or raise top_logprobs= where that is the limit"
+                f"{most} at most: give schedule= with fewer, such as BackToFront({most}, {max(most // 2, 1)}), or "
+                f"raise top_logprobs= where that is the limit"
             )
         shown = [texts[document] for document in given]
         messages, reply = self._ask_to_fit(qid, query, shown)
