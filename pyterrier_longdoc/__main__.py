@@ -62,12 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _arguments(argv)
     out = Path(args.output)
-    models = rerankers(args.backbone, _scores_file(out, resume=args.resume))
+    dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
+    models = rerankers(args.backbone, out / "scores.sqlite")
+    models["FirstP"].load_scorer()  # or else a misspelt backbone would cost the scores of an earlier job
+    _prepare_scores(out / "scores.sqlite", resume=args.resume)
     with warnings.catch_warnings():
         # What was not read, and what makes numbers doubtful, is told in the output, once.
         warnings.simplefilter("ignore", TruncationWarning)
         warnings.simplefilter("ignore", ExperimentWarning)
-        natural = _natural(args, models, out / "natural")
+        natural = _natural(args, dataset, models, out / "natural")
         moved = None if args.collection else _moved(args, models, out)
     print(*in_words(natural, moved), sep="\n")
     draw(natural, moved).savefig(out / "comparison.png", dpi=150)
@@ -204,7 +207,8 @@ def _by_place(moved: PositionEffectiveness, model: str) -> str:
         fall = "collapses to chance" if collapsed else "falls below chance" if _verdict(worst) == -1 else "loses"
         outcome = f"{fall} where the relevant passage is {worst['group']}"
     means = ", ".join(f"{row['mean']:.2f} {place}" for place, row in rows.items())
-    difference = f"difference {worst['low']:+.2f} to {worst['high']:+.2f}, {p_in_words(worst['p-value corrected'])}"
+    found = f"95 % interval of the difference {worst['low']:+.2f} to {worst['high']:+.2f}"
+    difference = f"{found}, {p_in_words(worst['p-value corrected'])} by Holm's method"
     return (
         f"{model} {outcome}: its RR is {means} ({p_in_words(ratio['p-value'])} for worst against best), and at its "
         f"worst it is {VERDICTS[_verdict(worst)]} the {worst['reference mean']:.2f} of a {CHANCE} ({difference})."
@@ -253,7 +257,7 @@ def readable(table: pd.DataFrame, measures: Sequence[Any] = MEASURES) -> pd.Data
     rows = pd.DataFrame({"system": table["name"]})
     for measure in map(str, measures):
         stars = table[f"{measure} reject"].map({True: " *", False: "  "})
-        p_values = table[f"{measure} p-value corrected"].map("{:.4f}".format).replace("nan", "")
+        p_values = table[f"{measure} p-value corrected"].map(_p_value)
         rows[measure] = table[measure].map("{:.3f}".format)
         rows[f"{measure} p (Holm)"] = p_values + stars
     return rows
@@ -265,15 +269,18 @@ def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
     for place, results in moved.groups.items():
         own = readable(results.table, results.measures)
         rows[f"RR {place}"], rows[f"p {place}"] = own["RR"], own["RR p (Holm)"]
-    rows["p worst/best"] = moved.ratios["p-value"].map("{:.4f}".format).replace("nan", "")
+    rows["p worst/best"] = moved.ratios["p-value"].map(_p_value)
     return rows
 
 
-def _natural(args: argparse.Namespace, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
+def _p_value(p: float) -> str:
+    """As in words, but for a column of a table."""
+    return "" if np.isnan(p) else p_in_words(p).removeprefix("p ").removeprefix("= ")
+
+
+def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
     """The first part: BM25, the models and the sum on documents as they are."""
-    own = args.collection is not None
-    dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if own else "longdoc:docstrings")
-    variant = None if own else "test-long"
+    variant = None if args.collection else "test-long"
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = first_stage(dataset, Path(scratch) / "index", args.depth)
         topics = _sample(dataset.get_topics(variant), args.queries, args.seed)
@@ -363,21 +370,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 EXAMPLES = """examples:
-  python -m pyterrier_longdoc                                    all of it, in about two and a half minutes
+  python -m pyterrier_longdoc                                    all of it, in less than three minutes
   python -m pyterrier_longdoc --queries 200 --depth 20 --resume  more topics and documents; scores so far are kept
   python -m pyterrier_longdoc --collection my-collection         your own documents, topics and judgements
   python -m pyterrier_longdoc --backbone cross-encoder/ms-marco-MiniLM-L6-v2
 """
 
 
-def _scores_file(out: Path, *, resume: bool) -> Path:
-    """Where scores are kept; without `resume` those of an earlier job are deleted."""
-    scores = out / "scores.sqlite"
+def _prepare_scores(scores: Path, *, resume: bool) -> None:
+    """Without `resume` the scores of an earlier job are deleted."""
     if resume and not scores.is_file():
-        raise SystemExit(f"--resume: {out} holds no scores of an earlier job")
+        raise SystemExit(f"--resume: {scores.parent} holds no scores of an earlier job")
     if not resume:
         scores.unlink(missing_ok=True)
-    return scores
 
 
 if __name__ == "__main__":

@@ -97,6 +97,15 @@ def computed(monkeypatch):
 
 
 @pytest.mark.slow
+def test_a_misspelt_option_costs_no_scores(tmp_path):
+    scores = tmp_path / "scores.sqlite"
+    scores.write_bytes(b"hours of work")
+    for option in ("--collection", "--backbone"):
+        with pytest.raises((ValueError, OSError), match="/no/such/folder"):
+            demo.main(["--output", str(tmp_path), option, "/no/such/folder"])
+        assert scores.read_bytes() == b"hours of work"
+
+
 def test_a_collection_of_ones_own(collection, tmp_path, capsys, pyplot, recwarn, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from ..common.files import import_extra
+from ..common.frames import frame_digest
 from ..common.language import sentence_starts, token_counter
 from ..common.packaged import ENCODER
 from ..common.silence import silent_libraries
@@ -148,6 +149,13 @@ class Miniature:
         relevant = relevant.drop_duplicates("text", keep=False)
         topics = given.topics[["qid", "query"]].merge(relevant[["qid"]], on="qid")
         return Passages(corpus[["docno", "text"]], topics, relevant[["qid", "docno", "label"]])
+
+    @cached_property
+    def described(self) -> str:
+        """What the collections are made of, for short: another release of a package has other docstrings."""
+        corpus, topics, qrels = self.source
+        digest = frame_digest(qrels.merge(topics, on="qid").merge(corpus, on="docno", how="outer"))
+        return f"{len(corpus):,} passages, {len(topics):,} topics, {digest}"
 
     @cached_property
     def drawn(self) -> dict[str, pd.DataFrame]:

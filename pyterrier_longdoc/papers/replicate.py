@@ -248,8 +248,8 @@ class Replication:
                 other = [name for name, value in settings["replication"].items() if found.get(name) != value]
                 if other:
                     raise ValueError(
-                        f"{str(self.folder)!r} holds a replication with other {', '.join(other)} ({found[other[0]]}): "
-                        f"give the same, or another folder"
+                        f"{str(self.folder)!r} holds a replication with other {', '.join(other)} "
+                        f"({found.get(other[0])}): give the same, or another folder"
                     )
             else:
                 with replacing(path) as part:
@@ -261,6 +261,7 @@ class Replication:
         packages = ("torch", "transformers", "python-terrier", "pyterrier-pisa")
         replication = {
             "tokens": {**geometry, "passage": list(PASSAGE)},
+            "passages": self.data.described,
             "queries and depth": dict(self.data.sizes._asdict()),
             "backbone": self.backbone or f"first {LAYERS} layers of {ENCODER}",
             "steps on pairs": self.start_steps,

@@ -86,11 +86,12 @@ def verdict(interval: Region, effect: Effect) -> str:
 
     - *contradicted*: the interval lies beside the claim's side. The difference is significantly of the other sign, or
       significantly beyond the margin.
-    - *seen*: it lies within the claim's side, and reaches into what the claim's sentence names. The difference is
-      significantly of the claimed sign (or significantly within the margin) and may be as large as is said.
+    - *seen*: it lies within what the claim's sentence names. The difference is significantly of the claimed sign, or
+      within the margin, or, where a size is named, of that size.
     - *not seen*: neither, and it does not reach the effect that the papers report (of a claim that names a size: that
       size). Nothing significant speaks against the claim's direction, but an effect such as theirs is excluded.
-    - *undecided*: the interval allows both, the effect and its absence.
+    - *undecided*: the interval allows both, the effect and its absence; or the effect, and a smaller or larger one
+      than is named.
 
     A claim of a margin names nothing but the margin: within it it is seen, beyond contradicted, and else undecided.
 
@@ -103,7 +104,7 @@ def verdict(interval: Region, effect: Effect) -> str:
     inside, outside = (beyond, short) if effect.side[1] == inf else (short, beyond)
     if outside:
         return CONTRADICTED
-    if inside and _meet(interval, effect.named):
+    if inside and effect.named[0] <= low and high <= effect.named[1]:
         return SEEN
     return UNDECIDED if _meet(interval, effect.reported) else NOT_SEEN
 

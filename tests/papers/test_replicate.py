@@ -231,6 +231,9 @@ def test_a_folder_has_one_kind_of_replication(replication):
     settings = json.loads((replication.folder / "settings.json").read_text(encoding="utf-8"))
     assert settings["replication"]["queries and depth"] == SIZES._asdict()
     assert settings["machine"]["processor"]
+    others = Miniature(passages(topics=39), SIZES, tokenizer=tiny.tokenizer())
+    with pytest.raises(ValueError, match="holds a replication with other passages"):
+        replace(replication, data=others)
 
 
 @pytest.mark.parametrize("name", ["AvgP", "KMaxP", "PARADE RAND", "CEDR-DRMM", "Neural Model 1", "LongP (Longformer)"])

@@ -41,12 +41,15 @@ POINTS = np.arange(-7, 8) / 4
         (above(2), (-1, 1), NOT_SEEN),
         (above(2), (-3, -1), CONTRADICTED),
         # By 2 or more, says the sentence.
-        (above(2, named=True), (0.1, 3), SEEN),
+        (above(2, named=True), (2.1, 3), SEEN),
+        (above(2, named=True), (0.1, 3), UNDECIDED),
         (above(2, named=True), (0.1, 1), NOT_SEEN),
         (above(2, named=True), (-1, 3), UNDECIDED),
         (above(2, named=True), (-3, -1), CONTRADICTED),
         # Costs 1 to 2.
-        (below(1, 2, named=True), (-1.5, -0.5), SEEN),
+        (below(1, 2, named=True), (-1.9, -1.1), SEEN),
+        (below(1, 2, named=True), (-1.5, -0.5), UNDECIDED),  # it may cost less
+        (below(1, 2, named=True), (-2.5, -1.5), UNDECIDED),  # it may cost more
         (below(1, 2, named=True), (-4, -3), NOT_SEEN),  # it costs more
         (below(1, 2, named=True), (-0.5, 0.5), NOT_SEEN),
         (below(1, 2, named=True), (-4, 0.5), UNDECIDED),
@@ -76,7 +79,7 @@ def test_verdicts_of_all_intervals_and_regions():
             within = [points(r) & points((low, high)) for r in (effect.side, effect.named, effect.reported)]
             if not within[0]:
                 expected = CONTRADICTED
-            elif within[0] == points((low, high)) and within[1]:
+            elif within[1] == points((low, high)):
                 expected = SEEN
             else:
                 expected = UNDECIDED if within[2] else NOT_SEEN
