@@ -468,3 +468,10 @@ def test_scores_that_cannot_be_taken_over(family, changes, template, message, tm
     )
     with pytest.raises(ValueError, match=message):
         ld.FirstP(folder, template=template, **READING).load_scorer()
+
+
+def test_a_tokenizer_that_is_loaded_as_another_kind_is_refused(tmp_path):
+    # transformers makes a byte-level BPE of what a Qwen2 checkpoint has, and of whole words none is left.
+    _, folder = tiny_answers.checkpoint(tmp_path, "qwen2", tiny_answers.tokenizer())
+    with pytest.raises(ValueError, match="makes no token of the word"):
+        ld.FirstP(folder, template="mxbai-rerank-v2", **READING).load_scorer()

@@ -375,8 +375,17 @@ def with_trail(
 
 
 def _tokens_at(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
-    """Half-open range of the tokens that share a character with `[start, end)`."""
+    """Half-open range of the tokens that share a character with `[start, end)`.
+
+    Raises:
+        ValueError: if there are none.
+    """
     found = [i for i, (a, b) in enumerate(offsets) if a < end and b > start]
+    if not found:
+        raise ValueError(
+            "the tokenizer of this checkpoint makes no token of the word that was put into the template to try it: its "
+            "tokenizer.json is not of the kind as which transformers loads it"
+        )
     return found[0], found[-1] + 1
 
 
