@@ -79,7 +79,7 @@ class TextLoader(pt.Transformer):
     fields: list[str]
     name: str = ""
     verbose: bool = False
-    papers: tuple[str, ...] = ()
+    papers: tuple[str, ...] | None = None  # PyTerrier takes an empty tuple for one of transformers
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Adds the fields.
@@ -182,7 +182,7 @@ class Collection(pt.datasets.Dataset):
             raise ValueError(f"{self!r} has no field {unknown[0]!r}; its fields are {available}")
         key = (tuple(wanted), verbose)
         if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose, self.papers)
+            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose, self.papers or None)
         return self._loaders[key]
 
     def describe(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _of_stage(stage: Any) -> Sources:
     if isinstance(getattr(stage, "dataset", None), pt.datasets.Dataset):
         sources.add(_of_dataset(stage.dataset))
         return sources
-    papers = stage.cited() if isinstance(stage, Cited) else list(getattr(stage, "papers", ()))
+    papers = stage.cited() if isinstance(stage, Cited) else list(getattr(stage, "papers", None) or ())
     is_operator = any(True for _ in stages_below(stage)) or type(stage).__module__.startswith("pyterrier._")
     unknown = [] if papers or is_operator or hasattr(stage, "models") else [f"the transformer {type(stage).__name__}"]
     sources.add(Sources(papers, unknown))
