@@ -113,6 +113,9 @@ class FakeDataset:
     def __init__(self, *documents):
         self._documents = {document.doc_id: document for document in documents}
 
+    def documentation(self):
+        return None
+
     def docs_iter(self):
         return iter(self._documents.values())
 
