@@ -136,7 +136,7 @@ class Ledger:
 
     def __repr__(self) -> str:
         paid = sum(not call.replayed for call in self.calls)
-        return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {readable(self.cost)})"
+        return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {readable(self.cost, 6)})"
 
     @contextmanager
     def reserving(
@@ -165,7 +165,7 @@ class Ledger:
             _CHANGED.wait_for(lambda: not self._reserved or fits())
             held = self.prices.cost(*most())
             if not fits():
-                spent, reserved, next_call = map(readable, (self.cost, sum(self._reserved), held))
+                spent, reserved, next_call = (readable(cost, 6) for cost in (self.cost, sum(self._reserved), held))
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {spent} spent, {reserved} reserved for calls under "
                     f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} "
