@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.caches import forget_embeddings
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
 from ..common.progress import counting
@@ -52,6 +53,7 @@ class InThisProcess:
     ) -> Iterator[tuple[int, pd.DataFrame]]:
         """The results, in the order of the blocks."""
         for key, frame in blocks:
+            forget_embeddings()  # of other blocks, or the last digits would depend on which these were
             yield key, transformer.transform(frame)
 
 

@@ -21,6 +21,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
+from ..common.caches import forget_embeddings
 from ..common.coverage import Coverage
 from ..common.files import import_extra
 from ..common.frames import as_strings
@@ -82,6 +83,8 @@ class RayExecutor:
         self, transformer: pt.Transformer, blocks: Iterable[tuple[Any, pd.DataFrame]]
     ) -> Iterator[tuple[Any, pd.DataFrame]]:
         """`(key, transformer.transform(frame))` of each `(key, frame)`; otherwise as `map`.
+
+        Models remember nothing from block to block, so that a block's scores depend on it alone.
 
         Args:
             transformer: a model or a pipeline.
@@ -505,6 +508,7 @@ def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.Data
 
 
 def _transform(transformer: pt.Transformer, frame: pd.DataFrame) -> pd.DataFrame:
+    forget_embeddings()  # of other blocks, or the last digits would depend on which these were
     return transformer.transform(frame)
 
 

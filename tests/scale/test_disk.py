@@ -18,7 +18,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 
-from ..support import memory, processes, tiny
+from ..support import memory, processes, systems, tiny
 from ..support.digests import Digests, candidates, write_trec
 from ..support.lines import shown_lines
 
@@ -94,6 +94,18 @@ def test_any_number_of_shards_gives_the_same_bytes(whole, tmp_path, n):
         ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, shard=(i, n))
     assert files(tmp_path / "out") == files(whole)
     assert merged(tmp_path / "out") == merged(whole)
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
+def test_models_that_remember_embeddings_give_the_same_bytes_too(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny.WORDS, length)) for length in rng.integers(5, 150, 20)]
+    frame = tiny.frame([f"{word} dog" for word in tiny.WORDS[:12]], texts)
+    frame = frame[rng.random(len(frame)) < 0.3]
+    for n in (1, 7):
+        for i in range(n):
+            ld.rerank_to_disk(systems.make("LateIR"), frame, tmp_path / str(n), shard=(i, n))
+    assert files(tmp_path / "1") == files(tmp_path / "7")
 
 
 @pytest.mark.parametrize("form", ["run", "run.gz", "parquet", "folder"])
