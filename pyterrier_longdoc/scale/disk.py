@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,8 +125,10 @@ def rerank_to_disk(
     arrow()
     if not isinstance(pipeline, pt.Transformer):
         raise ValueError(f"pipeline={pipeline!r} must be a transformer, e.g. ld.MaxP(...)")
+    if price_per_hour is not None and not (isinstance(price_per_hour, Real) and price_per_hour >= 0):
+        raise ValueError(f"price_per_hour={price_per_hour!r} must be a number of at least 0")
     mine, source = _keys_of(shard), Source(run, topics)
-    _check_columns(pipeline, next(source.parts()))
+    _check_columns(pipeline, next(source.parts(), pd.DataFrame()))
     job = Job(Path(out), pipeline, source)
     if dry_run:
         rows, some = sample(source.parts(), _SAMPLED)
