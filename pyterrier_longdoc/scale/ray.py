@@ -265,6 +265,8 @@ class _Round:
         items: Iterable[tuple[Any, Any]],
     ) -> None:
         self.executor, self.function, self.ray = executor, function, _ray()
+        errors = self.ray.exceptions  # of the process, by the memory monitor, and of a result with its machine
+        self.losses = errors.RayActorError, errors.OutOfMemoryError, errors.ObjectLostError
         self.name, self.place = sent[0], [sent[1]]  # in a list, a reference is not fetched anew for each task
         self.items, self.exhausted = iter(items), False
         self.idle: list[Any] = []
@@ -280,11 +282,11 @@ class _Round:
             actor, task = self.open.pop(done)
             try:
                 value, notices = self.ray.get(done)
-            except self.ray.exceptions.RayActorError as error:
-                self.lose(actor, task, error)
-                continue
             except self.ray.exceptions.RayTaskError as error:
                 raise error.cause from error
+            except self.losses as error:
+                self.lose(actor, task, error)
+                continue
             self.idle.append(actor)
             self.executor.tell(notices)
             if task is None:
