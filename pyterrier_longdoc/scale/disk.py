@@ -156,8 +156,8 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
 
     Args:
         out: the folder.
-        path: write a TREC run there, gzipped where it ends in `.gz`, with little of it in memory at any time; None
-            returns a frame.
+        path: write a TREC run there, gzipped where it ends in `.gz`, with no more than 2,048 rows of each block and a
+            query in memory at any time; None returns a frame.
         name: of the system, for the last column of the file.
 
     Returns:
