@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _BEAT = 10.0
@@ -88,7 +88,7 @@ def _beating(lock: Path) -> Iterator[None]:
 
     def beat() -> None:
         while not ended.wait(_BEAT):
-            if lock.exists():
+            with suppress(FileNotFoundError):  # another process took this one for dead
                 os.utime(lock)
 
     thread = threading.Thread(target=beat, daemon=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.caches import forget_embeddings
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
 from ..common.progress import counting
@@ -52,6 +53,7 @@ class InThisProcess:
     ) -> Iterator[tuple[int, pd.DataFrame]]:
         """The results, in the order of the blocks."""
         for key, frame in blocks:
+            forget_embeddings()  # of other blocks, or the last digits would depend on which these were
             yield key, transformer.transform(frame)
 
 
@@ -123,8 +125,10 @@ def rerank_to_disk(
     arrow()
     if not isinstance(pipeline, pt.Transformer):
         raise ValueError(f"pipeline={pipeline!r} must be a transformer, e.g. ld.MaxP(...)")
+    if price_per_hour is not None and not (isinstance(price_per_hour, Real) and price_per_hour >= 0):
+        raise ValueError(f"price_per_hour={price_per_hour!r} must be a number of at least 0")
     mine, source = _keys_of(shard), Source(run, topics)
-    _check_columns(pipeline, next(source.parts()))
+    _check_columns(pipeline, next(source.parts(), pd.DataFrame()))
     job = Job(Path(out), pipeline, source)
     if dry_run:
         rows, some = sample(source.parts(), _SAMPLED)
@@ -152,8 +156,8 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
 
     Args:
         out: the folder.
-        path: write a TREC run there, gzipped where it ends in `.gz`, with little of it in memory at any time; None
-            returns a frame.
+        path: write a TREC run there, gzipped where it ends in `.gz`, with no more than 2,048 rows of each block and a
+            query in memory at any time; None returns a frame.
         name: of the system, for the last column of the file.
 
     Returns:

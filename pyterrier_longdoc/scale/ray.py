@@ -21,6 +21,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
+from ..common.caches import forget_embeddings
 from ..common.coverage import Coverage
 from ..common.files import import_extra
 from ..common.frames import as_strings
@@ -82,6 +83,8 @@ class RayExecutor:
         self, transformer: pt.Transformer, blocks: Iterable[tuple[Any, pd.DataFrame]]
     ) -> Iterator[tuple[Any, pd.DataFrame]]:
         """`(key, transformer.transform(frame))` of each `(key, frame)`; otherwise as `map`.
+
+        Models remember nothing from block to block, so that a block's scores depend on it alone.
 
         Args:
             transformer: a model or a pipeline.
@@ -262,6 +265,8 @@ class _Round:
         items: Iterable[tuple[Any, Any]],
     ) -> None:
         self.executor, self.function, self.ray = executor, function, _ray()
+        errors = self.ray.exceptions  # of the process, by the memory monitor, and of a result with its machine
+        self.losses = errors.RayActorError, errors.OutOfMemoryError, errors.ObjectLostError
         self.name, self.place = sent[0], [sent[1]]  # in a list, a reference is not fetched anew for each task
         self.items, self.exhausted = iter(items), False
         self.idle: list[Any] = []
@@ -277,11 +282,11 @@ class _Round:
             actor, task = self.open.pop(done)
             try:
                 value, notices = self.ray.get(done)
-            except self.ray.exceptions.RayActorError as error:
-                self.lose(actor, task, error)
-                continue
             except self.ray.exceptions.RayTaskError as error:
                 raise error.cause from error
+            except self.losses as error:
+                self.lose(actor, task, error)
+                continue
             self.idle.append(actor)
             self.executor.tell(notices)
             if task is None:
@@ -505,6 +510,7 @@ def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.Data
 
 
 def _transform(transformer: pt.Transformer, frame: pd.DataFrame) -> pd.DataFrame:
+    forget_embeddings()  # of other blocks, or the last digits would depend on which these were
     return transformer.transform(frame)
 
 

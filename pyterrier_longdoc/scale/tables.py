@@ -44,9 +44,9 @@ def as_table(frame: pd.DataFrame, what: str) -> Any:
 
 
 def as_frame(table: Any) -> pd.DataFrame:
-    """The rows of a table; sequences are lists."""
+    """The rows of a table; sequences are lists, and whole numbers stay whole where some are missing."""
     pa = arrow()
-    frame: pd.DataFrame = table.to_pandas()
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for field in table.schema:
         if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
             frame[field.name] = pd.Series(table[field.name].to_pylist(), index=frame.index, dtype=object)

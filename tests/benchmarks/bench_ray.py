@@ -7,7 +7,9 @@ query a block: here, and on workers with as many threads each. One worker agains
 have half of the work each. Each round runs all of them, one after the other, and begins with another; ratios are those
 of the least seconds, in brackets the least ratio of a round, for machines on which other things run. A first round
 sends the models. Scores are compared bit for bit. `cpu` is the processor time of this process and the worker together
-beside that of the first line, which waiting for others does not change; of one worker only.
+beside that of the first line, which waiting for others does not change; of one worker only. Ray's workers have the
+niceness 15, so that anything else on the machine goes first; here they have this program's own, unless
+RAY_worker_niceness says otherwise.
 
 `dispatch` is the time of a block of 100 rows with `--words` words each and a function that does nothing: what is left
 is sending the frame and getting it back. Needs the extras `demo` and `ray`.
@@ -51,7 +53,8 @@ def made_up(queries: int, depth: int, words: int) -> pd.DataFrame:
 
 
 def processor_time(model: object, item: None) -> float:
-    """Seconds that this process has computed so far."""
+    """Seconds that this process has computed so far; what its models remember of the round before is forgotten."""
+    forget_embeddings()
     return time.process_time()
 
 
@@ -59,9 +62,9 @@ def seconds_of(run: Callable[[], pd.DataFrame], there: Distributed) -> tuple[flo
     """Of one run by the clock and of processors, here and on a worker, and what it returns."""
 
     def computed() -> float:
-        return time.process_time() + sum(own for _, own in there.map(processor_time, there.model, [(None, None)]))
+        items = [(None, None)]
+        return processor_time(None, None) + sum(own for _, own in there.map(processor_time, there.model, items))
 
-    forget_embeddings()
     before, start = computed(), time.perf_counter()
     out = run()
     taken = time.perf_counter() - start
@@ -89,6 +92,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of this process, and of each worker")
     args = parser.parse_args()
+    os.environ.setdefault("RAY_worker_niceness", "0")
     torch.set_num_threads(args.threads)
     warnings.simplefilter("ignore", ld.UntrainedWarning)
     frame = made_up(args.queries, args.depth, args.words)

@@ -93,3 +93,16 @@ def test_an_error_leaves_nothing_and_the_next_call_makes_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
     made_once(tmp_path / "folder", lambda folder: None)
     assert (tmp_path / "folder").is_dir()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_signs_of_life_end_quietly_when_the_lock_is_gone(tmp_path, monkeypatch):
+    def overtaken(path):
+        asked.append(path)
+        raise FileNotFoundError(path)
+
+    asked = []
+    monkeypatch.setattr(once, "_BEAT", 0.001)
+    monkeypatch.setattr(once.os, "utime", overtaken)
+    made_once(tmp_path / "folder", lambda folder: time.sleep(0.1))
+    assert len(asked) > 1

@@ -18,7 +18,7 @@ import pytest
 
 import pyterrier_longdoc as ld
 
-from ..support import memory, processes, tiny
+from ..support import memory, processes, systems, tiny
 from ..support.digests import Digests, candidates, write_trec
 from ..support.lines import shown_lines
 
@@ -96,6 +96,18 @@ def test_any_number_of_shards_gives_the_same_bytes(whole, tmp_path, n):
     assert merged(tmp_path / "out") == merged(whole)
 
 
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
+def test_models_that_remember_embeddings_give_the_same_bytes_too(tmp_path):
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(tiny.WORDS, length)) for length in rng.integers(5, 150, 20)]
+    frame = tiny.frame([f"{word} dog" for word in tiny.WORDS[:12]], texts)
+    frame = frame[rng.random(len(frame)) < 0.3]
+    for n in (1, 7):
+        for i in range(n):
+            ld.rerank_to_disk(systems.make("LateIR"), frame, tmp_path / str(n), shard=(i, n))
+    assert files(tmp_path / "1") == files(tmp_path / "7")
+
+
 @pytest.mark.parametrize("form", ["run", "run.gz", "parquet", "folder"])
 def test_candidates_in_files_give_what_a_frame_gives(whole, tmp_path, form):
     given = tmp_path / form
@@ -142,6 +154,17 @@ def test_sequences_come_back_as_lists_and_dictionaries_are_refused(tmp_path):
     mixed = WITH_QUERIES.assign(mixed=["a", 1] * 150)
     with pytest.raises(RuntimeError, match=r"cannot be written to disk.*mixed"):
         ld.rerank_to_disk(Digests(), mixed, tmp_path / "mixed")
+
+
+def test_whole_numbers_stay_exact_where_some_are_missing(tmp_path):
+    import pyarrow.parquet
+
+    numbers = [None if i % 7 == 0 else 2**60 + i for i in range(300)]
+    table = pyarrow.Table.from_pandas(RUN).append_column("time", pyarrow.array(numbers, pyarrow.int64()))
+    pyarrow.parquet.write_table(table.replace_schema_metadata(None), tmp_path / "run.parquet")
+    ld.rerank_to_disk(Digests(), tmp_path / "run.parquet", tmp_path / "out", topics=TOPICS)
+    found = ld.merge_run(tmp_path / "out").set_index("docno")["time"]
+    assert [None if pd.isna(number) else int(number) for number in found[RUN["docno"]]] == numbers
 
 
 # What is left out and what is shown.
@@ -389,6 +412,7 @@ def test_a_merge_says_which_blocks_and_shards_are_missing(tmp_path):
 BAD = [
     ({"shard": (2, 2)}, ValueError, r"shard=\(2, 2\) must be \(i, n\)"),
     ({"shard": 1}, ValueError, "shard=1 must be"),
+    ({"price_per_hour": "2.5"}, ValueError, "price_per_hour='2.5' must be a number of at least 0"),
     ({"pipeline": len}, ValueError, "must be a transformer"),
     ({"topics": None}, ValueError, "no column query: give topics="),
     ({"topics": TOPICS.iloc[2:]}, ValueError, "have 2 qids that are not in topics, e.g. 'q"),
@@ -411,6 +435,9 @@ def test_what_cannot_work_is_said_before_anything_is_written(tmp_path, changes, 
 def test_files_that_are_no_candidates_are_named(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(FileNotFoundError, match="is a folder without Parquet files"):
+        ld.rerank_to_disk(Digests(), tmp_path / "folder", tmp_path / "out", topics=TOPICS)
+    RUN.iloc[:0].to_parquet(tmp_path / "folder" / "a.parquet")
+    with pytest.raises(ValueError, match="the candidates have no rows"):
         ld.rerank_to_disk(Digests(), tmp_path / "folder", tmp_path / "out", topics=TOPICS)
     (tmp_path / "folder" / "a.parquet").write_text("words")
     with pytest.raises(ValueError, match=r"a\.parquet' is no Parquet file"):

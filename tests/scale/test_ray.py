@@ -151,6 +151,44 @@ def test_a_killed_worker_loses_nothing_but_its_open_block(executor, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lost", ["OutOfMemoryError", "ObjectLostError"])
+def test_what_is_lost_with_memory_or_a_machine_is_done_again(executor, tmp_path, monkeypatch, lost):
+    import ray
+
+    get, error = ray.get, getattr(ray.exceptions, lost)
+    arguments = ("no memory",) if lost == "OutOfMemoryError" else ("00", None, "")
+    answers = []
+
+    def get_but_once(reference):
+        answer = get(reference)
+        answers.append(answer)
+        if [value for value, _ in answers if value is not None] == [answer[0]]:
+            raise error(*arguments)
+        return answer
+
+    monkeypatch.setattr(ray, "get", get_but_once)
+    frame = candidates(queries=4)
+    out = executor.distributed(workers.Stub(str(tmp_path)), block_rows=1)(frame)
+    assert out["score"].tolist() == frame["docno"].str[1:].astype(float).tolist()
+    asked = [qid for qids in workers.scored(tmp_path).values() for qid in qids]
+    assert sorted(asked.count(f"q{i}") for i in range(4)) == [1, 1, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
+def test_blocks_on_disk_are_those_of_this_process(executor, tmp_path):
+    pytest.importorskip("pyarrow")
+    frame = candidates(queries=8, depth=4)
+    for name in ("MaxP", "LateIR"):
+        model, files = systems.make(name, device="cpu"), []
+        for out, on in ((tmp_path / name, None), (tmp_path / f"{name} on Ray", executor)):
+            ld.rerank_to_disk(model, frame, out, executor=on)
+            files.append({path.name: path.read_bytes() for path in (out / "blocks").iterdir()})
+        assert files[0] == files[1]
+        assert len(files[0]) > 2
+
+
+@pytest.mark.slow
 def test_work_that_kills_every_worker_is_an_error(executor, tmp_path):
     distributed = executor.distributed(workers.Stub(str(tmp_path), dies_at="q1", always=True), block_rows=1)
     with pytest.raises(WorkerDiedError, match="3 workers died over"):
