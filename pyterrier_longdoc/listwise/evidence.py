@@ -62,8 +62,12 @@ class Passages:
         return chosen
 
 
-def check_selector(preselect: object, windows: Windows) -> None:
-    """Raises ValueError for what cannot choose passages for a language model."""
+def check_selector(preselect: object, windows: object) -> None:
+    """Raises ValueError for what cannot choose passages for a language model, or windows that are none."""
+    if not isinstance(windows, Windows):
+        raise ValueError(f"windows={windows!r} must be windows, e.g. SentenceWindows(max_tokens=63)")
+    if preselect is None:
+        return
     if not isinstance(preselect, WindowSelector):
         raise ValueError(
             f"preselect={preselect!r} must be FirstK, BM25Windows, EmbeddingWindows or CrossEncoderWindows, e.g. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
@@ -18,19 +18,15 @@ from ..common.notices import Told, warn, warn_of_cuts
 from ..common.parallel import in_parallel
 from ..common.presentation import Presented, changed_arguments, described
 from ..common.progress import counting
+from ..modelling.preselection import WindowSelector
+from ..modelling.windows import SentenceWindows, Windows
 from .answers import check_gives_logprobs, logprob
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
-from .messages import (
-    DocumentReader,
-    IncompleteReplyWarning,
-    Message,
-    Shown,
-    UnreadableReplyError,
-    check_fields,
-    clean,
-)
+from .evidence import check_selector
+from .fitting import Fitting, reader_for
+from .messages import IncompleteReplyWarning, Message, UnreadableReplyError, check_fields, clean
 
 YES_NO = """Query: {query}
 
@@ -59,9 +55,11 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
             `HuggingFaceBackend`), or a function from messages to a `Reply` with `logprobs`.
         request: the wording; must use `{query}` and `{text}` and ask for yes or no.
         top_logprobs: log-probabilities to ask a server for; OpenAI gives at most 20.
+        preselect: chooses the passages of a document that are shown, as in `RankGPT`; None shows its beginning.
+        windows: the passages that `preselect` chooses from, as in `RankGPT`.
         max_doc_len: show at most so many tokens of a document; None for all.
         max_prompt_tokens: most tokens in a prompt, to which a document is shortened: the model's context less one. None
-            leaves it to the server, which refuses what is too long.
+            leaves it to the server: what it finds too long is shortened by quarters.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
             four characters as one.
         on_failure: if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"`: the document
@@ -85,6 +83,8 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
     _: KW_ONLY
     request: str = YES_NO
     top_logprobs: int = 20
+    preselect: WindowSelector | None = None
+    windows: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
     max_doc_len: int | None = None
     max_prompt_tokens: int | None = None
     tokenizer: Any = None
@@ -115,7 +115,11 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         if isinstance(backend, CallableBackend):
             raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
         not_asked = ("llm", "concurrency", "text_loader", "verbose")
-        asked = {name: described(value) for name, value in arguments_of(self).items() if name not in not_asked}
+        asked: dict[str, Any] = {
+            name: described(value) for name, value in arguments_of(self).items() if name not in not_asked
+        }
+        if self.preselect is not None:
+            asked["preselect"] = self.preselect.identity()
         return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
@@ -137,12 +141,13 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         pairs = self._pairs(inp)
         if not len(inp):
             return with_scores(inp, [])
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
+        reader = reader_for(self, pairs)
+        fitting = Fitting(self._first_token, reader, self._prompt, self.max_prompt_tokens)
         qid_of = dict(zip(reversed(pairs), map(str, reversed(inp["qid"].tolist())), strict=True))
 
         def score(pair: tuple[str, str], step: Callable[[], None]) -> float:
             step()
-            return self._score(qid_of[pair], *pair, reader)
+            return self._score(qid_of[pair], *pair, fitting)
 
         with counting(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as done:
             asked = list(dict.fromkeys(pairs))
@@ -159,10 +164,12 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
 
         Returns:
             Calls, tokens and cost at the prices of `llm`, with one token for each answer; replies in the cache are not
-            deducted.
+            deducted. With `preselect` passages are chosen as in a run.
         """
-        reader = DocumentReader(self.tokenizer, self.max_doc_len)
-        prompts = [self._prompt(*pair, reader)[0] for pair in dict.fromkeys(self._pairs(inp))]
+        pairs = self._pairs(inp)
+        reader = reader_for(self, pairs)
+        fitting = Fitting(lambda qid, messages: messages, reader, self._prompt, self.max_prompt_tokens)
+        prompts = [fitting.ask("", query, [text])[1] for query, text in dict.fromkeys(pairs)]
         tokens_in = sum(reader.count_messages(messages) for messages in prompts)
         return Estimate(len(prompts), tokens_in, len(prompts), self.ledger.prices.cost(tokens_in, len(prompts)))
 
@@ -174,33 +181,15 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
             return []
         return list(zip(strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader), strict=True))
 
-    def _prompt(self, query: str, text: str, reader: DocumentReader) -> tuple[list[Message], Shown]:
-        """A prompt within the budget, and what of the document is in it."""
-        budget = None
-        if self.max_prompt_tokens is not None:
-            budget = self.max_prompt_tokens - reader.count_messages(self._messages(query, ""))
-        while True:
-            if budget is not None and budget < 1:
-                raise ValueError(
-                    f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for a document beside the query "
-                    f"{query!r} and the instructions; raise it"
-                )
-            (shown,) = reader.fit(query, [text], budget)
-            messages = self._messages(query, shown.text)
-            # A whole may have more tokens than its parts together.
-            over = 0 if budget is None else reader.count_messages(messages) - (self.max_prompt_tokens or 0)
-            if over <= 0:
-                return messages, shown
-            budget = (budget or 0) - over
+    def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
+        return [{"role": "user", "content": self.request.format(query=clean(query), text=clean(texts[0]))}]
 
-    def _messages(self, query: str, text: str) -> list[Message]:
-        return [{"role": "user", "content": self.request.format(query=clean(query), text=clean(text))}]
+    def _first_token(self, qid: str, messages: list[Message]) -> Mapping[str, float]:
+        return self.client.first_token(qid, messages, WORDS, self.top_logprobs)
 
-    def _score(self, qid: str, query: str, text: str, reader: DocumentReader) -> float:
+    def _score(self, qid: str, query: str, text: str, fitting: Fitting[Mapping[str, float]]) -> float:
         """Log p(yes) - log p(no); NaN where the model tells nothing of one of them."""
-        messages, shown = self._prompt(query, text, reader)
-        logprobs = self.client.first_token(qid, messages, WORDS, self.top_logprobs)
-        reader.note(query, [text], [shown])
+        _, logprobs = fitting.ask(qid, query, [text])
         yes, no = (logprob(logprobs, word, fold=True) for word in ("yes", "no"))
         if math.isfinite(yes) and math.isfinite(no):
             return yes - no
@@ -222,7 +211,7 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
             )
         if self.coverage is not None and self.coverage.tokens_lost:
             asked_for = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
-            cause = " and ".join(each for each in asked_for if not each.endswith("None"))
+            cause = " and ".join(each for each in asked_for if not each.endswith("None")) or "the server"
             warn_of_cuts(self, self.warned, [cause], f" did not read {self.coverage.losses(cause)}")
 
     def _check(self) -> None:
@@ -230,6 +219,7 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         check_gives_logprobs(self.client, type(self).__name__)
         field_names(self.text_field)
         check_choice("on_failure", self.on_failure, ("raise", "nan-free-bottom"))
+        check_selector(self.preselect, self.windows)
         check_given(top_logprobs=self.top_logprobs, concurrency=self.concurrency)
         check_positive(max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
         check_fields("request", self.request, {"query", "text"}, required={"query", "text"})

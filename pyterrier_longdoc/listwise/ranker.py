@@ -1,4 +1,4 @@
-"""One query's documents, ranked by a schedule: prompts that fit, shuffles, failures."""
+"""One query's documents, ranked by a schedule: shuffles, failures."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ..common.servers import ContextOverflowError
-from .answers import ANSWER_AGAIN, AnswerForm, Ask
+from .answers import ANSWER_AGAIN, AnswerForm
 from .client import read_reply
-from .messages import DocumentReader, Message, Prompt, Shown, UnreadableReplyError
+from .fitting import Fitting
+from .messages import Message, UnreadableReplyError
 from .schedules import Schedule
 from .schedules.base import Answer, Group
 
 ON_FAILURE = ("raise", "keep", "nan-free-bottom")
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """What is counted while a query is ranked; `RankGPT` explains it."""
-
-SHRINK = 0.75
-SHRINK_ATTEMPTS = 8
-"""A prompt that the server finds too long is sent again with 3/4 of its documents' tokens, down to a tenth."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +47,9 @@ class Ranked:
 class ListRanker:
     """Ranks the documents of one query at a time, with settings of `RankGPT`; knows no frames, caches or threads."""
 
-    ask: Ask
-    reader: DocumentReader
+    fitting: Fitting[str]
     schedule: Schedule
     answer: AnswerForm
-    prompt: Prompt
-    max_prompt_tokens: int | None
     retries: int
     on_failure: str
     shuffles: int
@@ -128,7 +121,7 @@ class ListRanker:
 
     def _order(self, qid: str, query: str, texts: Sequence[str], given: Group) -> Asked:
         """One order of a group."""
-        most = self.answer.most(self.prompt)
+        most = self.answer.most(self.fitting.prompt)
         if most is not None and len(given) > most:
             raise ValueError(
                 f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order "
@@ -136,17 +129,17 @@ class ListRanker:
                 f"raise top_logprobs= where that is the limit"
             )
         shown = [texts[document] for document in given]
-        messages, reply = self._ask_to_fit(qid, query, shown)
+        messages, reply = self.fitting.ask(qid, query, shown)
 
         def ask_again(conversation: list[Message]) -> str:
-            return self.ask(qid, self._with_reminder(query, shown, messages, conversation[len(messages) :]))
+            return self.fitting.ask_again(qid, query, shown, messages, conversation[len(messages) :])
 
         retries = self.retries if self.answer.asks_again else 0
         parsed, unreadable = read_reply(
             ask_again,
             messages,
             reply,
-            lambda reply: self.answer.parse(reply, len(given), self.prompt),
+            lambda reply: self.answer.parse(reply, len(given), self.fitting.prompt),
             request=ANSWER_AGAIN.format(n=len(given)),
             retries=retries,
         )
@@ -163,64 +156,6 @@ class ListRanker:
             )
         counts["failed"] += 1
         return Asked(None, counts)
-
-    def _ask_to_fit(self, qid: str, query: str, texts: list[str]) -> tuple[list[Message], str]:
-        """Asks with documents that are short enough for the budget, and for the server."""
-        budget = self._document_budget(query, len(texts))
-        attempts_left = SHRINK_ATTEMPTS
-        while True:
-            shown, messages = self._fitted(query, texts, budget)
-            try:
-                reply = self.ask(qid, messages)
-            except ContextOverflowError:
-                if not attempts_left:
-                    raise
-                attempts_left -= 1
-                budget = int(SHRINK * sum(self.reader.count(each.text) for each in shown))
-            else:
-                self.reader.note(query, texts, shown)
-                return messages, reply
-
-    def _with_reminder(
-        self, query: str, texts: list[str], messages: list[Message], reminder: list[Message]
-    ) -> list[Message]:
-        """A conversation that goes on, in which the documents make room for its end."""
-        budget = self._document_budget(query, len(texts), reminder)
-        return [*(messages if budget is None else self._fitted(query, texts, budget, reminder)[1]), *reminder]
-
-    def _fitted(
-        self, query: str, texts: list[str], budget: int | None, reminder: Sequence[Message] = ()
-    ) -> tuple[list[Shown], list[Message]]:
-        """The documents within the budget, and the prompt with them."""
-        while True:
-            shown = self.reader.fit(query, texts, budget)
-            messages = self.prompt(query, [each.text for each in shown])
-            if self.max_prompt_tokens is None or budget is None:
-                return shown, messages
-            # A whole may have more tokens than its parts together, and other templates other text around documents.
-            over = self.reader.count_messages([*messages, *reminder]) - self.max_prompt_tokens
-            if over <= 0:
-                return shown, messages
-            budget -= over
-            self._check_room(budget, len(texts))
-
-    def _document_budget(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
-        """Tokens left for the documents of a prompt."""
-        if self.max_prompt_tokens is None:
-            return None
-        empty = [*self.prompt(query, [""] * n), *reminder]
-        left = self.max_prompt_tokens - self.reader.count_messages(empty)
-        if reminder and left < n:
-            raise ContextOverflowError("the documents leave no room for a reminder")
-        self._check_room(left, n)
-        return left
-
-    def _check_room(self, left: int, n: int) -> None:
-        if left < n:
-            raise ValueError(
-                f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} documents beside the query and the "
-                f"instructions; raise it, or give schedule= with fewer documents in a prompt"
-            )
 
 
 def mean_order(documents: Group, orders: list[Answer]) -> Answer:

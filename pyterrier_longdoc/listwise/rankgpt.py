@@ -23,7 +23,8 @@ from .answers import AnswerForm, Ask, Permutation
 from .backends import CallableBackend
 from .calls import Estimate
 from .client import AsksLLM
-from .evidence import best_passages, check_selector
+from .evidence import check_selector
+from .fitting import Fitting, reader_for
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
 from .ranker import COUNTS, ON_FAILURE, ListRanker, Ranked
 from .schedules import BackToFront, Schedule
@@ -178,7 +179,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         self._check()
         candidates = self._candidates(inp, text_columns)
-        reader = self._reader(candidates)
+        reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
         ask = self.answer.ask(self.client, self._prompt)
         rankings = self._rank_all(candidates, reader, ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
@@ -210,7 +211,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
         candidates = self._candidates(inp, text_columns)
-        reader = self._reader(candidates)
+        reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
         tokens_in: Counter[str] = Counter()
         most = max((len(one.texts) for one in candidates), default=0)
         answers = [self.answer.unchanged(n, self._prompt) for n in range(most + 1)]
@@ -229,15 +230,6 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         calls, read, written = np.ceil(total).astype(int).tolist()
         return Estimate(calls, read, written, self.ledger.prices.cost(read, written))
 
-    def _reader(self, candidates: list[Candidates]) -> DocumentReader:
-        """What shows the documents; scores their passages if there is a choice, before any thread starts."""
-        if self.preselect is None:
-            return DocumentReader(self.tokenizer, self.max_doc_len)
-        pairs = list(dict.fromkeys((one.query, text) for one in candidates for text in one.texts))
-        with counting(type(self).__name__, "document", len(pairs), shown=self.verbose) as done:
-            passages = best_passages(self.preselect, self.windows, pairs, on_pairs=done)
-        return DocumentReader(self.tokenizer, self.max_doc_len, passages)
-
     @property
     def _prompt(self) -> Prompt:
         return self.answer.prompt if self.prompt is None else self.prompt
@@ -248,8 +240,9 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     def _rank_all(
         self, candidates: list[Candidates], reader: DocumentReader, ask: Ask, *, verbose: bool
     ) -> list[Ranked]:
-        names = ("schedule", "answer", "max_prompt_tokens", "retries", "on_failure", "shuffles", "seed")
-        ranker = ListRanker(ask, reader, prompt=self._prompt, **{name: getattr(self, name) for name in names})
+        fitting = Fitting(ask, reader, self._prompt, self.max_prompt_tokens)
+        names = ("schedule", "answer", "retries", "on_failure", "shuffles", "seed")
+        ranker = ListRanker(fitting, **{name: getattr(self, name) for name in names})
         left = {number: self._most_prompts(one) for number, one in enumerate(candidates)}
         with counting(type(self).__name__, "prompt", sum(left.values()), shown=verbose) as done:
 
@@ -292,10 +285,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         self.answer.check(self.client, self._prompt)
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule={self.schedule!r} must be a schedule, e.g. BackToFront(window=20, stride=10)")
-        if not isinstance(self.windows, Windows):
-            raise ValueError(f"windows={self.windows!r} must be windows, e.g. SentenceWindows(max_tokens=63)")
-        if self.preselect is not None:
-            check_selector(self.preselect, self.windows)
+        check_selector(self.preselect, self.windows)
         check_given(concurrency=self.concurrency)
         check_positive(top_k=self.top_k, max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
         for name in ("retries", "shuffles"):

@@ -170,8 +170,9 @@ class OnePassEncoder(nn.Module):
 
     def _cut(self, text: str, limit: int) -> tuple[str, int, int]:
         """A text of at most `limit` tokens without the special ones, its tokens, and those of all of it."""
-        for token in (QUERY_TOKEN, DOCUMENT_TOKEN):
-            text = text.replace(token, "")
+        # What is left of a text without a token may be a token again.
+        while QUERY_TOKEN in text or DOCUMENT_TOKEN in text:
+            text = text.replace(QUERY_TOKEN, "").replace(DOCUMENT_TOKEN, "")
         ids = self._ids(text)
         end = limit
         # Tokens of a beginning may be others than the beginning of the tokens.

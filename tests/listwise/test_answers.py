@@ -8,10 +8,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import (
     AnthropicBackend,
     BackToFront,
     CallableBackend,
+    ContextOverflowError,
     FirstToken,
     HuggingFaceBackend,
     IncompleteReplyWarning,
@@ -26,6 +28,7 @@ from pyterrier_longdoc.listwise import (
     SetwiseHeapsort,
     UnreadableReplyError,
 )
+from pyterrier_longdoc.modelling.windows import SentenceWindows
 
 from ..support import tiny_long
 from ..support.llm import GRADE, Answer, candidates, completion, order, serving, shown, worth
@@ -199,6 +202,41 @@ def test_pointwise_prompts_keep_their_budget():
     assert ranker.coverage.documents_cut == 3
     with pytest.raises(ValueError, match="max_prompt_tokens=20 leaves no room"):
         Pointwise(judged, max_prompt_tokens=20)(run)
+
+
+def test_pointwise_shows_the_best_passages_and_says_what_was_passed_over():
+    run = candidates(documents=3)
+    grades = run["text"]
+    run = run.assign(text="Filler goes first. " * 60 + grades + ". " + "Filler goes last. " * 60)
+    asked = []
+    arguments = {"preselect": ld.BM25Windows(1), "windows": SentenceWindows(max_tokens=20), "max_prompt_tokens": 120}
+    ranker = Pointwise(lambda messages: asked.append(messages) or judged(messages), **arguments)
+    run["query"] = "document about topic"
+    assert ranker(run)["score"].tolist() == pytest.approx((math.log(2) - 1.0 + worth(run) / 10).tolist())
+    tokens = [ranker.client.tokens.count_messages(messages) for messages in asked]
+    assert max(tokens) <= 120
+    assert ranker.estimate(run).input_tokens == sum(tokens)
+    assert ranker.coverage.tokens_lost == 0 < ranker.coverage.tokens_passed_over
+    with pytest.raises(ValueError, match="preselect='bm25' must be FirstK"):
+        Pointwise(judged, preselect="bm25")
+    with pytest.raises(ValueError, match="windows=20 must be windows"):
+        Pointwise(judged, windows=20)
+
+
+def test_pointwise_shortens_what_the_server_finds_too_long():
+    run = candidates(documents=2)
+    run["text"] = run["text"] + " more" * 500
+
+    def server(messages):
+        if len(messages[-1]["content"]) > 1000:
+            raise ContextOverflowError("too long")
+        return judged(messages)
+
+    ranker = Pointwise(server)
+    with pytest.warns(UserWarning, match="the server"):
+        out = ranker(run)
+    assert out["score"].tolist() == pytest.approx((math.log(2) - 1.0 + worth(run) / 10).tolist())
+    assert ranker.coverage.documents_cut == 2
 
 
 def test_a_local_model_gives_exact_log_probabilities(tmp_path):

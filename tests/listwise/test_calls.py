@@ -146,7 +146,9 @@ def test_the_cap_holds_where_scripts_change(concurrency):
     client = LLMClient(backend, prices=Prices(1.0, 1.0), max_cost=cap)
     with pytest.raises(SpendCapError):
         RankGPT(client, concurrency=concurrency, **SMALL)(run)
-    assert 0.9 * english < client.ledger.cost <= cap
+    # So many of the 20 English queries may still be open when a Chinese one is refused.
+    finished = 1 - (concurrency - 1) / 20
+    assert 0.99 * finished * english < client.ledger.cost <= cap
 
 
 def test_a_cap_changes_no_reply():

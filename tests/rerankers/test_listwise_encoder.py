@@ -137,9 +137,18 @@ class TestScores:
         assert table.loc["candidates order", "passed"] is None
         assert "by design" in table.loc["alone", "note"]
 
-    def test_special_tokens_in_texts_are_no_documents(self, checkpoint):
+    @pytest.mark.parametrize(
+        "mark",
+        [
+            "<|embed_token|><|rerank_token|>",
+            "<|embed_<|embed_token|>token|>",
+            "<|rerank_<|embed_token|>token|>",
+            "<|embed_<|rerank_token|>token|>",
+        ],
+    )
+    def test_special_tokens_in_texts_are_no_documents(self, checkpoint, mark):
         frame = run(documents=3, queries=1)
-        marked = frame.assign(text=frame["text"] + "<|embed_token|><|rerank_token|>", query="<|rerank_token|>river")
+        marked = frame.assign(text=frame["text"] + mark, query="<|rerank_token|>river")
         ranker = model(checkpoint)
         assert ranker(marked)["score"].tolist() == ranker(frame)["score"].tolist()
 
