@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..common.arguments import arguments_of
+from ..common.presentation import described
 from .backends import Backend, BackendError, CallableBackend, ContextOverflowError, FirstTokenBackend, Reply
 from .calls import Call, Ledger, Prices
 from .messages import Message, Tokens, bytes_beyond_ascii, most_tokens
@@ -291,6 +293,29 @@ class AsksLLM:
     def ledger(self) -> Ledger:
         """The calls of this object, and of all others that share its `LLMClient`."""
         return self.client.ledger
+
+
+def description(asker: Any, *not_asked: str, own_prompt: bool = False) -> dict[str, Any]:
+    """Who a reranker is, JSON-able: the language model by its name and settings, and what it is asked.
+
+    Args:
+        asker: with the arguments `llm` and `preselect`.
+        not_asked: further arguments that decide nothing about scores.
+        own_prompt: whether a function makes its prompts.
+
+    Raises:
+        ValueError: if the model or the prompt is a function, of which it cannot be told whether it stays the same.
+    """
+    backend = asker.client.backend
+    if isinstance(backend, CallableBackend) or own_prompt:
+        raise ValueError(f"{asker!r} asks a function, of which it cannot be told whether it stays the same")
+    left_out = ("llm", "concurrency", "text_loader", "verbose", *not_asked)
+    asked: dict[str, Any] = {
+        name: described(value) for name, value in arguments_of(asker).items() if name not in left_out
+    }
+    if asker.preselect is not None:
+        asked["preselect"] = asker.preselect.identity()
+    return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
 
 
 def read_reply(

@@ -10,19 +10,18 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import arguments_of, check_choice, check_given, check_positive
+from ..common.arguments import check_choice, check_given, check_positive
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
 from ..common.notices import Told, warn, warn_of_cuts
 from ..common.parallel import in_rounds
-from ..common.presentation import Presented, changed_arguments, described
+from ..common.presentation import Presented, changed_arguments
 from ..common.progress import counting
 from ..modelling.preselection import WindowSelector
 from ..modelling.windows import SentenceWindows, Windows
 from .answers import AnswerForm, Ask, Permutation
-from .backends import CallableBackend
 from .calls import Estimate
-from .client import AsksLLM
+from .client import AsksLLM, description
 from .evidence import check_selector
 from .fitting import Fitting, reader_for
 from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
@@ -146,16 +145,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         Raises:
             ValueError: if the model or the prompt is a function, of which it cannot be told whether it stays the same.
         """
-        backend = self.client.backend
-        if isinstance(backend, CallableBackend) or not isinstance(self._prompt, ListwisePrompt):
-            raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
-        not_asked = ("llm", "concurrency", "report", "text_loader", "verbose")
-        asked: dict[str, Any] = {
-            name: described(value) for name, value in arguments_of(self).items() if name not in not_asked
-        }
-        if self.preselect is not None:
-            asked["preselect"] = self.preselect.identity()
-        return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
+        return description(self, "report", own_prompt=not isinstance(self._prompt, ListwisePrompt))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Ranks the documents of every query.
