@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.arguments import check_choice, check_given
-from ..common.frames import TextField, as_strings, check_columns, field_names, texts_of
+from ..common.frames import TextField, as_strings, check_columns, field_names, numbers, texts_of
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
 """What windows can be shaded by, and the column that has it."""
@@ -66,7 +66,7 @@ class _Ranked:
     docno: str
     rank: int
     score: float
-    label: Any
+    label: float | None
     text: str
     spans: list[tuple[int, int]]
     scores: list[float]
@@ -181,7 +181,9 @@ def show(
         An object that a notebook shows as HTML, without scripts, and that prints as text.
 
     Raises:
-        ValueError: if a column is missing, the query is not among the results, or the model has no attention.
+        ValueError: if a column is missing, a score, rank or label is no number, the query is not among the results,
+            windows end after the text, which then is not what the model has read (another text that is as long cannot
+            be told), or the model has no attention.
 
     Example:
         `ld.show((bm25 >> ld.MaxP(explain=True)).search("draw a pie chart"))`.
@@ -190,8 +192,7 @@ def show(
     check_given(documents=documents, characters=characters)
     check_columns(results, ("qid", "query", "docno", "score"), "results")
     _check_explained(results, by, field_names(text_field), text_loader)
-    rows = _of_query(results, query)
-    rows = rows.sort_values("score", ascending=False, kind="stable") if "rank" not in rows else rows.sort_values("rank")
+    rows = _in_order(_of_query(results, query))
     shown = rows.head(documents)
     texts = texts_of(shown, field_names(text_field), text_loader)
     ranked = [_ranked(row, text, i) for i, (row, text) in enumerate(zip(shown.to_dict("records"), texts, strict=True))]
@@ -238,20 +239,56 @@ def _of_query(results: pd.DataFrame, query: str | None) -> pd.DataFrame:
     return rows
 
 
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows by rank, or by score where there are no ranks, with scores, ranks and labels as numbers.
+
+    Raises:
+        ValueError: if one is none; the label of a document that is not judged may be missing.
+    """
+    rows = rows.assign(score=numbers(rows, "score", "results", "leave these rows out"))
+    if "label" in rows:
+        judged, labels = rows["label"].notna().to_numpy(), np.full(len(rows), np.nan)
+        labels[judged] = numbers(rows[judged], "label", "results", "relevance labels are numbers, e.g. 0 and 1")
+        rows = rows.assign(label=labels)
+    if "rank" not in rows:
+        return rows.sort_values("score", ascending=False, kind="stable")
+    ranks = numbers(rows, "rank", "results", "leave the column out, and documents are shown by score")
+    return rows.assign(rank=ranks).sort_values("rank", kind="stable")
+
+
 def _ranked(row: dict[Any, Any], text: str, place: int) -> _Ranked:
-    # A union with results that were not explained leaves NaN.
-    explained = isinstance(row["window_spans"], Sequence | np.ndarray)
-    weights = row.get("window_weights")
+    spans, scores, weights = (_listed(row, name) for name in ("window_spans", "window_scores", "window_weights"))
+    end = max((int(end) for _, end in spans or ()), default=0)
+    if end > len(text):
+        raise ValueError(
+            f"window_spans of {row['docno']!r} end at character {end}, and its text has {len(text)}: this is not the "
+            f"text that the model has read; give the model's own text_field= (without repeat) or text_loader="
+        )
     return _Ranked(
         str(row["docno"]),
         int(row.get("rank", place)),
-        float(row["score"]),
+        row["score"],
         None if pd.isna(row.get("label", np.nan)) else row["label"],
         text,
-        [(int(a), int(b)) for a, b in row["window_spans"]] if explained else [],
-        list(map(float, row["window_scores"])) if explained else [],
-        list(map(float, weights)) if isinstance(weights, Sequence | np.ndarray) else None,
+        [(int(start), int(end)) for start, end in spans or ()],
+        list(map(float, scores or ())),
+        None if weights is None else list(map(float, weights)),
     )
+
+
+def _listed(row: dict[Any, Any], name: str) -> list[Any] | None:
+    """A value for each window; None where no model has explained the document, as a union of results may have it.
+
+    Raises:
+        ValueError: for a list that has become text.
+    """
+    values = row.get(name)
+    if isinstance(values, str):
+        raise ValueError(
+            f"{name} of {row['docno']!r} is text, {values[:20]!r}, as a file of comma-separated values makes of lists: "
+            f"keep explained results as Parquet or JSON"
+        )
+    return list(values) if isinstance(values, Sequence | np.ndarray) else None
 
 
 def _document(document: _Ranked, by: str, low: float, high: float, characters: int, place: int) -> str:

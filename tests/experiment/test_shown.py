@@ -161,6 +161,37 @@ def test_what_is_missing_is_named():
     assert TEXT in ld.show(not_explained)._repr_html_()
 
 
+def test_another_text_than_the_one_that_was_read_is_refused():
+    results = ranking(title="zero one")
+    with pytest.raises(
+        ValueError, match=r"'d1' end at character 33, and its text has 8: .* the model's own text_field="
+    ):
+        ld.show(results, text_field="title")
+    assert len(ld.show(results, text_field=("title", "text")).documents) == 1  # a longer one: cannot be told
+    assert ld.show(ranking(text=TEXT[:33])).documents[0].spans[-1] == (24, 33)  # ends with the text
+
+
+def test_ranks_scores_and_labels_that_are_no_numbers_are_named():
+    several = pd.concat([ranking(), ranking(docno="d2", rank=1, label="1")])
+    shown = ld.show(several)
+    assert [document.label for document in shown.documents] == [None, 1.0]
+    assert "d2  (score 2.000, label 1)" in repr(shown)
+    assert [document.docno for document in ld.show(several.assign(rank=["10", "9"])).documents] == ["d2", "d1"]
+    with pytest.raises(ValueError, match=r"the column 'label' holds 'very' .* 'd2'\).* labels are numbers"):
+        ld.show(several.assign(label=[np.nan, "very"]))
+    with pytest.raises(ValueError, match=r"the column 'rank' holds nan .* 'd2'\).* leave the column out"):
+        ld.show(several.assign(rank=[0, np.nan]))
+    with pytest.raises(ValueError, match=r"the column 'score' holds nan"):
+        ld.show(several.assign(score=[0, np.nan]))
+
+
+def test_lists_that_have_become_text_are_named():
+    with pytest.raises(
+        ValueError, match=r"window_spans of 'd1' is text, '\[\(0, 12\).*keep explained results as Parquet"
+    ):
+        ld.show(ranking(window_spans="[(0, 12), (9, 18)]"))
+
+
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-attn", "BiEncoder-max"])
 def test_results_of_models(name):
     cls, options = systems.SYSTEMS[name]
