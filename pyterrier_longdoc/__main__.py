@@ -30,6 +30,7 @@ from .common.frames import TruncationWarning
 from .common.measures import chance_rr
 from .common.silence import silent_libraries
 from .experiment import Experiment, ExperimentResults, ExperimentWarning, Statistics
+from .experiment.plots import COLOURS
 from .experiment.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
@@ -244,7 +245,7 @@ def _draw_systems(ax: Any, results: ExperimentResults) -> None:
     different = set(rows.loc[rows["reject"], "name"])
     values = pd.DataFrame({name: of_system[:, 0] for name, of_system in results.query_values.items()})
     names = [f"{name} *" if name in different else name for name in results.names]
-    colours = ["0.6" if name == baseline else "tab:blue" for name in results.names]
+    colours = ["0.6" if name == baseline else COLOURS[0] for name in results.names]
     ax.barh(names, values.mean(), xerr=1.96 * values.sem(), color=colours, capsize=3)
     ax.invert_yaxis()
     ax.set_title("documents as they are", fontsize="medium")

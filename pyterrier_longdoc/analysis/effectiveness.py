@@ -14,7 +14,7 @@ from scipy import stats
 
 from ..common.arguments import check_choice
 from ..common.frames import as_strings, check_columns
-from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
+from ..experiment.plots import beside, draw_means, finish, label_group, label_mean, marker_meaning, new_axes
 from ..experiment.results import ExperimentResults, mean_by_query, query_groups
 from ..experiment.significance import p_in_words, p_values, quiet, resampled_means
 from .positions import RelevantPositions
@@ -30,12 +30,14 @@ class PositionEffectiveness:
 
     Args:
         groups: by label, in the order of the positions. The first one's `statistics` say how intervals are made.
+        unit: of numbers in the labels, for the axis; None where labels are words.
 
     Raises:
         ValueError: without groups, or if they differ in systems or measures.
     """
 
     groups: Mapping[str, ExperimentResults]
+    unit: str | None = None
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -118,15 +120,15 @@ class PositionEffectiveness:
         table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
         different, ax = self._different(measure), ax or new_axes(len(self.names))
         places = np.arange(len(self.groups))
-        for name, aside in zip(self.names, beside(places, len(self.names)), strict=True):
+        for system, aside in enumerate(beside(places, len(self.names))):
+            name = self.names[system]
             rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]
             full = [(group, name) in different for group in rows["group"]]
             label = f"{name}: {_worst_to_best(ratio)}"
-            draw_means(ax, places + aside, rows["mean"], rows, full=full, label=label)
-        labels = [f"{group}\n{len(results.qids)} queries" for group, results in self.groups.items()]
-        ax.set_xticks(places, labels)
-        ax.set_xlabel("where the relevant text begins")
-        ax.set_ylabel(measure)
+            draw_means(ax, places + aside, rows["mean"], rows, full=full, label=label, system=system)
+        ax.set_xticks(places, [label_group(group, len(results.qids)) for group, results in self.groups.items()])
+        ax.set_xlabel("where the relevant text begins" + (f" ({self.unit})" if self.unit else ""))
+        ax.set_ylabel(label_mean(measure, self._first.statistics.confidence))
         return finish(ax, marker_meaning(self._meaning))
 
     @property
@@ -225,7 +227,8 @@ def effectiveness_by_position(
     known = frame[frame["first_token"].notna()].reset_index(drop=True)
     if edges is None:
         edges = _quarters(known, results.qids)
-    return PositionEffectiveness(query_groups(results, mean_by_query(known, known["first_token"]), edges=edges))
+    groups = query_groups(results, mean_by_query(known, known["first_token"]), edges=edges)
+    return PositionEffectiveness(groups, unit="tokens")
 
 
 def _quarters(known: pd.DataFrame, qids: Sequence[str]) -> list[float]:

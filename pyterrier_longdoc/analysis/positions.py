@@ -30,7 +30,7 @@ from ..common.language import named_tokenizer
 from ..common.notices import warn
 from ..common.progress import counting
 from ..data.recorded import RecordedTokenizer
-from ..experiment.plots import finish, new_axes
+from ..experiment.plots import COLOURS, finish, new_axes
 from ..modelling.texts import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
 from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, share_above, threshold_effect
@@ -182,21 +182,24 @@ class RelevantPositions:
         edges = bin_tokens * np.arange(max(1, int(np.ceil(end / bin_tokens))) + 1)
         ax = ax or new_axes()
         missing = f"{self.unmatched:.0%} unmatched" + (f", {self.unread:.0%} of tokens unread" if self.unread else "")
-        for values, color, label in (
-            (lengths, "tab:blue", f"length of {len(lengths)} relevant documents"),
-            (starts, "tab:red", f"first relevant position ({missing})"),
+        # One filled and one in outline, of which both are seen where they overlap.
+        filled = {"color": COLOURS[0], "alpha": 0.45}
+        outlined = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "//", "linewidth": 1.5}
+        for values, look, label in (
+            (lengths, filled, f"length of {len(lengths)} relevant documents"),
+            (starts, outlined, f"first relevant position ({missing})"),
         ):
             # Shares, so that what is unmatched does not make the positions look rarer.
             weights = np.full(len(values), 1 / max(1, len(values)))
             shown = np.minimum(values, edges[-1] - 0.5)
-            ax.hist(shown, bins=edges, weights=weights, color=color, alpha=0.6, label=label)
+            ax.hist(shown, bins=edges, weights=weights, label=label, **look)
         ax.set_xlim(0, edges[-1])
         if max([*lengths, *starts]) >= edges[-1]:
             ax.annotate(
                 "and beyond", (1, 0), xytext=(0, -24), xycoords="axes fraction", textcoords="offset points", ha="right"
             )
         ax.set_xlabel("tokens")
-        ax.set_ylabel("share")
+        ax.set_ylabel("share of documents")
         return finish(ax)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
 from ..common.progress import one_line
-from ..experiment.plots import beside, draw_means, finish, marker_meaning, new_axes
+from ..experiment.plots import beside, draw_means, finish, label_mean, marker_meaning, new_axes
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
 from ..modelling.texts import Span
 from .judging import scores_by_row
@@ -87,12 +87,13 @@ class PositionSensitivity:
         """
         systems = self.table.groupby("name", sort=False)
         ax = ax or new_axes(len(systems))
-        for (name, rows), aside in zip(systems, beside(self.table["place"], len(systems)), strict=True):
+        asides = beside(self.table["place"], len(systems))
+        for system, ((name, rows), aside) in enumerate(zip(systems, asides, strict=True)):
             places, full = rows["real_place"].to_numpy() + aside, rows["reject"].tolist()
-            draw_means(ax, places, rows["change"], rows, full=full, label=self._label(name, rows))
+            draw_means(ax, places, rows["change"], rows, full=full, label=self._label(name, rows), system=system)
         ax.axhline(0, color="0.6", linewidth=0.8)
         ax.set_xlabel("real place of the relevant passage (0: start, 1: end)")
-        ax.set_ylabel("change of the score (standard deviations)")
+        ax.set_ylabel(label_mean("change of the score in standard deviations", self.confidence).replace(": ", ":\n"))
         return finish(ax, marker_meaning(f"changed from the first place (p < {self.alpha:g}, holm correction)"))
 
     def _label(self, name: Any, rows: pd.DataFrame) -> str:

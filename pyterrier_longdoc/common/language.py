@@ -102,6 +102,16 @@ def count_tokens(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
+def counted(number: int, one: str, several: str) -> str:
+    """A number and what it counts.
+
+    Example:
+        >>> counted(1, "query", "queries"), counted(2, "query", "queries")
+        ('1 query', '2 queries')
+    """
+    return f"{number} {one if number == 1 else several}"
+
+
 def folded(text: str) -> str:
     """A text in which letter case and white space make no difference."""
     return " ".join(text.casefold().split())

@@ -10,8 +10,14 @@ import pandas as pd
 
 from ..common.arguments import check_choice
 from ..common.files import import_extra
+from ..common.language import counted
 from .results import DEFAULT_EDGES, ExperimentResults, query_groups, relevant_lengths
 from .significance import resampled_means
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
+"""Of Okabe & Ito's colours, which colour-blind people tell apart, those that are seen on white and on black."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
@@ -37,7 +43,7 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     points = gains.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
     known = points.dropna()
     ax = ax or new_axes()
-    ax.scatter(known["slow-down"], known["gain"])
+    ax.scatter(known["slow-down"], known["gain"], color=COLOURS[0])
     ax.axhline(0, color="0.6", linewidth=0.8)
     label_points(ax, known[["name", "slow-down", "gain"]])
     without = ", ".join(points.loc[points.isna().any(axis=1), "name"])
@@ -55,6 +61,7 @@ def plot_document_length(
     *,
     edges: Sequence[float] = DEFAULT_EDGES,
     measure: str | None = None,
+    unit: str = "tokens",
     ax: Any = None,
 ) -> Any:
     """Draws each system's mean by the length of the relevant documents; `by_document_length` has the numbers.
@@ -65,6 +72,7 @@ def plot_document_length(
         lengths: see there.
         edges: see there.
         measure: one of the experiment's; None for the first.
+        unit: what `lengths` count, for the axis.
         ax: matplotlib axes to draw on; None makes a figure.
 
     Returns:
@@ -78,12 +86,13 @@ def plot_document_length(
     check_choice("measure", measure, tuple(results.measures))
     groups = query_groups(results, relevant_lengths(qrels, lengths), edges=edges)
     ax, places = ax or new_axes(len(results.names)), np.arange(len(groups))
-    for name, aside in zip(results.names, beside(places, len(results.names)), strict=True):
+    for system, aside in enumerate(beside(places, len(results.names))):
+        name = results.names[system]
         rows = pd.DataFrame([_mean_with_interval(group, name, measure) for group in groups.values()])
-        draw_means(ax, places + aside, rows["mean"], rows, full=[False] * len(rows), label=name)
-    ax.set_xticks(places, [f"{label}\n{len(group.qids)} queries" for label, group in groups.items()])
-    ax.set_xlabel("mean length of the relevant documents")
-    ax.set_ylabel(measure)
+        draw_means(ax, places + aside, rows["mean"], rows, full=[False] * len(rows), label=name, system=system)
+    ax.set_xticks(places, [label_group(label, len(group.qids)) for label, group in groups.items()])
+    ax.set_xlabel(f"mean length of the relevant documents ({unit})")
+    ax.set_ylabel(label_mean(measure, results.statistics.confidence))
     return finish(ax)
 
 
@@ -96,25 +105,39 @@ def _mean_with_interval(results: ExperimentResults, name: str, measure: str) -> 
     return {"mean": float(values.mean()), "low": float(low), "high": float(high)}
 
 
-LABEL_HEIGHT, LABEL_WIDTH = 11, 60
-"""In points: what a system's name takes up."""
+LABEL_OFFSETS = (4, -13, 16, -25, 28, -37, 40)
+"""How far above its point a name may stand, in points, in the order in which they are tried."""
 
 
 def label_points(ax: Any, points: pd.DataFrame) -> None:
-    """Writes the names of systems beside their points, and above the names of lower points that are as near.
+    """Writes the names of systems beside their points, with a line where others are in between.
 
     Args:
         ax: matplotlib axes.
         points: name, horizontal and vertical place, in this order.
     """
-    to_points = 72 / ax.figure.dpi
-    placed: list[tuple[float, float]] = []
-    for name, across, up in points.sort_values(points.columns[2]).to_numpy().tolist():
-        x, y = ax.transData.transform((across, up)) * to_points
-        near = [above for other, above in placed if abs(other - x) < LABEL_WIDTH]
-        at = max([y + 4, *(above + LABEL_HEIGHT for above in near)])
-        placed.append((x, at))
-        ax.annotate(name, (across, up), xytext=(4, at - y), textcoords="offset points")
+    ax.margins(0.1, 0.2)
+    ax.figure.draw_without_rendering()  # sets limits and layout
+    radius, middle = 4 * ax.figure.dpi / 72, ax.bbox.x0 + ax.bbox.width / 2
+    rows = points.sort_values(points.columns[2]).to_numpy().tolist()
+    places = [ax.transData.transform(row[1:]) for row in rows]
+    bbox = import_extra("matplotlib.transforms", "analysis", "matplotlib is missing").Bbox
+    taken = [bbox([place - radius, place + radius]) for place in places]
+    for (name, *at), place in zip(rows, places, strict=True):
+        aside, side = (5, "left") if place[0] < middle else (-5, "right")
+        line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.8, "relpos": (side == "right", 0.5), "shrinkB": 2}
+        label = ax.annotate(name, at, xytext=(aside, 4), textcoords="offset points", ha=side, arrowprops=line)
+        for offset in LABEL_OFFSETS:
+            label.set_position((aside, offset))
+            if _extent(label).count_overlaps(taken) == 0:
+                break
+        taken.append(_extent(label))
+
+
+def _extent(label: Any) -> Any:
+    """Where the text of an annotation stands, without the line to its point."""
+    label.get_window_extent()  # moves it to its place
+    return import_extra("matplotlib.text", "analysis", "matplotlib is missing").Text.get_window_extent(label)
 
 
 def new_axes(systems: int = 0) -> Any:
@@ -127,6 +150,21 @@ def new_axes(systems: int = 0) -> Any:
     """
     pyplot = import_extra("matplotlib.pyplot", "analysis", "matplotlib is missing")
     return pyplot.subplots(figsize=(6, 4 + 0.2 * systems), layout="constrained")[1]
+
+
+def look_of(system: int) -> dict[str, str]:
+    """Colour and marker of the so-manieth line: 42 of them differ, without colours seven."""
+    return {"color": COLOURS[system % len(COLOURS)], "marker": MARKERS[system % len(MARKERS)]}
+
+
+def label_group(group: str, queries: int) -> str:
+    """What stands below a group of queries."""
+    return f"{group}\n{counted(queries, 'query', 'queries')}"
+
+
+def label_mean(measure: str, confidence: float) -> str:
+    """What stands beside means with their intervals."""
+    return f"{measure}: mean and {confidence:.0%} interval"
 
 
 def beside(places: Any, systems: int) -> np.ndarray:
@@ -144,7 +182,7 @@ def beside(places: Any, systems: int) -> np.ndarray:
 def marker_meaning(meaning: str | None) -> Any:
     """What the legend says of full markers; None if nothing was tested, so that all are empty."""
     lines = import_extra("matplotlib.lines", "analysis", "matplotlib is missing")
-    face, label = ("0.4", f"full marker: {meaning}") if meaning else ("white", "empty markers: nothing to test against")
+    face, label = ("0.4", f"full marker: {meaning}") if meaning else ("none", "empty markers: nothing to test against")
     return lines.Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face, label=label)
 
 
@@ -156,11 +194,23 @@ def finish(ax: Any, *further: Any) -> Any:
     return ax
 
 
-def draw_means(ax: Any, at: np.ndarray, means: pd.Series, rows: pd.DataFrame, *, full: list[bool], label: str) -> None:
-    """Draws means with their intervals, the columns `low` and `high` of `rows`, and full markers where `full` says."""
+def draw_means(
+    ax: Any, at: np.ndarray, means: pd.Series, rows: pd.DataFrame, *, full: list[bool], label: str, system: int
+) -> None:
+    """Draws the means of the so-manieth system with their intervals.
+
+    Args:
+        ax: matplotlib axes.
+        at: horizontal places.
+        means: as many.
+        rows: have the ends of the intervals, `low` and `high`.
+        full: which markers are full.
+        label: for the legend.
+        system: decides about colour and marker.
+    """
     middle = means.to_numpy()
     # A percentile interval need not contain the mean.
     ends = np.maximum([middle - rows["low"].to_numpy(), rows["high"].to_numpy() - middle], 0)
-    line = ax.errorbar(at, middle, yerr=ends, marker="o", markerfacecolor="white", capsize=3, label=label)
-    significant = np.array(full, dtype=bool)
-    ax.scatter(at[significant], middle[significant], color=line[0].get_color(), zorder=3)
+    look, significant = look_of(system), np.array(full, dtype=bool)
+    ax.errorbar(at, middle, yerr=ends, markerfacecolor=ax.get_facecolor(), capsize=3, label=label, **look)
+    ax.scatter(at[significant], middle[significant], zorder=3, **look)

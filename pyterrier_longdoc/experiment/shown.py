@@ -13,6 +13,7 @@ import pandas as pd
 
 from ..common.arguments import check_choice, check_given
 from ..common.frames import TextField, as_strings, check_columns, field_names, numbers, texts_of
+from ..common.language import counted
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
 """What windows can be shaded by, and the column that has it."""
@@ -26,7 +27,7 @@ PRINTED_CHARACTERS = 100
 # All colours are of the page (currentColor, transparent) but one blue that lies over it, so that the same markup is
 # read on light and dark pages, of which a notebook does not tell; strength, numbers and lines say the rest.
 _STYLE = """
-.ld-show { color: inherit; line-height: 1.5; max-width: 60em; }
+.ld-show { color: inherit; line-height: 1.5; max-width: 60em; overflow-wrap: anywhere; }
 .ld-show .note { opacity: .75; font-size: 90%; margin: .3em 0; }
 .ld-show .document { border-top: 1px solid color-mix(in srgb, currentColor 30%, transparent); padding: .3em 0; }
 .ld-show summary { cursor: pointer; }
@@ -34,9 +35,9 @@ _STYLE = """
 .ld-show .map i { min-width: 2px; border-bottom: 1px solid currentColor; box-sizing: border-box; }
 .ld-show .map i.best { border-bottom-width: 4px; }
 .ld-show .map i.unread { border-bottom-style: dotted; }
-.ld-show .part { display: grid; grid-template-columns: 7.5em 1fr; column-gap: .8em; }
+.ld-show .part { display: grid; grid-template-columns: 7.5em minmax(0, 1fr); column-gap: .8em; }
 .ld-show .of { text-align: right; font-variant-numeric: tabular-nums; font-size: 85%; opacity: .85; }
-.ld-show .text { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid transparent;
+.ld-show .text { white-space: pre-wrap; border-left: 3px solid transparent;
   padding-left: .5em; }
 .ld-show .best > .text { border-left-color: currentColor; }
 .ld-show .unread > .text { border-left: 3px dotted currentColor; opacity: .6; font-style: italic; }
@@ -134,7 +135,8 @@ class Shown:
         return f"query {self.qid!r}: {self.query}"
 
     def _further(self) -> str:
-        return f"{self.further} more documents are not shown: documents={len(self.documents) + self.further} shows all"
+        further = counted(self.further, "more document is", "more documents are")
+        return f"{further} not shown: documents={len(self.documents) + self.further} shows all"
 
     def _range(self) -> tuple[float, float]:
         """The values that have no shade and the strongest one; for weights these are of each document."""

@@ -12,13 +12,24 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from .experiment import Experiment
-from .plots import beside, finish, new_axes
+from .plots import beside, finish, look_of, new_axes
 from .results import ExperimentResults
 
 Model = pt.Transformer | Callable[..., pt.Transformer]
 Setting = Mapping[str, Any]
 Settings = dict[str, tuple[Setting, Setting, Setting]]
 """By system: what the table shows, what the model is made with, what is set afterwards."""
+
+
+LABELS = {
+    "chunks": "chunks that are read",
+    "window_size": "window size (tokens)",
+    "stride": "stride (tokens)",
+    "training": "windows at training",
+    "inference": "windows at inference",
+    "depth": "documents that are reranked",
+}
+"""What stands beside the axis of a parameter."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +52,10 @@ class Sweep:
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
         """Draws a measure (None: the first) over the varied parameters, with its standard deviation over seeds.
 
+        Args:
+            measure: one of the experiment's.
+            ax: matplotlib axes to draw on; None makes a figure.
+
         Returns:
             The matplotlib axes, with a line for each value of the second parameter where there are two.
         """
@@ -49,14 +64,15 @@ class Sweep:
         table, (first, *second) = self.table, self.parameters.columns
         lines: list[tuple[Any, pd.DataFrame]] = list(table.groupby(second[0])) if second else [("", table)]
         ax = ax or new_axes(len(lines) if second else 0)
-        for (value, rows), aside in zip(lines, beside(table[first], len(lines)), strict=True):
+        for line, aside in enumerate(beside(table[first], len(lines))):
+            value, rows = lines[line]
             rows = rows.sort_values(first)
-            spread = rows.get(f"{measure} std", pd.Series(0.0, rows.index))
-            label = f"{second[0]} {value}" if second else None
-            ax.errorbar(rows[first] + aside, rows[measure], yerr=spread, marker="o", capsize=3, label=label)
+            label = f"{LABELS.get(second[0], second[0])}: {value}" if second else None
+            look = {"capsize": 3, "label": label, **look_of(line)}
+            ax.errorbar(rows[first] + aside, rows[measure], yerr=rows.get(f"{measure} std"), **look)
         ax.set_xticks(sorted(table[first].unique()))
-        ax.set_xlabel(first)
-        ax.set_ylabel(measure)
+        ax.set_xlabel(LABELS.get(first, first))
+        ax.set_ylabel(f"{measure}: mean and standard deviation over seeds" if f"{measure} std" in table else measure)
         if second:
             finish(ax)
         ax.spines[["top", "right"]].set_visible(False)

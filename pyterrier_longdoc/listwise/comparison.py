@@ -15,7 +15,7 @@ from ..common.frames import as_strings, check_columns
 from ..common.measures import measure_named
 from ..common.presentation import changes
 from ..common.progress import one_line
-from ..experiment.plots import label_points, new_axes
+from ..experiment.plots import COLOURS, finish, label_points, new_axes
 from .calls import Call
 from .client import LLMClient
 from .rankgpt import RankGPT
@@ -36,7 +36,13 @@ SCHEDULES = (BackToFront(), TopDown(), ParallelBlocks(), Tournament(), SetwiseHe
 FIRST_STAGE = "first stage"
 """The row of the candidates as they are."""
 
-AXES = ("prompts", "rounds", "tokens", "cost/1000", "seconds")
+AXES = {
+    "prompts": "prompts per query",
+    "rounds": "rounds per query",
+    "tokens": "tokens per query",
+    "cost/1000": "cost of 1,000 queries",
+    "seconds": "seconds per query",
+}
 """What a plot may show below."""
 
 
@@ -128,18 +134,16 @@ class ScheduleComparison:
             raise ValueError("effectiveness is not known: give compare_schedules qrels=")
         measure = measure or self.measures[0]
         check_choice("measure", measure, self.measures)
-        check_choice("against", against, AXES)
+        check_choice("against", against, tuple(AXES))
         table = self.table
         first, points = table[table["name"] == FIRST_STAGE], table[table["name"] != FIRST_STAGE]
         ax = ax or new_axes()
-        ax.scatter(points[against], points[measure])
+        ax.scatter(points[against], points[measure], color=COLOURS[0])
         ax.axhline(first[measure].iloc[0], color="0.6", linewidth=0.8, label=FIRST_STAGE)
         label_points(ax, points[["name", against, measure]])
-        ax.set_xlabel(f"{against} of a query" + (f", {self.concurrency} in flight" if against == "seconds" else ""))
+        ax.set_xlabel(AXES[against] + (f", {self.concurrency} prompts in flight" if against == "seconds" else ""))
         ax.set_ylabel(measure)
-        ax.legend(frameon=False)
-        ax.spines[["top", "right"]].set_visible(False)
-        return ax
+        return finish(ax)
 
 
 @dataclass(frozen=True)

@@ -84,8 +84,8 @@ def tables(args: argparse.Namespace) -> int:
 
     outcomes = read_outcomes(args.folder)
     print("\n\n".join(tables_as_rst(outcomes)))
-    if args.pictures is not None:
-        draw(outcomes, args.pictures)
+    if args.pictures is not None and not draw(outcomes, args.pictures):
+        print("no pictures: nothing that the papers draw was run", file=sys.stderr)
     return 0
 
 

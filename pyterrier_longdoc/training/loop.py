@@ -23,7 +23,7 @@ from ..common.files import import_extra
 from ..common.measures import measure_named
 from ..common.notices import warn
 from ..common.progress import aside, one_line, work_bar
-from ..experiment.plots import new_axes
+from ..experiment.plots import COLOURS, new_axes
 from ..modelling.heads.base import Head
 from .examples import Example, Group, Texts, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
@@ -680,14 +680,18 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     if history.empty:
         raise ValueError("there is no history: this model has not been trained")
     ax = ax or new_axes()
-    lines = ax.plot(history["step"], history["loss"], marker=".", color="C0", label="loss")
+    lines = ax.plot(history["step"], history["loss"], marker=".", color=COLOURS[0], label="loss")
     ax.set_xlabel("optimiser steps")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_ylabel("loss")
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")
         right = ax.twinx()
-        look = {"marker": "o", "fillstyle": "none", "color": "C1"}  # leaves a point of the loss behind it to be seen
+        look = {
+            "marker": "o",
+            "fillstyle": "none",
+            "color": COLOURS[1],
+        }  # leaves a point of the loss behind it to be seen
         lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
         right.set_ylabel("validation")
         right.spines["top"].set_visible(False)

@@ -76,7 +76,7 @@ def test_groups_by_position():
     np.testing.assert_allclose(ax.containers[1][0].get_ydata(), [0.75, 0.1125])
     full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
     assert full == [1, 0]  # "full" differs from the baseline in one group
-    assert ax.get_ylabel() == "RR"
+    assert ax.get_ylabel() == "RR: mean and 95% interval"
 
 
 def legend(ax) -> list[str]:

@@ -18,7 +18,7 @@ from pyterrier_longdoc.experiment import (
     plot_document_length,
     plot_efficiency,
 )
-from pyterrier_longdoc.experiment.plots import beside
+from pyterrier_longdoc.experiment.plots import COLOURS, MARKERS, beside, label_group, look_of
 from pyterrier_longdoc.experiment.results import relevant_lengths
 
 from ..support import synthetic
@@ -64,13 +64,13 @@ def test_given_axes_are_drawn_on_and_no_figure_is_opened(tmp_path):
 
 
 def test_names_of_systems_at_the_same_place_do_not_hide_each_other():
-    pytest.importorskip("matplotlib")
+    Text = pytest.importorskip("matplotlib.text").Text
     names = ("one", "two", "three", "four")
     equal = with_costs(dict.fromkeys(names, 2.0), **dict.fromkeys(names, synthetic.run(TOPICS, 1.0, 0)))
     axes = plot_efficiency(equal)
     axes.figure.draw_without_rendering()
     assert sorted(text.get_text() for text in axes.texts) == sorted(names)
-    boxes = [text.get_window_extent() for text in axes.texts]
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to the point
     assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
@@ -83,6 +83,17 @@ def test_a_system_without_time_is_named():
     alone = plot_efficiency(with_costs({"given": np.nan}, given=runs["given"]))
     assert alone.get_xlabel().endswith(": given")
     alone.figure.draw_without_rendering()
+
+
+def test_systems_differ_in_colour_and_in_marker_also_without_colours():
+    looks = [look_of(system) for system in range(len(COLOURS) * len(MARKERS))]
+    assert len({tuple(look.values()) for look in looks}) == len(looks)
+    for name in ("color", "marker"):
+        assert len({look[name] for look in looks[: len(COLOURS)]}) == len(COLOURS)
+    colors = pytest.importorskip("matplotlib.colors")
+    light = [np.array(colors.to_rgb(color)) @ (0.299, 0.587, 0.114) for color in COLOURS]
+    assert min(light) > 0.3  # seen on black
+    assert max(light) < 0.75  # and on white
 
 
 def test_systems_stand_beside_one_another():
@@ -138,5 +149,9 @@ def test_means_by_the_length_of_relevant_documents():
     assert len(groups) == 2
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == (groups["document length"] + "\n" + groups["queries"].astype(str) + " queries").tolist()
+    assert axes.get_xlabel() == "mean length of the relevant documents (tokens)"
+    assert label_group(">= 9", 1) == ">= 9\n1 query"
+    axes = plot_document_length(results, QRELS, lengths, edges=edges, unit="words")
+    assert axes.get_xlabel().endswith("(words)")
     with pytest.raises(ValueError, match="measure"):
         plot_document_length(results, QRELS, lengths, measure="RR")

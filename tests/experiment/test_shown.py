@@ -129,7 +129,7 @@ def test_prints_as_text():
         "0  d1  (score 2.000)",
         "   window 1 of 3 is best (3.000, characters 9-18); 11 of 38 characters not read",
         f"   {TEXT[9:18].strip()}",
-        "1 more documents are not shown: documents=2 shows all",
+        "1 more document is not shown: documents=2 shows all",
     ]
     assert "1  d2  (score 1.000, label 1)" in repr(ld.show(several))
     assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1

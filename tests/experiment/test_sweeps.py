@@ -71,7 +71,7 @@ def test_windows_and_strides():
     assert sweep.parameters.to_numpy().tolist() == [[75, 50], [150, 50], [150, 100]]
     assert sweep.table.loc[2, "AP"] == alone(Model(window_size=150, stride=100))
     ax = sweep.plot()
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride 50", "stride 100"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["stride (tokens): 50", "stride (tokens): 100"]
     assert list(ax.get_xticks()) == [75, 150]
     (_, of_50), (of_100,) = (container[0].get_xdata() for container in ax.containers)
     assert of_50 < 150 < of_100  # what has equal values is seen, too

@@ -98,7 +98,7 @@ def test_plot_labels_each_schedule_and_draws_the_first_stage():
     compared = compare_schedules(priced(), RUN, QRELS, SCHEDULES, metrics=["P@3", "RR"], concurrency=2)
     ax = compared.plot("RR", against="seconds")
     assert {text.get_text() for text in ax.texts} == {"BackToFront", "TopDown", "ParallelBlocks"}
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("seconds of a query, 2 in flight", "RR")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("seconds per query, 2 prompts in flight", "RR")
     assert ax.get_legend().get_texts()[0].get_text() == "first stage"
     with pytest.raises(ValueError, match="against='speed' is unknown"):
         compared.plot(against="speed")

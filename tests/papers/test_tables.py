@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
+from pyterrier_longdoc.papers.__main__ import main
 from pyterrier_longdoc.papers.tables import (
     TABLES,
     chunks,
@@ -96,3 +97,13 @@ def test_tables_and_pictures(tmp_path):
         "boytsov-et-al-2025-table-6.png", "boytsov-et-al-2022-table-8-pretr.png",
     ]  # fmt: skip
     assert all(file.stat().st_size > 1000 for file in files)
+
+
+def test_a_run_without_sweeps_says_that_there_are_no_pictures(tmp_path, capsys, monkeypatch):
+    without = FOUND[FOUND["system"].isin(["BM25", "FirstP"])]
+    monkeypatch.setattr("pyterrier_longdoc.papers.replicate.read_outcomes", lambda folder: without)
+    assert main(["tables", str(tmp_path), "--pictures", str(tmp_path / "pictures")]) == 0
+    told = capsys.readouterr()
+    assert "no pictures: nothing that the papers draw was run" in told.err
+    assert "FirstP" in told.out
+    assert not (tmp_path / "pictures").exists()
