@@ -58,6 +58,11 @@ def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
     return tuple(known[key] for key in named if key in known)
 
 
+def papers_of(*parts: Any) -> list[str]:
+    """The papers behind the parts of something; None and what names none have none."""
+    return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
+
+
 class Cited:
     """Something that published papers describe: `papers` are keys of `references.bib`, or BibTeX of one's own."""
 

@@ -8,8 +8,10 @@ import string
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..common.arguments import check_given, plain_fields
+from ..common.citations import Cited
 from ..common.presentation import ShowsChanges
 from .backends import FirstTokenBackend
 from .client import LOGPROBS_FROM, LLMClient
@@ -32,7 +34,7 @@ Ask = Callable[[str, list[Message]], str]
 """`(qid, messages) -> text of the reply`."""
 
 
-class AnswerForm(ABC):
+class AnswerForm(Cited, ABC):
     """How a model is asked for an order of documents, and how its order is read.
 
     Attributes:
@@ -124,6 +126,8 @@ class FirstToken(ShowsChanges, AnswerForm):
     Raises:
         ValueError: for less than one.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("reddy-2024-first",)
 
     top_logprobs: int = 20
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_choice, check_given, check_positive
+from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
 from ..common.notices import Told, warn, warn_of_cuts
@@ -103,6 +104,10 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
         shown = [repr(self.client.backend), *changed_arguments(self, hidden)]
         shown += ["request=own"] if self.request != YES_NO else []
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def cited(self) -> list[str]:
+        """The papers behind it as it is set up, with those of what chooses the passages that are shown."""
+        return [*super().cited(), *papers_of(self.preselect)]
 
     def describe(self) -> dict[str, Any]:
         """Who this transformer is, JSON-able: the language model by its name and settings, and what it is asked.

@@ -11,6 +11,7 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_choice, check_given, check_positive
+from ..common.citations import papers_of
 from ..common.coverage import Coverage
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
 from ..common.notices import Told, warn, warn_of_cuts
@@ -138,6 +139,11 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         if self.prompt is not None:
             shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
         return f"{type(self).__name__}({', '.join(shown)})"
+
+    def cited(self) -> list[str]:
+        """The papers behind it as it is set up: schedule, form of the answers, passages that are shown, shuffles."""
+        parts = papers_of(self.schedule, self.answer, self.preselect)
+        return [*super().cited(), *parts, *(["tang-2024-found"] if self.shuffles else [])]
 
     def describe(self) -> dict[str, Any]:
         """Who this transformer is, JSON-able: the language model by its name and settings, and what it is asked.

@@ -29,6 +29,7 @@ from ..common.arguments import (
     check_roles,
     plain,
 )
+from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored
 from ..common.documents import Text
 from ..common.frames import (
@@ -87,6 +88,7 @@ from ..training import (
     training_settings,
 )
 from ..training.queries import ValidatedOn, check_validation, trained_on
+from ..training.recipe import papers_of_recipe
 from ..training.resume import is_first_process, is_resumed
 from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
@@ -222,8 +224,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def cited(self) -> list[str]:
         """The keys of the papers behind this model, with those of what selects its windows."""
-        preselect = getattr(self, "preselect", None)
-        return [*super().cited(), *(preselect.cited() if preselect is not None else [])]
+        return [*super().cited(), *papers_of(getattr(self, "preselect", None))]
 
     def check_backbone(self) -> None:
         """Raises ValueError for what cannot be the name of a checkpoint."""
@@ -889,6 +890,11 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                 f"({difference})"
             )
         return self
+
+    def cited(self) -> list[str]:
+        """The keys of the papers behind this model, with those of the last training, where weights are in memory."""
+        trained = [] if self._loaded is None else papers_of_recipe(self._loaded.recipe)
+        return [*super().cited(), *trained]
 
     @property
     def history(self) -> pd.DataFrame:

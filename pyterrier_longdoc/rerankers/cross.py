@@ -538,8 +538,23 @@ class TKL(LongDocReranker):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
-PAPERS_OF_ARCHITECTURES = {"longformer": ("beltagy-2020-longformer",), "big_bird": ("zaheer-2020-big",)}
+PAPERS_OF_ARCHITECTURES = {
+    "longformer": ("beltagy-2020-longformer",),
+    "big_bird": ("zaheer-2020-big",),
+    "modernbert": ("warner-2025-smarter",),
+    "nomic_bert": ("nussbaum-2025-nomic",),
+    "eurobert": ("boizard-2025-eurobert",),
+    "alibi-bert": ("press-2022-train",),
+}
 """By the `model_type` of a checkpoint: keys of `references.bib`."""
+
+PAPERS_OF_CHECKPOINTS = {
+    "jina-embeddings-v2": ("gunther-2023-jina",),
+    "jina-bert": ("gunther-2023-jina",),
+    "mosaic-bert": ("portes-2023-mosaicbert",),
+    "tinyllama": ("zhang-2024-tinyllama",),
+}
+"""By a part of the name of a checkpoint, in lower case, whose type others have as well: keys of `references.bib`."""
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
@@ -583,11 +598,12 @@ class LongP(LongDocReranker):
         return WholeText(self.max_doc_len)
 
     def cited(self) -> list[str]:
+        """The keys of the papers behind this model; of its architecture where weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
-        if self._loaded is None:
-            return [*super().cited(), *sentences]
-        kind = self._loaded.scorer.encoder.backbone.config.model_type
-        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ())]
+        kind = None if self._loaded is None else self._loaded.scorer.encoder.backbone.config.model_type
+        name = "" if self.is_foreign else str(self.backbone).lower()
+        named = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
+        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *named]
 
     def _backbone_options(self) -> BackboneOptions:
         return replace(

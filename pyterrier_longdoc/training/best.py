@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from zlib import crc32
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..common.arguments import check_given, check_positive
+from ..common.citations import Cited, papers_of
 from ..common.files import replacing
 from ..common.frames import check_columns, keys_of, labels_of, strings
 from ..common.language import sentence_starts
@@ -78,8 +79,8 @@ class Segments:
 
 
 @dataclass(frozen=True, eq=False)
-class BestResult:
-    """What `fit_on_best_segments` gives.
+class BestResult(Cited):
+    """What `fit_on_best_segments` gives; its `citation()` is that of the model and of this way to train it.
 
     Attributes:
         model: the model of the best iteration.
@@ -92,6 +93,12 @@ class BestResult:
     model: Any
     iterations: pd.DataFrame
     selections: list[pd.DataFrame]
+
+    papers: ClassVar[tuple[str, ...]] = ("kim-2021-query",)
+
+    def cited(self) -> list[str]:
+        """The papers behind the model, and the training's own."""
+        return [*papers_of(self.model), *super().cited()]
 
 
 def fit_on_best_segments(

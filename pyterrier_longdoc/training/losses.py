@@ -118,25 +118,35 @@ class Loss:
         compute: of scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
         pairs: whether column 0 must be a positive and all others negatives.
         teacher: whether the teacher's scores are needed.
+        papers: keys of `references.bib`; none for what every textbook has.
     """
 
     compute: Callable[[torch.Tensor, torch.Tensor, Any, Any], torch.Tensor]
     pairs: bool = False
     teacher: bool = False
+    papers: tuple[str, ...] = ()
 
 
 LOSSES = MappingProxyType(
     {
         "pairwise_margin": Loss(lambda s, y, t, args: pairwise_margin(s, margin=args.margin), pairs=True),
         "multi_margin": Loss(lambda s, y, t, args: multi_margin(s, margin=args.margin), pairs=True),
-        "pairwise_softmax": Loss(lambda s, y, t, args: pairwise_softmax(s), pairs=True),
-        "ranknet": Loss(lambda s, y, t, args: ranknet(s), pairs=True),
+        "pairwise_softmax": Loss(
+            lambda s, y, t, args: pairwise_softmax(s), pairs=True, papers=("macavaney-2019-cedr",)
+        ),
+        "ranknet": Loss(lambda s, y, t, args: ranknet(s), pairs=True, papers=("burges-2005-learning",)),
         "cross_entropy": Loss(lambda s, y, t, args: cross_entropy(s), pairs=True),
-        "listwise_cross_entropy": Loss(lambda s, y, t, args: listwise_cross_entropy(s, y)),
+        "listwise_cross_entropy": Loss(
+            lambda s, y, t, args: listwise_cross_entropy(s, y), papers=("bruch-2019-analysis",)
+        ),
         "pointwise_bce": Loss(lambda s, y, t, args: pointwise_bce(s, y)),
-        "lambda_loss": Loss(lambda s, y, t, args: lambda_loss(s, y)),
-        "margin_mse": Loss(lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True),
-        "distillation": Loss(lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True),
+        "lambda_loss": Loss(lambda s, y, t, args: lambda_loss(s, y), papers=("wang-2018-lambdaloss",)),
+        "margin_mse": Loss(
+            lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True, papers=("hofstatter-2020-improving",)
+        ),
+        "distillation": Loss(
+            lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
+        ),
     }
 )
 """The losses that a recipe can name."""

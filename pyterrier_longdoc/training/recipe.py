@@ -339,6 +339,14 @@ PRESETS = MappingProxyType(
 """Recipes by name. A recipe of several rounds is trained by `fit_in_turn`, or model by model."""
 
 
+def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
+    """Keys of `references.bib` for the loss and the adapters of a training, by what `TrainingArgs.as_dict` says."""
+    if recipe is None:
+        return []
+    loss = LOSSES.get(recipe.get("loss", ""))
+    return [*(loss.papers if loss is not None else ()), *(["hu-2022-lora"] if recipe.get("lora") else [])]
+
+
 def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
     """The rounds of a paper's recipe.
 

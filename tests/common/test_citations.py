@@ -10,7 +10,16 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.citations import Cited, bibtex, entries
 from pyterrier_longdoc.experiment.sources import PAPERS_OF_MEASURES
-from pyterrier_longdoc.rerankers.cross import PAPERS_OF_ARCHITECTURES
+from pyterrier_longdoc.listwise import FirstToken, schedules
+from pyterrier_longdoc.listwise.answers import AnswerForm
+from pyterrier_longdoc.listwise.schedules.base import Schedule
+from pyterrier_longdoc.modelling.preselection import Preselection
+from pyterrier_longdoc.rerankers.cross import PAPERS_OF_ARCHITECTURES, PAPERS_OF_CHECKPOINTS
+from pyterrier_longdoc.training import BestResult, TrainingArgs
+from pyterrier_longdoc.training.losses import LOSSES
+from pyterrier_longdoc.training.recipe import papers_of_recipe
+
+from ..support import tiny_long
 
 PACKAGE = Path(ld.__file__).parent
 KEY = re.compile(r"[a-z]+-(19|20)\d\d-[a-z0-9]+")
@@ -24,6 +33,34 @@ TRANSFORMERS = [
 ]
 
 
+WITHOUT_A_PAPER = {
+    "FirstK": "reads the beginning",
+    "Permutation": "is how RankGPT asks, which is cited by it",
+    "pairwise_margin": "the hinge loss of every textbook",
+    "multi_margin": "torch's form of it",
+    "cross_entropy": "of every textbook",
+    "pointwise_bce": "of every textbook",
+}
+"""Public parts of models and trainings that cite nothing, and why."""
+
+
+def parts_of_the_package():
+    """Schedules, selectors of windows, forms of answers and losses by name, each with its papers."""
+    classes = [Schedule, Preselection, AnswerForm]
+    for cls in classes:
+        classes += cls.__subclasses__()
+    own = {cls.__name__: cls for cls in classes if cls.__module__.startswith(ld.__name__) and not cls.__subclasses__()}
+    public = {name: cls.papers for name, cls in own.items() if not name.startswith("_")}
+    return public | {name: loss.papers for name, loss in LOSSES.items()}
+
+
+def test_every_part_names_its_papers_or_it_is_said_why_not():
+    papers = parts_of_the_package()
+    assert {"BackToFront", "PairwiseAll", "KeyBlocks", "EmbeddingWindows", "FirstToken", "margin_mse"} <= papers.keys()
+    assert {name for name, keys in papers.items() if not keys} == WITHOUT_A_PAPER.keys()
+    assert {key for keys in papers.values() for key in keys} <= entries().keys()
+
+
 @pytest.mark.parametrize("transformer", TRANSFORMERS, ids=lambda cls: cls.__name__)
 def test_every_public_transformer_names_its_papers(transformer):
     assert issubclass(transformer, Cited)
@@ -32,7 +69,8 @@ def test_every_public_transformer_names_its_papers(transformer):
 
 
 def test_every_entry_is_named_by_the_package_and_every_named_one_is_there():
-    named = set(PAPERS_OF_MEASURES.values()).union(*PAPERS_OF_ARCHITECTURES.values())
+    named = set(PAPERS_OF_MEASURES.values())
+    named = named.union(*PAPERS_OF_ARCHITECTURES.values(), *PAPERS_OF_CHECKPOINTS.values())
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and KEY.fullmatch(node.value):
@@ -47,7 +85,7 @@ def test_every_entry_says_who_what_and_when(key):
     assert {"author", "title", "year"} <= fields.keys()
     assert entry.count("\n") == len(fields) + 1  # each line is a field
     first = fields["author"].partition(",")[0].split()[-1].lower()
-    plain = re.sub(r"\W", "", first.replace('{\\"a}', "a"))
+    plain = re.sub(r"\W", "", re.sub(r'\{\\"(\w)\}', r"\1", first))
     assert key.split("-")[:2] == [plain, fields["year"]]
     assert entry.startswith(("@misc", "@article")) or "booktitle" in fields
 
@@ -73,3 +111,35 @@ def test_what_a_model_is_set_up_with_is_cited_too():
     assert "jiang-2020-long" in ld.LongP(global_attention="sentences").cited()
     assert "jiang-2020-long" not in ld.LongP().cited()
     assert ld.Birch().citation() == entries()["yilmaz-2019-birch"]
+
+
+def test_a_language_model_cites_its_schedule_passages_answers_and_shuffles():
+    def llm(messages):
+        raise AssertionError
+
+    assert set(ld.RankGPT(llm).cited()) == {"sun-2023-is"}
+    best = ld.RankGPT(llm, schedule=schedules.SetwiseInsertion(), preselect=ld.BM25Windows(3), shuffles=2)
+    expected = {"sun-2023-is", "podolak-2025-beyond", "zhuang-2024-setwise", "li-2023-power", "tang-2024-found"}
+    assert set(best.cited()) == expected
+    server = ld.OpenAIBackend("m", base_url="http://127.0.0.1:1/v1")
+    assert "reddy-2024-first" in ld.RankGPT(server, answer=FirstToken()).cited()
+    assert ld.Pointwise(server, preselect=ld.BM25Windows(3)).cited() == ["nogueira-2020-document", "li-2023-power"]
+
+
+def test_architectures_that_were_loaded_are_cited(tmp_path):
+    model = ld.LongP(tiny_long.encoder(tmp_path, "modernbert"), max_query_len=8, device="cpu")
+    assert model.cited() == ["boytsov-2025-positional"]
+    model.load_weights()
+    assert model.cited() == ["boytsov-2025-positional", "warner-2025-smarter"]
+    assert "gunther-2023-jina" in ld.LongP("jinaai/jina-embeddings-v2-base-en").cited()
+    assert "portes-2023-mosaicbert" in ld.LongP("mosaicml/mosaic-bert-base-seqlen-2048").cited()
+
+
+def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded():
+    assert "hofstatter-2020-improving" not in ld.MaxP().cited()
+    model = ld.MaxP.load("longdoc:docstrings-maxp")
+    assert model.is_trained
+    assert {"dai-2019-deeper", "hofstatter-2020-improving", "hu-2022-lora"} <= set(model.cited())
+    assert "kim-2021-query" in BestResult(model, None, []).citation()
+    assert papers_of_recipe(TrainingArgs(loss="lambda_loss").as_dict()) == ["wang-2018-lambdaloss"]
+    assert papers_of_recipe(None) == papers_of_recipe({"loss": "of a newer version"}) == []

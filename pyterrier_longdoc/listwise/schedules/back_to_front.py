@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...common.arguments import check_given, plain_fields
 from .base import Rounds, Schedule
@@ -25,6 +26,8 @@ class BackToFront(Schedule):
     Raises:
         ValueError: for sizes below 1, or a stride that leaves no overlap.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
     window: int = 20
     stride: int = 10

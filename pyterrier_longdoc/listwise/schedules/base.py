@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 
+from ...common.citations import Cited
+
 Group = list[int]
 """Documents that meet in one prompt, in the order in which they are shown."""
 
@@ -15,7 +17,7 @@ Rounds = Generator[list[Group], list[Answer], list[int]]
 """Yields groups that do not depend on each other, is sent an answer for each, and returns documents, best first."""
 
 
-class Schedule(ABC):
+class Schedule(Cited, ABC):
     """Which documents meet in which prompt, and how the answers become a ranking.
 
     Knows neither texts nor models: documents are numbers, in the order of the first stage. A new schedule is a frozen

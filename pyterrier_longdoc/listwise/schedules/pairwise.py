@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 from ...common.arguments import check_given, plain_fields
 from .base import Answer, Group, Rounds, Schedule
@@ -19,6 +20,8 @@ class PairwiseAll(Schedule):
 
     Prompts: n (n - 1), all in one round: 9,900 for 100 documents.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("qin-2024-large",)
 
     def rank(self, n: int) -> Rounds:
         """See the base class."""
@@ -52,6 +55,8 @@ class PairwiseBubble(Schedule):
     Raises:
         ValueError: for fewer than 1.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("qin-2024-large",)
 
     k: int = 10
 

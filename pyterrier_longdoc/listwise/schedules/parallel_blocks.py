@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class ParallelBlocks(Schedule):
     Raises:
         ValueError: for sizes below 1, blocks of one document, or an unknown aggregation.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("dedov-2025-jointrank",)
 
     block: int = 20
     replicas: int = 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...common.arguments import check_given, plain_fields
 from .base import Answer, Group, Rounds, Schedule
@@ -31,6 +32,8 @@ class SetwiseHeapsort(Schedule):
     Raises:
         ValueError: for sizes below 1.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("zhuang-2024-setwise",)
 
     children: int = 3
     k: int = 10
@@ -109,6 +112,8 @@ class SetwiseInsertion(Schedule):
     Raises:
         ValueError: for sizes below 1.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("podolak-2025-beyond", "zhuang-2024-setwise")
 
     children: int = 3
     k: int = 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...common.arguments import check_given, check_positive, plain_fields
 from .base import Rounds, Schedule
@@ -31,6 +32,8 @@ class TopDown(Schedule):
     Raises:
         ValueError: for sizes below 1, or a pivot outside of the window.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("parry-2024-top",)
 
     window: int = 20
     pivot: int = 10

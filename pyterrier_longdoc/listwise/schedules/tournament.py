@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ...common.arguments import check_given, plain_fields
 from .base import Group, Rounds, Schedule
@@ -33,6 +34,8 @@ class Tournament(Schedule):
     Raises:
         ValueError: for no tournaments, or stages without groups of at least 2 of which fewer go on.
     """
+
+    papers: ClassVar[tuple[str, ...]] = ("chen-2025-tourrank",)
 
     tournaments: int = 1
     stages: tuple[tuple[int, int], ...] = STAGES
