@@ -139,7 +139,7 @@ def named_tokenizer(name: str | Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(reachable(encoder_folder(str(name)), weights=False))
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise ValueError(
             f"tokenizer={str(name)!r} cannot be loaded; it must be a model on the Hugging Face hub, a folder with a "
             f"tokenizer's files, or {ENCODER!r}: {error}"

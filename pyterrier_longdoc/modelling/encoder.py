@@ -321,8 +321,9 @@ class WindowEncoder(nn.Module):
 
         mask = of_pass(batch.attention_mask)
         inputs: dict[str, Any] = {"input_ids": of_pass(batch.input_ids, self.backbone.config.pad_token_id or 0)}
-        # Without padding no mask is needed, and attention without one is faster.
-        inputs["attention_mask"] = None if bool(mask.all()) else mask.long()
+        # Without padding no mask is needed, attention without one is faster, and FNet may not take one.
+        if not bool(mask.all()):
+            inputs["attention_mask"] = mask.long()
         if batch.token_type_ids is not None:
             inputs["token_type_ids"] = of_pass(batch.token_type_ids)
         if batch.position_ids is not None:

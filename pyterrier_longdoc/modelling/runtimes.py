@@ -156,13 +156,12 @@ class BackboneRuntime:
             return backbone(**inputs).last_hidden_state
         # Runs, at whose start `begin` has read all weights, score in inference mode.
         self._forget_if_changed(backbone, contents=not torch.is_inference_mode_enabled())
-        given = {name: value for name, value in inputs.items() if value is not None}
         if self.name == "compile":
             if not self._made:
                 self._made["every pass"] = _compiled(backbone)
-            return self._made["every pass"](given)
+            return self._made["every pass"](inputs)
         # One export for all passes: with a mask, whether there is padding or not, and always in the same order.
-        given = {"attention_mask": torch.ones_like(given["input_ids"]), **given}
+        given = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
         key = (current_dtype(given["input_ids"].device), tuple(given))
         if key not in self._made:
             self._made[key] = _exported(backbone, *key)
@@ -346,7 +345,7 @@ def pack(backbone: Any, inputs: Inputs, mask: torch.Tensor) -> Packing | None:
         inputs: what it would read, each `(V, T)`.
         mask: `(V, T)` bool, True = real.
     """
-    if inputs["attention_mask"] is None or not _can_pack(backbone, inputs):
+    if "attention_mask" not in inputs or not _can_pack(backbone, inputs):
         return None
     config = backbone.config
     kernel = kernel_for(mask.device, current_dtype(mask.device), config.hidden_size // config.num_attention_heads)

@@ -19,7 +19,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -413,7 +413,8 @@ class Replication:
         """On a CPU sdpa is slow backwards, and eager attention slow forwards."""
         backbone: Any = model.load_scorer().encoder.backbone
         if resolve_device(self.device).type == "cpu" and backbone.config.model_type == "bert":
-            use_attention(backbone, "eager" if training else "sdpa")
+            with suppress(ValueError):  # transformers 4 does not change it: training is slower
+                use_attention(backbone, "eager" if training else "sdpa")
 
 
 class Found(NamedTuple):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
+import transformers
+from packaging.version import Version
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.hub import find_file, reachable
@@ -44,17 +46,30 @@ def broken_server():
         listening.shutdown(socket.SHUT_RDWR)
 
 
+def set_address(monkeypatch, address: str) -> None:
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    # A copy that is read before huggingface_hub 1.0.
+    monkeypatch.setattr(huggingface_hub.file_download, "HUGGINGFACE_CO_URL_TEMPLATE", template, raising=False)
+
+
+def set_offline(monkeypatch, offline: bool) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    # Transformers 4 remembers it by itself, and so does a session before huggingface_hub 1.0.
+    monkeypatch.setattr(transformers.utils.hub, "_is_offline_mode", offline, raising=False)
+    getattr(huggingface_hub.utils, "reset_sessions", lambda: None)()
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
     """A hub that cannot be asked, though nobody has said that there is none, and an empty cache."""
-    constants = huggingface_hub.constants
     with broken_server() as (address, asked):
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        set_offline(monkeypatch, False)
+        set_address(monkeypatch, address)
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        # Transformers 4 has a copy.
+        monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "cache"), raising=False)
         # The pauses between the tries of the hub's own client.
         monkeypatch.setattr("time.sleep", lambda seconds: None)
         yield asked
@@ -86,7 +101,7 @@ def test_a_language_model_too(hub):
 
 def test_a_saved_model_too(hub, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        set_address(monkeypatch, f"http://127.0.0.1:{closed.getsockname()[1]}")
     with pytest.raises(OSError, match=rf"'{NAME}' is not on this machine.*\(Connect.*longdoc:docstrings-parade-attn"):
         ld.PARADE.load(NAME)
 
@@ -113,7 +128,7 @@ def test_a_tokenizer_in_the_cache_is_no_model(hub, load, cross_encoder, results)
 
 
 def test_offline_mode_asks_nobody(hub, monkeypatch):
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    set_offline(monkeypatch, True)
     with pytest.raises(OSError, match="offline mode is enabled"):
         reachable(NAME)
     assert not hub
@@ -166,11 +181,7 @@ def answering(hub, monkeypatch, cross_encoder):
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        address, constants = f"http://127.0.0.1:{server.server_port}", huggingface_hub.constants
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        set_address(monkeypatch, f"http://127.0.0.1:{server.server_port}")
         return handler.asked
 
     servers: list[http.server.ThreadingHTTPServer] = []
@@ -208,7 +219,8 @@ def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder
     put_into_cache(cross_encoder)
     asked = answering(status)
     scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
-    assert len(asked) == 1
+    again = 5 if status == 429 and Version(huggingface_hub.__version__).major < 1 else 0  # of the hub's own client
+    assert len(asked) == 1 + again
     assert scores == ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist()
 
 
@@ -245,7 +257,7 @@ def test_files_that_are_in_the_cache_are_found_while_the_hub_fails(answering, cr
     assert path is not None
     answering(silent=("config.json", "modules.json"))
     assert find_file(NAME, "config.json") == path
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    set_offline(monkeypatch, True)
     copy = reachable(NAME, weights=False)
     assert find_file(copy, "config.json") == Path(copy, "config.json")
     assert find_file(copy, "modules.json") is None

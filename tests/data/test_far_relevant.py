@@ -239,7 +239,7 @@ def test_documents_are_made_one_at_a_time():
         ({"within": 0}, "within=0 must be at least 1"),
         ({"length": "normal"}, "length='normal' is unknown"),
         ({"length": 50.0}, "length=50.0 is unknown; choose 'uniform', a whole number"),
-        ({"length": np.int64(500)}, r"length=np.int64\(500\) gives none from"),
+        ({"length": np.int64(500)}, r"length=(np.int64\(500\)|500) gives none from"),
         ({"min_passage": 0}, "min_passage=0 must be at least 1"),
         ({"max_passage": 0}, "max_passage=0 must be at least 1"),
         ({"length": 500}, "length=500 gives none from"),

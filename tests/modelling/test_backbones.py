@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BartConfig, BertConfig
 
@@ -303,6 +304,8 @@ def test_folders_that_are_no_checkpoint(tmp_path):
 
     of("empty").mkdir()
     BartConfig(vocab_size=100, d_model=16).save_pretrained(of("bart"))
+    of("of tomorrow").mkdir()
+    (of("of tomorrow") / "config.json").write_text('{"model_type": "bert-2"}')
     make("MaxP").save(of("ours"))
     tiny.checkpoint(of("three labels"), labels=3)
     tiny.checkpoint(of("three labels, unknown head"), "mpnet", labels=3, **SIZES)
@@ -314,6 +317,7 @@ def test_folders_that_are_no_checkpoint(tmp_path):
     for name, message in {
         "not there": "is neither a folder nor the id of a model on the Hugging Face hub",
         "empty": r"is no checkpoint: it has no config\.json",
+        "of tomorrow": f"architecture 'bert-2', which transformers {transformers.__version__} does not have",
         "bart": r"\(bart\) is an encoder-decoder, of which only t5, mt5, umt5 can be backbones",
         "ours": r"holds a model saved by this package: restore it with its class's load\(",
         "three labels": r"classifier with 3 labels; a cross-encoder for ranking has one .* or two",

@@ -68,7 +68,7 @@ def pass_of(layout, lengths=LENGTHS):
     queries = [rng.integers(5, 60, 2 + i % 3) for i in range(len(lengths))]
     batch = layout.collate(queries, [[rng.integers(5, 60, length)] for length in lengths])
     mask = batch.attention_mask
-    inputs = {"input_ids": batch.input_ids, "attention_mask": None if bool(mask.all()) else mask.long()}
+    inputs = {"input_ids": batch.input_ids} | ({} if bool(mask.all()) else {"attention_mask": mask.long()})
     further = {"token_type_ids": batch.token_type_ids, "position_ids": batch.position_ids}
     return inputs | {name: values for name, values in further.items() if values is not None}, mask
 

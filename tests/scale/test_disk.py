@@ -17,6 +17,7 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.experiment.runs import EXACT_FLOATS
 
 from ..support import memory, processes, systems, tiny
 from ..support.digests import Digests, candidates, write_trec
@@ -64,8 +65,9 @@ def test_queries_keep_their_order_and_their_rows_that_of_the_pipeline(tmp_path):
 def test_a_merged_file_is_in_the_order_of_ranks(tmp_path):
     ld.rerank_to_disk(Digests(), WITH_QUERIES, tmp_path / "out")
     path = ld.merge_run(tmp_path / "out", tmp_path / "merged.res.gz", name="my system")
-    assert pd.read_csv(path, sep=" ", header=None)[5].unique().tolist() == ["my_system"]
-    lines, frame = pt.io.read_results(str(path)), ld.merge_run(tmp_path / "out")
+    written = pd.read_csv(path, sep=" ", header=None, **EXACT_FLOATS)
+    assert written[5].unique().tolist() == ["my_system"]
+    lines, frame = pt.io.read_results(str(path)).assign(score=written[4]), ld.merge_run(tmp_path / "out")
     assert lines["qid"].drop_duplicates().tolist() == frame["qid"].drop_duplicates().tolist()
     assert all(ranks.tolist() == list(range(len(ranks))) for _, ranks in lines.groupby("qid")["rank"])
     both = lines.merge(frame, on=["qid", "docno"], validate="1:1")

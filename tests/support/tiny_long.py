@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
 import transformers
 from packaging.version import Version
@@ -34,7 +33,6 @@ FAMILIES = {
     "llama": {"max_position_embeddings": 256, "num_key_value_heads": 2, "head_dim": 8},
     "qwen3": {"max_position_embeddings": 512, "num_key_value_heads": 2, "head_dim": 8},
 }
-NEW_IN_5 = ("nomic_bert", "eurobert")
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _PATTERN = r"(?i:'s|'t)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -72,8 +70,6 @@ def byte_tokenizer(*, begin: bool = False) -> PreTrainedTokenizerFast:
 
 def encoder(folder: Path, family: str, **changes) -> str:
     """Saves an encoder, or with `labels=1` a cross-encoder."""
-    if family in NEW_IN_5 and Version(transformers.__version__).major < 5:
-        pytest.skip(f"transformers {transformers.__version__} does not have {family}")
     return tiny.checkpoint(folder, family, **{"labels": None, **FAMILIES[family], **changes})
 
 
@@ -229,7 +225,7 @@ LONG: dict[str, tuple[Callable[..., str], str, dict]] = {
 """Every kind of checkpoint that LongP takes."""
 
 if Version(transformers.__version__).major < 5:
-    LONG = {kind: made for kind, made in LONG.items() if made[1] not in NEW_IN_5}
+    LONG = {kind: made for kind, made in LONG.items() if made[1] not in tiny.NEW_IN_5}
 
 POOLINGS = {"jina": "mean", "llama": "mean", "llama cross-encoder": "last", "qwen3": "last", "qwen3 answers": "last",
             "eurobert cross-encoder": "late"}  # fmt: skip

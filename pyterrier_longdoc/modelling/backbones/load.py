@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch import nn
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -206,9 +208,10 @@ def load_backbone(name: str, *, trust_remote_code: bool = False, options: Backbo
 
     Raises:
         ValueError: for a folder that is no checkpoint, a checkpoint of this package (which has `load` for that),
-            a classifier with more than two labels, or a checkpoint with missing weights, with pickles for weights or
-            without a fast tokenizer; for a language model of which is not known in which words it reads query and text;
-            for options that do not fit the checkpoint, and what its configuration asks for and cannot be followed.
+            an architecture that the installed transformers does not have, a classifier with more than two labels, or a
+            checkpoint with missing weights, with pickles for weights or without a fast tokenizer; for a language model
+            of which is not known in which words it reads query and text; for options that do not fit the checkpoint,
+            and what its configuration asks for and cannot be followed.
         OSError: if the hub cannot be asked and there is no copy of the checkpoint on this machine.
     """
     options = options or BackboneOptions()
@@ -271,6 +274,8 @@ def _opened(name: str, *, trust_remote_code: bool) -> tuple[str, dict[str, Any],
     published = checkpoint_config(name)
     if is_published_layout(published) and not trust_remote_code:
         return name, published, None
+    if "auto_map" not in published:  # which names code that the checkpoint brings along
+        _check_architecture(f"checkpoint {name!r}", published.get("model_type"))
     return name, published, AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
@@ -416,6 +421,7 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     family = values.pop("model_type")
     if family == AlibiConfig.model_type:
         return _assemble(build_alibi(AlibiConfig(**values), description["cross_encoder"]), tokenizer, options)
+    _check_architecture("the saved model", family)
     config = AutoConfig.for_model(family, **values)
     config.dtype = torch.float32
     auto = AutoModelForSequenceClassification if description["cross_encoder"] else AutoModel
@@ -428,6 +434,14 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     else:
         parts = take_apart(model)
     return _assemble(parts, tokenizer, options)
+
+
+def _check_architecture(what: str, family: str | None) -> None:
+    if family is not None and family not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{what} is of the architecture {family!r}, which transformers {transformers.__version__} does not have; "
+            f"a newer one may: pip install --upgrade transformers"
+        )
 
 
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
