@@ -43,10 +43,10 @@ class Sharding:
         if len(found) != 1:
             raise ValueError(f"FSDP is for models with one Hugging Face backbone, and this one has {len(found)}")
         self.device = next(scorer.parameters()).device
-        self.parent: Any = scorer.get_submodule(found[0].rpartition(".")[0])
+        self.parent = cast(Any, scorer.get_submodule(found[0].rpartition(".")[0]))
         layers = _layers(self.parent.backbone)
-        self.original: Any = self.parent.backbone.cpu()
-        self.backbone: Any = copy.deepcopy(self.original)
+        self.original = self.parent.backbone.cpu()
+        self.backbone = copy.deepcopy(self.original)
         mesh = distributed.init_device_mesh(self.device.type, (distributed.get_world_size(),))
         for module in (*map(self.backbone.get_submodule, layers), self.backbone):
             unit = fully_shard(module, mesh=mesh)
