@@ -20,17 +20,25 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
     run, judged = toy_task(0, queries=5)
     # The last step of an epoch has one query: nothing for the second process.
     recipe = ld.TrainingArgs(
-        epochs=2, queries_per_step=2, learning_rates={"": 1e-5}, metric="RR", checkpoint=Path(out) / "state"
+        epochs=2,
+        queries_per_step=2,
+        learning_rates={"": 1e-5},
+        metric="RR",
+        max_grad_norm=1.0,
+        gradient_checkpointing=True,
+        checkpoint=Path(out) / "state",
     )
     # Each process starts from weights of its own; the first one's count.
-    model = ld.MaxP(backbone, window_size=6, stride=4, max_query_len=2, training=recipe, device="cpu")
+    sizes = {"window_size": 6, "stride": 4, "max_query_len": 2, "batch_size": 3}
+    model = ld.MaxP(backbone, training=recipe, device="cpu", **sizes)
     model.load_scorer().head.dropout.p = 0.0
     with torch.no_grad():
         model.load_scorer().head.final.bias += float(rank)
     with optimizer_steps(stop_at=int(die_at), stop=lambda: os._exit(1)) as steps:
         model.fit(run, judged, run, judged)
     model.save(Path(out) / f"model-{rank}")
-    model.apply_attributes(training=ld.TrainingArgs(max_steps=1)).fit(run, judged)  # and again
+    again = model.apply_attributes(training=ld.TrainingArgs(max_steps=1, lora=ld.Lora(dropout=0.0)))
+    again.fit(run, judged).save(Path(out) / f"again-{rank}")
     gradients = {str(number): gradient for number, (_, gradient, _) in enumerate(steps)}
     save_file(gradients, Path(out) / f"gradients-{rank}.safetensors")
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from pyterrier_longdoc.training import Example, Group, Texts
+from pyterrier_longdoc.training.sharding import whole
 
 from . import tiny
 
@@ -111,7 +112,8 @@ def optimizer_steps(*, stop_at: int = 0, stop: Callable[[], None] = interrupt) -
     def spy(self, *args, **kwargs):
         if len(seen) + 1 == stop_at:
             stop()
-        gradients = [p.grad.flatten() for group in self.param_groups for p in group["params"] if p.grad is not None]
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [whole(p.grad).flatten() for p in parameters]
         seen.append((self.param_groups[0]["lr"], torch.cat(gradients), not self.state))
         return step(self, *args, **kwargs)
 

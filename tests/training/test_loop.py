@@ -27,8 +27,9 @@ from pyterrier_longdoc.rerankers.base import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 from pyterrier_longdoc.training.examples import draw_epoch, make_examples
 from pyterrier_longdoc.training.loop import Run, first_beta, make_optimizer, ranking_loss, rate_factor
+from pyterrier_longdoc.training.resume import ContinuedTrainingWarning
 
-from ..support import tiny, tiny_long
+from ..support import fit_in_processes, tiny, tiny_long
 from ..support.lines import shown_lines
 from ..support.systems import CROSS_ENCODERS, QUIET, make
 from ..support.toy import TOY_TEXTS, Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
@@ -557,53 +558,61 @@ def test_trackers(cross_encoder):
     assert Memory.store_init_configuration.mock_calls[0].args[0]["margin"] == "1.0"
 
 
-def launch(count: int, *arguments: str, dies: bool = False) -> None:
+def launch(*arguments: str, dies: bool = False, **variables: str) -> None:
     program = str(Path(__file__).parents[1] / "support" / "fit_in_processes.py")
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", str(count), "--standalone"] if count > 1 else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, program, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", program]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode != 0) == dies, done.stderr[-3000:]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> tuple[str, Path]:
+    """A decoder, and what one process makes of it."""
+    folder = tmp_path_factory.mktemp("alone")
+    backbone = tiny_long.decoder(folder / "decoder")
+    with pytest.warns(ContinuedTrainingWarning):
+        fit_in_processes.main(backbone, str(folder))
+    return backbone, folder
+
+
 @pytest.mark.slow
-def test_two_processes(calm, tmp_path):
+@pytest.mark.parametrize("variables", [{}, {"ACCELERATE_USE_FSDP": "true"}], ids=["whole", "sharded"])
+def test_two_processes(variables, alone, tmp_path):
     pytest.importorskip("accelerate")
-    for count in (1, 2):
-        (tmp_path / str(count)).mkdir()
-        launch(count, calm, str(tmp_path / str(count)))
-    one, first, second = (
-        load_file(tmp_path / f"{of}.safetensors") for of in ("1/gradients-0", "2/gradients-0", "2/gradients-1")
+    backbone, of_one = alone
+    # Killed in the second epoch, they go on after the first one's state.
+    launch(backbone, str(tmp_path), "5", dies=True, **variables)
+    assert not (tmp_path / "model-0").exists()
+    launch(backbone, str(tmp_path), **variables)
+    every, first, second = (
+        load_file(folder / f"gradients-{rank}.safetensors")
+        for folder, rank in ((of_one, 0), (tmp_path, 0), (tmp_path, 1))
     )
-    assert len(one) == 6
-    assert first.keys() == second.keys() == one.keys()
-    for step, gradient in one.items():
-        assert torch.equal(first[step], second[step])
-        torch.testing.assert_close(first[step], gradient, rtol=1e-2, atol=1e-3)
-    saved = [(tmp_path / "2" / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)]
-    assert saved[0] == saved[1]
-    alone, *together = (
-        pd.DataFrame(json.loads((tmp_path / folder / "training.json").read_text())["history"])
-        for folder in ("1/model-0", "2/model-0", "2/model-1")
-    )
+    assert (len(every), len(first), len(second)) == (6, 3, 3)
+    for step, gradient in first.items():
+        assert torch.equal(gradient, second[step])
+        torch.testing.assert_close(gradient, every[str(int(step) + 3)], rtol=1e-2, atol=1e-3)
+    for name in ("model", "again"):
+        saved = [(tmp_path / f"{name}-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)]
+        assert saved[0] == saved[1]
+        ours, expected = (load_file(folder / f"{name}-0" / "model.safetensors") for folder in (tmp_path, of_one))
+        torch.testing.assert_close(ours, expected, rtol=1e-3, atol=1e-5)
+    histories = [
+        pd.DataFrame(json.loads((folder / "training.json").read_text())["history"])
+        for folder in (of_one / "model-0", tmp_path / "model-0", tmp_path / "model-1")
+    ]
     columns = ["epoch", "step", "loss", "validation"]
-    pd.testing.assert_frame_equal(together[0][columns], together[1][columns])
-    pd.testing.assert_frame_equal(together[0][columns], alone[columns], rtol=1e-4)
-    # Killed in the second epoch, two processes go on after the first one's state and end with the same weights.
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    launch(2, calm, str(killed), "5", dies=True)
-    assert not (killed / "model-0").exists()
-    launch(2, calm, str(killed))
-    assert len(load_file(killed / "gradients-0.safetensors")) == 3
-    assert [(killed / f"model-{rank}" / "model.safetensors").read_bytes() for rank in (0, 1)] == saved
+    pd.testing.assert_frame_equal(histories[1][columns], histories[2][columns])
+    pd.testing.assert_frame_equal(histories[1][columns], histories[0][columns], rtol=1e-4)
+    scores = [ld.MaxP.load(folder / "model-0").transform(RUN)["score"] for folder in (of_one, tmp_path)]
+    np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED"])
-def test_a_launcher_that_divides_the_weights_is_refused(name, cross_encoder, monkeypatch):
-    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+def test_a_launcher_that_divides_the_weights_otherwise_is_refused(cross_encoder, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=f"was asked for {name}, which divides the weights .* launch without it"):
+    with pytest.raises(ValueError, match=r"was asked for DEEPSPEED, which fit cannot: launch with --use_fsdp"):
         make("MaxP", cross_encoder, training=RECIPE, device="cpu").fit(RUN, JUDGED)
 
 

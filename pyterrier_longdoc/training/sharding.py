@@ -1,0 +1,144 @@
+"""FSDP: weights, gradients and moments of a backbone divided among the processes of a training."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any, cast
+
+import torch
+from torch import distributed, nn
+
+
+def is_asked_for() -> bool:
+    """Whether `accelerate launch --use_fsdp` has started this process, or torchrun with that variable set."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")
+
+
+class Sharding:
+    """A scorer's backbone with its weights divided among all processes, each layer's apart: torch's `fully_shard`.
+
+    A copy is divided, which is in the scorer meanwhile; the backbone itself waits in the memory of the CPU.
+
+    A layer's weights are gathered for each pass through it, by all processes at once; but how many passes a process
+    makes depends on the windows of its own queries. So each tells, before a pass in training, that it makes one, and
+    who has no more joins the others with a token that no loss depends on.
+
+    Args:
+        scorer: in all processes with the same weights.
+
+    Raises:
+        ValueError: if the model has not one Hugging Face backbone with a stack of layers.
+        ImportError: if torch is too old.
+    """
+
+    def __init__(self, scorer: nn.Module) -> None:
+        try:
+            from torch.distributed.fsdp import FSDPModule, fully_shard
+
+            FSDPModule.set_force_sum_reduction_for_comms  # noqa: B018 - the newest of what is needed
+        except (ImportError, AttributeError) as error:
+            raise ImportError(f"FSDP needs torch 2.9 or later, and this is {torch.__version__}") from error
+        found = [name for name, _ in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
+        if len(found) != 1:
+            raise ValueError(f"FSDP is for models with one Hugging Face backbone, and this one has {len(found)}")
+        self.device = next(scorer.parameters()).device
+        self.parent = cast(Any, scorer.get_submodule(found[0].rpartition(".")[0]))
+        layers = _layers(self.parent.backbone)
+        self.original = self.parent.backbone.cpu()
+        self.backbone = copy.deepcopy(self.original)
+        mesh = distributed.init_device_mesh(self.device.type, (distributed.get_world_size(),))
+        for module in (*map(self.backbone.get_submodule, layers), self.backbone):
+            unit = fully_shard(module, mesh=mesh)
+            unit.set_gradient_divide_factor(1.0)  # gradients are summed, not averaged
+            unit.set_force_sum_reduction_for_comms(True)  # gloo cannot do it otherwise
+        # Before torch's own hook, which gathers.
+        self.backbone.register_forward_pre_hook(lambda *_: self._announce(), prepend=True)
+        self._joins = False
+        self.parent.backbone = self.backbone
+
+    def _announce(self) -> None:
+        # In validation all processes make the same passes.
+        if torch.is_grad_enabled() and not self._joins:
+            self._anyone(True)
+
+    def _anyone(self, more: bool) -> bool:
+        """Whether any process makes one more pass; all must ask."""
+        count = torch.tensor(float(more), device=self.device)
+        distributed.all_reduce(count)
+        return bool(count)
+
+    def join(self) -> torch.Tensor:
+        """Takes part in the passes that other processes still make.
+
+        Returns:
+            A zero with their graph: the backward pass, too, is common.
+        """
+        nothing = torch.zeros((), device=self.device)
+        self._joins = True
+        try:
+            while self._anyone(False):
+                states = self.backbone(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self.device))[0]
+                nothing = nothing + 0.0 * states.float().sum()
+        finally:
+            self._joins = False
+        return nothing
+
+    def end(self, *, gather: bool) -> None:
+        """Gives the scorer its backbone back.
+
+        Args:
+            gather: with the weights of the training, for which all processes must ask; else with those from before.
+        """
+        if gather:
+            with torch.no_grad():
+                divided = self.backbone.state_dict()
+                for name, own in self.original.state_dict().items():
+                    own.copy_(whole(divided[name]))
+        self.parent.backbone = self.original.to(self.device)
+
+
+def _layers(backbone: Any) -> list[str]:
+    """Names of a Hugging Face model's layers."""
+    count = getattr(getattr(backbone, "config", None), "num_hidden_layers", None)
+    for name, module in backbone.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return [f"{name}.{number}" for number in range(count)]
+    raise ValueError(f"FSDP is for a backbone that is a stack of layers, and {type(backbone).__name__} is not")
+
+
+# Tensors of which each process has a part.
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this process has a part of it alone."""
+    return hasattr(tensor, "full_tensor")  # its class stands elsewhere in older versions of torch
+
+
+def whole(tensor: Any) -> torch.Tensor:
+    """All of a tensor; if it is sharded, all processes must ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def own_part(tensor: Any) -> torch.Tensor:
+    """What of a tensor this process has."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def divided_as(reference: Any, value: torch.Tensor) -> torch.Tensor:
+    """A value that every process has, on the device of a tensor and, if it is of its shape, divided as that is."""
+    value = value.to(reference.device)
+    if not is_sharded(reference) or is_sharded(value) or value.shape != reference.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, reference.device_mesh, reference.placements, src_data_rank=None)
+
+
+def clip_gradients(parameters: list[nn.Parameter], largest: float) -> None:
+    """As torch's `clip_grad_norm_`, which does not take sharded parameters and others together."""
+    kinds = [[p for p in parameters if p.grad is not None and is_sharded(p) == kind] for kind in (False, True)]
+    norms = [whole(nn.utils.get_total_norm([cast(torch.Tensor, p.grad) for p in own])) for own in kinds if own]
+    total = torch.stack(norms).norm()
+    for own in kinds:
+        nn.utils.clip_grads_with_norm_(own, largest, total)

@@ -1,0 +1,89 @@
+"""FSDP in a group of one process; test_loop.py has two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import distributed, nn
+
+from pyterrier_longdoc.training import TrainingArgs
+from pyterrier_longdoc.training.loop import Run, ranking_loss, trained_tensors
+from pyterrier_longdoc.training.sharding import Sharding, clip_gradients, divided_as, is_sharded, own_part, whole
+
+from ..support.systems import QUIET, make
+from ..support.toy import Toy
+
+pytest.importorskip("torch", minversion="2.9")
+pytestmark = QUIET
+
+
+@pytest.fixture
+def scorer(cross_encoder):
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield make("PARADE-avg", cross_encoder, device="cpu").load_scorer()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("gather", [True, False])
+def test_weights_come_back(gather, scorer):
+    before = {name: tensor.clone() for name, tensor in scorer.state_dict().items()}
+    expected = scorer(["cat"], ["the cat sat"])
+    sharding = Sharding(scorer)
+    kinds = {is_sharded(tensor): name for name, tensor in scorer.named_parameters()}
+    assert kinds[True].startswith("encoder.backbone.")
+    assert not kinds[False].startswith("encoder.backbone.")
+    scores = scorer(["cat"], ["the cat sat"])
+    torch.testing.assert_close(scores, expected)
+    (scores.sum() + sharding.join()).backward()
+    with torch.no_grad():
+        for parameter in scorer.encoder.backbone.parameters():
+            parameter.add_(1.0)
+    sharding.end(gather=gather)
+    for name, tensor in scorer.state_dict().items():
+        moved = gather and name.startswith("encoder.backbone.") and tensor.is_floating_point()
+        torch.testing.assert_close(tensor, before[name] + float(moved) if moved else before[name])
+    assert not any(map(is_sharded, scorer.parameters()))
+
+
+def test_tensors_and_gradients(scorer):
+    names = [name for name, _ in scorer.named_parameters()]
+    expected = {name: tensor.clone() for name, tensor in trained_tensors(scorer).items()}
+    Sharding(scorer)
+    for name, tensor in trained_tensors(scorer).items():
+        assert torch.equal(whole(tensor), expected[name])
+        assert torch.equal(own_part(tensor), expected[name])
+        again = divided_as(tensor, expected[name])
+        assert is_sharded(again) == is_sharded(tensor)
+        assert torch.equal(whole(again), expected[name])
+        assert not is_sharded(divided_as(tensor, torch.zeros(())))  # a count of steps
+    plain = [nn.Parameter(expected[name]) for name in names]
+    for own, parameter in zip(plain, scorer.parameters(), strict=True):
+        own.grad = torch.ones_like(own)
+        parameter.grad = divided_as(parameter, torch.ones_like(own))
+    nn.utils.clip_grad_norm_(plain, 0.5)
+    clip_gradients(list(scorer.parameters()), 0.5)
+    for own, parameter in zip(plain, scorer.parameters(), strict=True):
+        torch.testing.assert_close(whole(parameter.grad), own.grad)
+
+
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.backbone = nn.Linear(1, 1)
+
+
+def test_what_cannot_be_sharded(monkeypatch):
+    with pytest.raises(ValueError, match="one Hugging Face backbone, and this one has 0"):
+        Sharding(Toy())
+    with pytest.raises(ValueError, match="a stack of layers, and Linear is not"):
+        Sharding(Flat())
+    run = Run(Toy(), TrainingArgs(dtype="float16"), ranking_loss, 1, [])
+    run.shard()  # not asked for
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    run.processes = 2
+    with pytest.raises(ValueError, match="dtype='float16' does not go with FSDP: use dtype='bfloat16'"):
+        run.shard()
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.set_force_sum_reduction_for_comms")
+    with pytest.raises(ImportError, match=r"FSDP needs torch 2\.9 or later"):
+        Sharding(Flat())
