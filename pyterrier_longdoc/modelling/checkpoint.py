@@ -56,7 +56,7 @@ class Weights:
         trained: whether `fit` or `load` gave the weights, so that they must not be lost.
         history: one entry per epoch of training, and per validation.
         recipe: of the last training, JSON-able; None before one.
-        adopted: whether they were taken over from another model.
+        adopted: whether they were taken over from another model, and not trained since.
         source: where trained weights were loaded from, or saved to; None where they have changed since.
     """
 
@@ -95,6 +95,7 @@ class Weights:
     def mark_trained(self, recipe: dict[str, Any]) -> None:
         """From now on the weights, trained by this recipe, make sense and must not be lost."""
         self.trained = self.ready = True
+        self.adopted = False
         self.recipe = recipe
         self._have_changed()
 

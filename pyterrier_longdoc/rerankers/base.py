@@ -753,10 +753,10 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
         A model that is trained already, by `fit` or `load`, goes on from its weights and says so
-        (`ContinuedTrainingWarning`). Interrupted after the first step, the model keeps what it has learned: the best
-        weights so far if some were validated, else those of the last step. Killed, it continues when the program is
-        started again, if the recipe names a checkpoint folder; finished, when what ended it is raised: `max_steps`,
-        `epochs` or `patience`.
+        (`ContinuedTrainingWarning`), unless `start_from` gave them. Interrupted after the first step, the model keeps
+        what it has learned: the best weights so far if some were validated, else those of the last step. Killed, it
+        continues when the program is started again, if the recipe names a checkpoint folder; finished, when what ended
+        it is raised: `max_steps`, `epochs` or `patience`.
 
         Where the text column is absent, `text_loader` is asked for the texts of each step's own examples.
 
@@ -766,7 +766,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """
         self._refuse_foreign("trained")
         args = self.recipe
-        if self.is_trained and not is_resumed(args):
+        started = self._loaded is not None and self._loaded.adopted  # then the weights were asked for
+        if self.is_trained and not started and not is_resumed(args):
             warn(
                 f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
                 f"new one",

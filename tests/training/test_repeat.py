@@ -94,6 +94,8 @@ def test_a_second_fit_says_that_it_goes_on(maxp, tmp_path):
     maxp.save(tmp_path / "model")
     loaded = ld.MaxP.load(tmp_path / "model")
     assert len(said(lambda: loaded.fit(RUN, QRELS))) == 1
+    started = maxp.apply_attributes().start_from(loaded)
+    assert [len(said(lambda: started.fit(RUN, QRELS))) for _ in range(2)] == [0, 1]
     assert said(lambda: fit_in_turn(maxp, [RUN, RUN], QRELS, training=[RECIPE, RECIPE])) == []
     assert said(lambda: k_fold_fit(maxp, RUN, QRELS, FOLDS)) == []
     maxp.training = replace(RECIPE, checkpoint=tmp_path / "state")
