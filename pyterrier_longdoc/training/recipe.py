@@ -116,6 +116,7 @@ class TrainingArgs:
 
     What is drawn:
 
+    Args:
         sampling: `"pairs"`: per epoch and query one positive and `negatives` negatives; `"pointwise"`: each candidate
             alone, once per epoch (PARADE); `"listwise"`: per epoch and query up to `1 + negatives` candidates of any
             label, at least one of them a positive.
@@ -132,6 +133,7 @@ class TrainingArgs:
 
     How the weights move:
 
+    Args:
         queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
         queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory,
             the result differs by dropout's randomness alone.
@@ -153,6 +155,7 @@ class TrainingArgs:
 
     What is validated and saved:
 
+    Args:
         metric: a measure as in `pt.Experiment`; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
