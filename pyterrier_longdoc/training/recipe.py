@@ -20,7 +20,6 @@ from .losses import LOSSES
 _COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
 _COUNTS_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
 _CHOICES = {
-    "loss": tuple(LOSSES),
     "reduction": ("sum", "mean"),
     "sampling": ("pairs", "pointwise", "listwise"),
     "judged": ("retrieved", "all"),
@@ -213,7 +212,7 @@ class TrainingArgs:
         plain_fields(self)
         check_given(**{name: getattr(self, name) for name in _COUNTS})
         check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
-        for name, choices in _CHOICES.items():
+        for name, choices in {"loss": tuple(LOSSES), **_CHOICES}.items():
             check_choice(name, getattr(self, name), choices)
         for name, (holds, words) in _RULES.items():
             if not holds(getattr(self, name)):
