@@ -3,10 +3,9 @@
     python tests/benchmarks/bench_choice.py [--tokens 2000] [--documents 2] [--rounds 2] [--models MaxP TKL ...]
 
 Made-up texts of `--tokens` tokens in sentences of 20, one thread, float32, all models over the same backbone of 22 M
-parameters; LongP's is a ModernBERT of its size with random weights. Times are the processor's, the least of `--rounds`,
-each begun with another model, with nothing remembered; then once more with another query ("again"), which is less for
-models that remember what they made of a window. Heads are untrained: nothing but time is compared. Needs the extra
-`demo`.
+parameters; LongP's is a ModernBERT of its size with random weights. The least time of `--rounds`, each begun with
+another model, with nothing remembered; then once more with another query ("again"), which is less for models that
+remember what they made of a window. Heads are untrained: nothing but time is compared. Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ def scorer(name: str, tokens: int) -> Any:
 
 
 def timed(model: Any, query: str, texts: list[str]) -> tuple[float, Any]:
-    """Seconds of processor time for one document, and what was read."""
-    start = time.process_time()
+    """Seconds for one document, and what was read."""
+    start = time.perf_counter()
     coverage = model.score([query] * len(texts), texts).coverage
-    return (time.process_time() - start) / len(texts), coverage
+    return (time.perf_counter() - start) / len(texts), coverage
 
 
 def main() -> None:
