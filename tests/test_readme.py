@@ -21,8 +21,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = Path(pyterrier_longdoc.__file__).parent / "pt_docs"
 CONTENTS = ["index", *re.findall(r"^    ([\w-]+)$", (PAGES / "index.rst").read_text(encoding="utf-8"), re.MULTILINE)]
 IN_MARKDOWN = re.compile(r"```(python)\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
-INDENTED = r"\n\n((?:    .*\n|\n)+)"
-IN_PAGES = re.compile(rf"^\.\. code-block:: (python|py){INDENTED}(?:\.\. code-block:: text{INDENTED})?", re.MULTILINE)
+INDENTED = r"\n\n((?:\1    .*\n|\n)+)"
+IN_PAGES = re.compile(
+    rf"^( *)\.\. code-block:: (python|py){INDENTED}(?:\1\.\. code-block:: text{INDENTED})?", re.MULTILINE
+)
 
 RUN = """
 import contextlib, io, json, sys
@@ -40,7 +42,7 @@ def blocks(name: str) -> list[tuple[str, str, str, str]]:
     if name == "README":
         found = IN_MARKDOWN.findall(README)
     else:
-        found = IN_PAGES.findall((PAGES / f"{name}.rst").read_text(encoding="utf-8"))
+        found = [match[1:] for match in IN_PAGES.findall((PAGES / f"{name}.rst").read_text(encoding="utf-8"))]
     return [
         (kind, f"{name}, block {number}", textwrap.dedent(code), textwrap.dedent(expected))
         for number, (kind, code, expected) in enumerate(found, start=1)
@@ -119,3 +121,26 @@ def test_every_public_transformer_has_its_row_in_the_table():
     }
     no_rerankers = {"LongDocReranker", "RelevanceJudge"}
     assert transformers - no_rerankers <= set(rows)
+
+
+def test_the_front_of_the_readme_is_that_of_the_index_page():
+    """Up to the picture in both, links and marks aside."""
+    index = (PAGES / "index.rst").read_text(encoding="utf-8")
+    ours = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", README.partition("\n![")[0].partition("\n")[2])
+    theirs = re.sub(r"`([^`]+) <[^>]+>`__", r"\1", index.partition("\n.. image::")[0].partition("==\n")[2])
+    assert len(ours.split()) > 60
+    assert re.sub("[`*]", "", ours).split() == re.sub("[`*]", "", theirs).split()
+
+
+def test_citations_on_the_pages_are_those_of_the_models():
+    """What `model.citation()` prints, so that a page and a bibliography cannot differ."""
+    import pyterrier_longdoc as ld
+    from pyterrier_longdoc.common.citations import Cited, entries
+
+    pages = "".join(path.read_text(encoding="utf-8") for path in PAGES.glob("*.rst"))
+    cited = re.findall(r"^\.\. cite:: (\S+)\n(?:    :.*\n)+\n((?:    .*\n)+)", pages, re.MULTILINE)
+    assert {key: textwrap.dedent(entry).strip() for key, entry in cited} == {key: entries()[key] for key, _ in cited}
+    public = [getattr(ld, name) for name in ld.__all__]
+    behind = {key for cls in public if isinstance(cls, type) and issubclass(cls, Cited) for key in cls.papers}
+    assert len(behind) >= 10
+    assert behind - {key for key, _ in cited} == set()

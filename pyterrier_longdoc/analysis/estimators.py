@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +20,7 @@ SHIFT = 0.5
 class Estimator:
     """Chooses the chunk in which the relevant text begins; use `best_chunk` or `first_above(threshold)`."""
 
-    nothing: ClassVar[str]
+    nothing: str
     """The reason why a document has no position, if none of its chunks is chosen."""
 
     def __call__(self, numbers: np.ndarray) -> int | None:

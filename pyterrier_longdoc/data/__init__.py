@@ -1,7 +1,7 @@
 """Test collections: read, generated with relevant passages at known places, and checked for leaks."""
 
 # At once and not on first use: three of the functions have the name of their module.
-from .collection import PositionedCollection, check_leaks, find_leaks
+from .collection import Parts, PositionedCollection, check_leaks, find_leaks
 from .docstrings import DocstringsDataset
 from .far_relevant import far_relevant
 from .files import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
@@ -12,6 +12,7 @@ from .rotation import RotateDocuments, position_augmentation
 __all__ = [
     "DocstringsDataset",
     "FolderDataset",
+    "Parts",
     "PositionedCollection",
     "RotateDocuments",
     "check_leaks",

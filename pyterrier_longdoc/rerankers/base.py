@@ -1,7 +1,6 @@
 """What all rerankers of this package share: from a frame to scores, `fit`, `save` and `load`."""
 
-from __future__ import annotations
-
+# Without `from __future__ import annotations`: what the fields here are must be known in the modules of subclasses too.
 import copy
 import shutil
 import tempfile
@@ -728,7 +727,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         qrels_tr: pd.DataFrame,
         topics_or_res_va: pd.DataFrame | None = None,
         qrels_va: pd.DataFrame | None = None,
-    ) -> LongDocReranker:
+    ) -> "LongDocReranker":
         """Trains all weights end to end on the document score, with the recipe in `training`.
 
         Args:
@@ -858,7 +857,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
         return validate, queries
 
-    def start_from(self, other: WindowReranker) -> LongDocReranker:
+    def start_from(self, other: WindowReranker) -> "LongDocReranker":
         """Takes over another model's weights, its head's only if that is of the same kind; returns this transformer.
 
         So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
@@ -923,7 +922,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     # Copies: in memory, on disk, on the hub.
 
-    def apply_attributes(self, **attributes: Any) -> LongDocReranker:
+    def apply_attributes(self, **attributes: Any) -> "LongDocReranker":
         """A copy with other constructor arguments, trained weights included."""
         clone = type(self)(**{**arguments_of(self), **attributes})
         clone._loaded = copy.deepcopy(self._loaded)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -127,26 +126,23 @@ class Loss:
     papers: tuple[str, ...] = ()
 
 
-LOSSES = MappingProxyType(
-    {
-        "pairwise_margin": Loss(lambda s, y, t, args: pairwise_margin(s, margin=args.margin), pairs=True),
-        "multi_margin": Loss(lambda s, y, t, args: multi_margin(s, margin=args.margin), pairs=True),
-        "pairwise_softmax": Loss(
-            lambda s, y, t, args: pairwise_softmax(s), pairs=True, papers=("macavaney-2019-cedr",)
-        ),
-        "ranknet": Loss(lambda s, y, t, args: ranknet(s), pairs=True, papers=("burges-2005-learning",)),
-        "cross_entropy": Loss(lambda s, y, t, args: cross_entropy(s), pairs=True),
-        "listwise_cross_entropy": Loss(
-            lambda s, y, t, args: listwise_cross_entropy(s, y), papers=("bruch-2019-analysis",)
-        ),
-        "pointwise_bce": Loss(lambda s, y, t, args: pointwise_bce(s, y)),
-        "lambda_loss": Loss(lambda s, y, t, args: lambda_loss(s, y), papers=("wang-2018-lambdaloss",)),
-        "margin_mse": Loss(
-            lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True, papers=("hofstatter-2020-improving",)
-        ),
-        "distillation": Loss(
-            lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
-        ),
-    }
-)
-"""The losses that a recipe can name."""
+LOSSES: dict[str, Loss] = {
+    "pairwise_margin": Loss(lambda s, y, t, args: pairwise_margin(s, margin=args.margin), pairs=True),
+    "multi_margin": Loss(lambda s, y, t, args: multi_margin(s, margin=args.margin), pairs=True),
+    "pairwise_softmax": Loss(lambda s, y, t, args: pairwise_softmax(s), pairs=True, papers=("macavaney-2019-cedr",)),
+    "ranknet": Loss(lambda s, y, t, args: ranknet(s), pairs=True, papers=("burges-2005-learning",)),
+    "cross_entropy": Loss(lambda s, y, t, args: cross_entropy(s), pairs=True),
+    "listwise_cross_entropy": Loss(lambda s, y, t, args: listwise_cross_entropy(s, y), papers=("bruch-2019-analysis",)),
+    "pointwise_bce": Loss(lambda s, y, t, args: pointwise_bce(s, y)),
+    "lambda_loss": Loss(lambda s, y, t, args: lambda_loss(s, y), papers=("wang-2018-lambdaloss",)),
+    "margin_mse": Loss(
+        lambda s, y, t, args: margin_mse(s, t), pairs=True, teacher=True, papers=("hofstatter-2020-improving",)
+    ),
+    "distillation": Loss(
+        lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
+    ),
+}
+"""The losses that a recipe can name; an entry more is one of your own, `LOSSES["focal"] = Loss(compute, pairs=True)`.
+
+A training that goes on from its checkpoint folder knows a loss by its name.
+"""

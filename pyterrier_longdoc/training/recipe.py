@@ -20,7 +20,6 @@ from .losses import LOSSES
 _COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
 _COUNTS_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
 _CHOICES = {
-    "loss": tuple(LOSSES),
     "reduction": ("sum", "mean"),
     "sampling": ("pairs", "pointwise", "listwise"),
     "judged": ("retrieved", "all"),
@@ -116,6 +115,7 @@ class TrainingArgs:
 
     What is drawn:
 
+    Args:
         sampling: `"pairs"`: per epoch and query one positive and `negatives` negatives; `"pointwise"`: each candidate
             alone, once per epoch (PARADE); `"listwise"`: per epoch and query up to `1 + negatives` candidates of any
             label, at least one of them a positive.
@@ -132,6 +132,7 @@ class TrainingArgs:
 
     How the weights move:
 
+    Args:
         queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
         queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory,
             the result differs by dropout's randomness alone.
@@ -153,6 +154,7 @@ class TrainingArgs:
 
     What is validated and saved:
 
+    Args:
         metric: a measure as in `pt.Experiment`; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
@@ -210,7 +212,7 @@ class TrainingArgs:
         plain_fields(self)
         check_given(**{name: getattr(self, name) for name in _COUNTS})
         check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
-        for name, choices in _CHOICES.items():
+        for name, choices in {"loss": tuple(LOSSES), **_CHOICES}.items():
             check_choice(name, getattr(self, name), choices)
         for name, (holds, words) in _RULES.items():
             if not holds(getattr(self, name)):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from pyterrier_longdoc.training import LOSSES, TrainingArgs
+from pyterrier_longdoc.training import LOSSES, Example, Loss, TrainingArgs
 from pyterrier_longdoc.training import losses as L  # noqa: N812
+from pyterrier_longdoc.training.loop import ranking_loss
 
 
 def log_sigmoid(x):
@@ -131,6 +132,16 @@ def test_margin_and_alpha_of_the_recipe():
     assert LOSSES["pairwise_margin"].compute(scores, None, None, args).item() == 3.0
     assert LOSSES["multi_margin"].compute(scores, None, None, args).item() == 1.5
     assert LOSSES["distillation"].compute(scores, torch.ones(1, 2), scores + 2.0, args).item() == 4.0
+
+
+def test_a_loss_of_ones_own(monkeypatch):
+    focal = Loss(lambda s, y, t, args: (torch.sigmoid(s[:, 1:] - s[:, :1]) ** 2).sum(), pairs=True)
+    monkeypatch.setitem(LOSSES, "focal", focal)
+    example = Example("1", "query", ("relevant", "not"), (1.0, 0.0))
+    loss = ranking_loss(lambda queries, texts: torch.tensor([2.0, 0.5]), [example], TrainingArgs(loss="focal"))
+    assert loss.item() == pytest.approx(1 / (1 + np.exp(1.5)) ** 2)
+    with pytest.raises(ValueError, match="loss='focal' compares positives with negatives"):
+        TrainingArgs(loss="focal", sampling="listwise")
 
 
 def test_queries_without_relevant_documents_cost_nothing_listwise():
