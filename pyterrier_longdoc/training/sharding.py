@@ -56,6 +56,8 @@ class Sharding:
         self.backbone.register_forward_pre_hook(lambda *_: self._announce(), prepend=True)
         self._joins = False
         self.parent.backbone = self.backbone
+        rest = [tensor for tensor in (*scorer.parameters(), *scorer.buffers()) if not is_sharded(tensor)]
+        self.before = [(tensor, tensor.detach().clone()) for tensor in rest]
 
     def _announce(self) -> None:
         # In validation all processes make the same passes.
@@ -88,13 +90,15 @@ class Sharding:
         """Gives the scorer its backbone back.
 
         Args:
-            gather: with the weights of the training, for which all processes must ask; else with those from before.
+            gather: the model has the weights of the training, for which all processes must ask; else those from before.
         """
+        pairs = self.before
         if gather:
-            with torch.no_grad():
-                divided = self.backbone.state_dict()
-                for name, own in self.original.state_dict().items():
-                    own.copy_(whole(divided[name]))
+            divided = self.backbone.state_dict()
+            pairs = [(own, divided[name]) for name, own in self.original.state_dict().items()]
+        with torch.no_grad():
+            for own, tensor in pairs:
+                own.copy_(whole(tensor))
         self.parent.backbone = self.original.to(self.device)
 
 
