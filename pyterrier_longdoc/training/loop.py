@@ -51,7 +51,8 @@ def train(
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
 
-    Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step.
+    Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step. With
+    FSDP it keeps those from before: not all processes may have been interrupted.
     With a checkpoint folder, a training that was killed goes on from its last saved state, and one that is finished
     when it is made longer.
 

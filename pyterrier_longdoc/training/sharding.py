@@ -9,6 +9,8 @@ from typing import Any, cast
 import torch
 from torch import distributed, nn
 
+from ..modelling.encoder import WindowEncoder
+
 
 def is_asked_for() -> bool:
     """Whether `accelerate launch --use_fsdp` has started this process, or torchrun with that variable set."""
@@ -28,7 +30,7 @@ class Sharding:
         scorer: in all processes with the same weights.
 
     Raises:
-        ValueError: if the model has not one Hugging Face backbone with a stack of layers.
+        ValueError: if the model is no cross-encoder over a backbone that is a stack of layers.
         ImportError: if torch is too old.
     """
 
@@ -39,13 +41,16 @@ class Sharding:
             FSDPModule.set_force_sum_reduction_for_comms  # noqa: B018 - the newest of what is needed
         except (ImportError, AttributeError) as error:
             raise ImportError(f"FSDP needs torch 2.9 or later, and this is {torch.__version__}") from error
-        found = [name for name, _ in scorer.named_modules() if f".{name}".endswith(".encoder.backbone")]
-        if len(found) != 1:
-            raise ValueError(f"FSDP is for models with one Hugging Face backbone, and this one has {len(found)}")
+        encoder = getattr(scorer, "encoder", None)
+        if type(encoder) is not WindowEncoder:  # others use their backbone's weights elsewhere than in its passes
+            raise ValueError(
+                f"FSDP is for one backbone that reads a query and a window together, which a "
+                f"{type(encoder or scorer).__name__} has not: train it without, by --multi_gpu or torchrun"
+            )
         self.device = next(scorer.parameters()).device
-        self.parent = cast(Any, scorer.get_submodule(found[0].rpartition(".")[0]))
-        layers = _layers(self.parent.backbone)
-        self.original = self.parent.backbone.cpu()
+        self.encoder: WindowEncoder = encoder
+        layers = layers_of(encoder.backbone)
+        self.original = encoder.backbone.cpu()
         self.backbone = copy.deepcopy(self.original)
         mesh = distributed.init_device_mesh(self.device.type, (distributed.get_world_size(),))
         for module in (*map(self.backbone.get_submodule, layers), self.backbone):
@@ -55,7 +60,9 @@ class Sharding:
         # Before torch's own hook, which gathers.
         self.backbone.register_forward_pre_hook(lambda *_: self._announce(), prepend=True)
         self._joins = False
-        self.parent.backbone = self.backbone
+        self.encoder.backbone = self.backbone
+        rest = [tensor for tensor in (*scorer.parameters(), *scorer.buffers()) if not is_sharded(tensor)]
+        self.before = [(tensor, tensor.detach().clone()) for tensor in rest]
 
     def _announce(self) -> None:
         # In validation all processes make the same passes.
@@ -88,17 +95,19 @@ class Sharding:
         """Gives the scorer its backbone back.
 
         Args:
-            gather: with the weights of the training, for which all processes must ask; else with those from before.
+            gather: the model has the weights of the training, for which all processes must ask; else those from before.
         """
+        pairs = self.before
         if gather:
-            with torch.no_grad():
-                divided = self.backbone.state_dict()
-                for name, own in self.original.state_dict().items():
-                    own.copy_(whole(divided[name]))
-        self.parent.backbone = self.original.to(self.device)
+            divided = self.backbone.state_dict()
+            pairs = [(own, divided[name]) for name, own in self.original.state_dict().items()]
+        with torch.no_grad():
+            for own, tensor in pairs:
+                own.copy_(whole(tensor))
+        self.encoder.backbone = self.original.to(self.device)
 
 
-def _layers(backbone: Any) -> list[str]:
+def layers_of(backbone: Any) -> list[str]:
     """Names of a Hugging Face model's layers."""
     count = getattr(getattr(backbone, "config", None), "num_hidden_layers", None)
     for name, module in backbone.named_modules():

@@ -8,7 +8,15 @@ from torch import distributed, nn
 
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.loop import Run, ranking_loss, trained_tensors
-from pyterrier_longdoc.training.sharding import Sharding, clip_gradients, divided_as, is_sharded, own_part, whole
+from pyterrier_longdoc.training.sharding import (
+    Sharding,
+    clip_gradients,
+    divided_as,
+    is_sharded,
+    layers_of,
+    own_part,
+    whole,
+)
 
 from ..support.systems import QUIET, make
 from ..support.toy import Toy
@@ -36,12 +44,12 @@ def test_weights_come_back(gather, scorer):
     torch.testing.assert_close(scores, expected)
     (scores.sum() + sharding.join()).backward()
     with torch.no_grad():
-        for parameter in scorer.encoder.backbone.parameters():
+        for parameter in scorer.parameters():
             parameter.add_(1.0)
     sharding.end(gather=gather)
-    for name, tensor in scorer.state_dict().items():
-        moved = gather and name.startswith("encoder.backbone.") and tensor.is_floating_point()
-        torch.testing.assert_close(tensor, before[name] + float(moved) if moved else before[name])
+    assert scorer.state_dict().keys() == before.keys()
+    for name, parameter in scorer.named_parameters():
+        torch.testing.assert_close(parameter, before[name] + float(gather))
     assert not any(map(is_sharded, scorer.parameters()))
 
 
@@ -66,18 +74,16 @@ def test_tensors_and_gradients(scorer):
         torch.testing.assert_close(whole(parameter.grad), own.grad)
 
 
-class Flat(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = nn.Module()
-        self.encoder.backbone = nn.Linear(1, 1)
+@pytest.mark.parametrize("name", ["LateIR", "BiEncoder-max", "BeST"])
+def test_what_is_no_cross_encoder_is_refused(name):
+    scorer = nn.ModuleDict({"ranker": Toy()}) if name == "BeST" else make(name, device="cpu").load_scorer()
+    with pytest.raises(ValueError, match=r"which a \w+(Encoder|Dict) has not: train it without, by --multi_gpu"):
+        Sharding(scorer)
 
 
-def test_what_cannot_be_sharded(monkeypatch):
-    with pytest.raises(ValueError, match="one Hugging Face backbone, and this one has 0"):
-        Sharding(Toy())
+def test_what_else_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="a stack of layers, and Linear is not"):
-        Sharding(Flat())
+        layers_of(nn.Linear(1, 1))
     run = Run(Toy(), TrainingArgs(dtype="float16"), ranking_loss, 1, [])
     run.shard()  # not asked for
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
@@ -86,4 +92,4 @@ def test_what_cannot_be_sharded(monkeypatch):
         run.shard()
     monkeypatch.delattr("torch.distributed.fsdp.FSDPModule.set_force_sum_reduction_for_comms")
     with pytest.raises(ImportError, match=r"FSDP needs torch 2\.9 or later"):
-        Sharding(Flat())
+        Sharding(Toy())
