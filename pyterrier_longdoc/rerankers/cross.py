@@ -538,7 +538,7 @@ class TKL(LongDocReranker):
         seeded_head(self.head_spec(), 1, self.seed)
 
 
-PAPERS_OF_ARCHITECTURES = {
+PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "longformer": ("beltagy-2020-longformer",),
     "big_bird": ("zaheer-2020-big",),
     "modernbert": ("warner-2025-smarter",),
@@ -600,7 +600,7 @@ class LongP(LongDocReranker):
     def cited(self) -> list[str]:
         """The keys of the papers behind this model; of its architecture where weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
-        kind = None if self._loaded is None else self._loaded.scorer.encoder.backbone.config.model_type
+        kind = "" if self._loaded is None else str(self._loaded.scorer.encoder.backbone.config.model_type)
         name = "" if self.is_foreign else str(self.backbone).lower()
         named = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
         return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *named]
