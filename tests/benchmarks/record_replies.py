@@ -2,7 +2,7 @@
 
 No language model stands behind the replies: the packaged MaxP scores each document as it is shown in the prompt, and
 answers in the form of OpenAI's API, on a port of this machine. The notebook's own cells ask, so that nothing else says
-what is in the cache. The collection is made of the standard library's docstrings: with another Python it is another one.
+what is in the cache. The collection is made of the standard library's docstrings: another Python makes another one.
 
 Run: python -m tests.benchmarks.record_replies
 """
@@ -15,7 +15,6 @@ import os
 import re
 import sqlite3
 import tempfile
-from contextlib import chdir
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,8 +101,10 @@ def ask(url: str) -> None:
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
     code = code.replace("%matplotlib inline", "").replace("replay_only=True", "replay_only=False")
     code = code.replace("http://localhost:8000", url)
-    with tempfile.TemporaryDirectory() as scratch, chdir(scratch):
+    with tempfile.TemporaryDirectory() as scratch:
+        os.chdir(scratch)
         exec(compile(code, NOTEBOOK.name, "exec"), {"__name__": "__main__", "display": lambda shown: None})
+        os.chdir(Path(__file__).parents[2])
 
 
 def main() -> None:
