@@ -555,10 +555,9 @@ def test_the_array_job_of_the_documentation_runs_as_local_processes(tmp_path):
     (tmp_path / "rerank.py").write_text(program)
     preamble = page_preamble()
     subprocess.run([sys.executable, "-c", preamble + prepare], cwd=tmp_path, check=True, capture_output=True)
-    n = int(re.search(r"--array=0-(\d+)", script)[1]) + 1
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for i in range(n):
-        environment = {**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": str(i), "SLURM_ARRAY_TASK_COUNT": str(n)}
+    for i in range(2):
+        environment = {**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": str(i), "SLURM_ARRAY_TASK_COUNT": "2"}
         subprocess.run(["bash", "rerank.sh"], cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert len(ld.merge_run(tmp_path / "reranked")) > 0
 
