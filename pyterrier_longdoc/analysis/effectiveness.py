@@ -79,7 +79,7 @@ class PositionEffectiveness:
 
         Columns: `name, measure`; `worst group, best group`; the means `worst, best` and their `ratio`, with the
         bootstrap interval `low, high` of the ratio of these two groups; `psi`, the position sensitivity index of Zeng
-        et al. 2025 (arXiv 2505.13950, over nDCG@10), 1 - `ratio`: 0 if the position does not matter, NaN if no group
+        et al. 2025 (arXiv 2505.13950, over `nDCG@10`), 1 - `ratio`: 0 if the position does not matter, NaN if no group
         has any success; and the `p-value` of their difference: of the paired t-test for the same queries, of Welch's
         t-test for others, in either case multiplied by the number of pairs of groups, since the two were chosen for
         their values.

@@ -543,7 +543,7 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
-    All other arguments: see `WindowReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.base.WindowReranker`.
 
     Attributes:
         trained_on: which queries the last `fit` learned from, and why not from the others; None before.

@@ -41,7 +41,7 @@ class BiEncoder(WindowReranker):
         stride: tokens from one window's start to the next one's; of no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
 
-    All other arguments: see `WindowReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.base.WindowReranker`.
     """
 
     backbone: str | Path = argument(DEFAULT_BIENCODER, role="checkpoint")

@@ -56,7 +56,7 @@ class FirstP(LongDocReranker):
     Args:
         window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`.
     """
 
     head_name: ClassVar[str] = "firstp"
@@ -80,7 +80,7 @@ class SlidingReranker(LongDocReranker):
         window_size: tokens in a window.
         stride: tokens from one window's start to the next one's.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`.
     """
 
     _: KW_ONLY
@@ -188,7 +188,7 @@ class AvgP(LongDocReranker):
     Args:
         window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`.
     """
 
     head_name: ClassVar[str] = "avgp"
@@ -223,7 +223,7 @@ class PARADE(SlidingReranker):
         stride: tokens from one window's start to the next one's; 75, with windows of 150, by the configurations of
             Boytsov et al. 2025, of which some figures are those for 100 (see the notes of `presets`).
 
-    All other arguments: see `SlidingReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.cross.SlidingReranker`.
     """
 
     _: KW_ONLY
@@ -288,7 +288,7 @@ class ApartReranker(SlidingReranker):
     Args:
         cached_bytes: most memory for remembered windows.
 
-    All other arguments: see `SlidingReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.cross.SlidingReranker`.
     """
 
     _: KW_ONLY
@@ -326,7 +326,7 @@ class LateIR(ApartReranker):
         training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
             aggregator, too, as in Boytsov et al. 2025.
 
-    All other arguments: see `ApartReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.cross.ApartReranker`.
     """
 
     _: KW_ONLY
@@ -363,7 +363,7 @@ class MORESPlus(ApartReranker):
         backbone: BART, whose encoder reads the windows and whose decoder the query.
         cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
 
-    All other arguments: see `ApartReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.cross.ApartReranker`.
     """
 
     head_name: ClassVar[str] = "firstp"
@@ -473,7 +473,7 @@ class TKL(LongDocReranker):
         training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`, whose learning rates are also those of
             the published configuration, made for 300,000 steps and more: raise them for small collections.
 
-    All other arguments: see `LongDocReranker`; `repeat` and `repeat_headings` are refused.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`; `repeat` and `repeat_headings` are refused.
     """
 
     head_name: ClassVar[str] = "tkl"
@@ -581,7 +581,7 @@ class LongP(LongDocReranker):
         attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
             without further packages. Flash attention needs a GPU and a half-precision `dtype`.
 
-    All other arguments: see `LongDocReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`.
     """
 
     head_name: ClassVar[str] = "firstp"

@@ -41,7 +41,7 @@ class Schematic(SphinxDirective):
 
 
 class HowTo(SphinxDirective):
-    """A section that the site's index of how-tos lists."""
+    """A section that the site's index of how-tos lists, beneath a line; no section may begin with a line."""
 
     has_content = True
     required_arguments = 1
@@ -49,7 +49,9 @@ class HowTo(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         title, messages = self.state.inline_text(self.arguments[0], self.lineno)
-        return [nodes.rubric("", "", *title), *messages, *self.parse_content_to_nodes()]
+        content = [nodes.title("", "", *title), *messages, *self.parse_content_to_nodes()]
+        section = nodes.section("", *content, ids=[nodes.make_id(self.arguments[0])])
+        return [nodes.transition(), section]
 
 
 class Cite(SphinxDirective):

@@ -13,13 +13,14 @@ from bs4 import BeautifulSoup
 import pyterrier_longdoc
 
 PAGES = Path(pyterrier_longdoc.__file__).parent / "pt_docs"
+SITE = Path(__file__).parent / "docs"
 BUILD = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "--conf-dir"]
 
 
 @pytest.mark.slow
 def test_pages_build_without_a_warning_and_describe_every_name(tmp_path):
     pytest.importorskip("sphinx_autodoc_typehints")
-    done = subprocess.run([*BUILD, Path(__file__).parent, PAGES, tmp_path], capture_output=True, text=True)
+    done = subprocess.run([*BUILD, SITE, PAGES, tmp_path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     entries = 0
     for source in PAGES.glob("*.rst"):
