@@ -80,7 +80,7 @@ def doubts(run: Run, qids: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
+def write_run(frame: pd.DataFrame, path: str | Path, name: str) -> None:
     """Writes a run in TREC format, gzipped where the path ends in `.gz`; a half-written file is never left.
 
     Args:
@@ -92,7 +92,8 @@ def write_run(frame: pd.DataFrame, path: Path, name: str) -> None:
         ValueError: if a qid or docno contains white space, which the format cannot hold.
     """
     columns = {column: as_strings(frame[column]).tolist() for column in ("qid", "docno")}
-    write_lines(path, run_lines(pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()})), name))
+    ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
+    write_lines(Path(path), run_lines(ranked, name))
 
 
 def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:

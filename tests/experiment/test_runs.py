@@ -115,7 +115,7 @@ def test_trec_files_keep_every_score(tmp_path, file):
 
 
 def test_a_run_is_read_in_parts(tmp_path):
-    write_run(RUNS[0], tmp_path / "run.res.gz", "x")
+    write_run(RUNS[0], str(tmp_path / "run.res.gz"), "x")
     parts = list(run_parts(tmp_path / "run.res.gz", 100))
     assert [len(part) for part in parts] == [100, 100, 100, 60]
     pd.testing.assert_frame_equal(pd.concat(parts), read_run(tmp_path / "run.res.gz"))
