@@ -146,7 +146,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             None for models that cannot tell).
         trust_remote_code: run modelling code that the backbone's checkpoint brings along.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
-        seed: of weights that start at random and of the choice of windows.
+        seed: of weights that start at random, of the choice of windows and, if the recipe names none, of the training.
 
     Attributes:
         coverage: how much of the text the last `transform` or `fit` read, with which precision, and how much of what
@@ -907,8 +907,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
 
     @property
     def recipe(self) -> TrainingArgs:
-        """The recipe that `fit` follows: `training`, or this model's own default."""
-        return self.training or self.default_training()
+        """The recipe that `fit` follows: `training`, or the model's default; with the model's seed if it has none."""
+        recipe = self.training or self.default_training()
+        return recipe if recipe.seed is not None else replace(recipe, seed=int(self.seed))
 
     @property
     def is_loaded(self) -> bool:

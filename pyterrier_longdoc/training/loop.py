@@ -84,7 +84,7 @@ def train(
     with ExitStack() as within:
         # torch's global random state will be as it was.
         within.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
-        torch.manual_seed(args.seed)
+        torch.manual_seed(seed_of(args))
         if args.dropout is not None:
             within.enter_context(dropping(scorer, args.dropout))
         if args.lora is not None:
@@ -174,6 +174,11 @@ class Progress:
     finished: bool = False
 
 
+def seed_of(args: TrainingArgs) -> int:
+    """The recipe's seed, or that of models that are given none, for loops of one's own."""
+    return 42 if args.seed is None else int(args.seed)
+
+
 class Run:
     """A training under way: weights, optimiser, where it is, and how it is saved and continued.
 
@@ -225,7 +230,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"], group["betas"] = group["peak"] * factor, (beta1, BETAS[1])
         # Dropout depends on the step alone: it is the same whether or not the run was killed before.
-        torch.manual_seed((args.seed * 1_000_003 + progress.step * 4099 + self.rank) % 2**63)
+        torch.manual_seed((seed_of(args) * 1_000_003 + progress.step * 4099 + self.rank) % 2**63)
         loss = self._backward(examples, examples_of_all)
         documents = float(sum([len(example.texts) for example in examples]))
         loss, documents = self._sum_over_processes(loss, documents)

@@ -53,7 +53,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         _number(lambda value: 0.0 <= value < 1.0, or_none=True),
         "at least 0 and below 1, or None for the checkpoint's own",
     ),
-    "seed": (_number(lambda value: isinstance(value, Integral)), "a whole number"),
+    "seed": (
+        _number(lambda value: isinstance(value, Integral), or_none=True),
+        "a whole number, or None for the model's",
+    ),
     "restart_each_epoch": (lambda value: isinstance(value, bool), "True or False"),
     "gradient_checkpointing": (lambda value: isinstance(value, bool), "True or False"),
     "lora": (lambda value: isinstance(value, Lora | None), "ld.Lora(rank=...) or None"),
@@ -163,7 +166,7 @@ class TrainingArgs:
             is made longer. None keeps no state.
         save_steps: write it every so many steps, and after each epoch and validation.
         trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
-        seed: order of the queries, choice of positives and negatives, dropout.
+        seed: order of the queries, choice of positives and negatives, dropout; None for the model's own `seed`.
 
     Raises:
         ValueError: for values out of range or that do not fit together.
@@ -206,7 +209,7 @@ class TrainingArgs:
     checkpoint: str | Path | None = None
     save_steps: int = 100
     trackers: tuple[Any, ...] = ()
-    seed: int = 42
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         plain_fields(self)

@@ -208,7 +208,7 @@ def test_presets_get_the_recipe_of_the_protocol():
     own = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
     late = replace(ms_marco, epochs=3, learning_rates=own)
     assert training("msmarco-document", "parade-lateir-l6") == late
-    assert ld.presets["parade-lateir-l6"]().training == replace(late, seed=42)
+    assert ld.presets["parade-lateir-l6"]().training == replace(late, seed=None)
     assert training("robust04-title", "parade-lateir-l6") == replace(robust, learning_rates=own)
     model = preset_factory(ld.protocols["robust04-title"], "maxp", {"batch_size": 3})(7)
     assert (model.seed, model.batch_size, model.max_doc_len) == (7, 3, 1431)

@@ -35,7 +35,7 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         ({"epoch_decay": 0}, "epoch_decay=0 must be above 0"),
         ({"max_grad_norm": 0.0}, "max_grad_norm=0.0 must be above 0"),
         ({"dropout": "0.1"}, "dropout='0.1' must be at least 0 and below 1, or None"),
-        ({"seed": 1.5}, "seed=1.5 must be a whole number"),
+        ({"seed": 1.5}, "seed=1.5 must be a whole number, or None for the model"),
         ({"gradient_checkpointing": "no"}, "gradient_checkpointing='no' must be True or False"),
         ({"restart_each_epoch": 1}, "restart_each_epoch=1 must be True or False"),
         ({"lora": 16}, r"lora=16 must be ld.Lora\(rank=...\) or None"),
