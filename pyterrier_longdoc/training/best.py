@@ -263,7 +263,7 @@ class _Candidates:
 
 def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Candidates) -> None:
     """The first iteration: the ranker learns from what the selector selects while that learns from all segments."""
-    args: TrainingArgs = ranker.training
+    args: TrainingArgs = ranker.recipe
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in args.learning_rates.items()}
     weights, judged = ranker.load_weights(), cast(pd.DataFrame, data.validation_qrels)
     train(
