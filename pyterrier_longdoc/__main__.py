@@ -106,7 +106,7 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
 
     Args:
         dataset: a PyTerrier dataset with a corpus.
-        folder: where the index goes.
+        folder: where the index goes; one that is there is made anew.
         depth: documents to retrieve per topic.
     """
     pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
@@ -114,7 +114,7 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
     documents = list(dataset.get_corpus_iter(verbose=False))
     print(f"indexing {len(documents)} documents ...", flush=True)
     with silent_libraries():
-        index = pisa.PisaIndex(str(folder), text_field="text")
+        index = pisa.PisaIndex(str(folder), text_field="text", overwrite=True)
         index.index(documents)
         return index.bm25(num_results=depth)
 

@@ -309,6 +309,8 @@ def test_first_stage_and_systems(collection, tmp_path):
     dataset = pt.get_dataset(f"longdoc:folder:{collection}")
     bm25 = demo.first_stage(dataset, tmp_path / "index", 2)
     assert bm25.search("yellow fruit")["docno"].tolist() == ["banana"]
+    again = demo.first_stage(dataset, tmp_path / "index", 2)
+    assert again.search("yellow fruit")["docno"].tolist() == ["banana"]
     models = demo.rerankers()
     assert [models["FirstP"].preselect, models["PARADE"].preselect.k] == [None, demo.BEST_WINDOWS]
     assert list(demo.pipelines(bm25, dataset.text_loader(), models)) == SYSTEMS

@@ -392,6 +392,10 @@ def _findings(
             queries = max(run.doubts[doubt] for run in runs)
             if queries:
                 rows.append((doubt, name, queries, f"{doubt} in {queries} of {len(qids)} queries of {name}"))
+        distinct = len({run.values.tobytes() for run in runs})
+        if distinct < len(runs):
+            message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
+            rows.append(("equal seeds", name, len(qids), message))
         rows += [(check, name, len(qids), message) for check, message in _of_saved_runs(name, runs)]
     values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in evaluated.items()}
     pairs = [pair for _, _, of_kind in statistics.references(list(evaluated)) for pair in of_kind.items()]

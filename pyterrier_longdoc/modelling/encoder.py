@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ..common.coverage import Work
+from .backbones.architectures import layer_stack
 from .backbones.first_step import FirstStep
 from .backbones.load import Backbone, build_backbone
 from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
@@ -351,9 +352,8 @@ class WindowEncoder(nn.Module):
         def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             states.append(args[0] if args else kwargs["hidden_states"])
 
-        layers = self.backbone.config.num_hidden_layers
-        stack = next(m for m in self.backbone.modules() if isinstance(m, nn.ModuleList) and len(m) == layers)
-        handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in stack]
+        stack = self.backbone.get_submodule(layer_stack(self.backbone))
+        handles = [layer.register_forward_pre_hook(record, with_kwargs=True) for layer in stack.children()]
         try:
             yield states
         finally:

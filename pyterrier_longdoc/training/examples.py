@@ -18,7 +18,7 @@ from ..common.arguments import check_given
 from ..common.documents import Document, Text
 from ..common.frames import TextField, as_strings, check_columns, field_names, numbers, strings, with_all_text
 from .queries import labels_of_rows, nothing_to_train_on
-from .recipe import TrainingArgs
+from .recipe import TrainingArgs, seed_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ def _may_be_drawn(
             first, end = np.searchsorted(number, [own, own + 1])
             places = (first + np.flatnonzero(negative[first:end])).tolist()
             negative[places] = False
-            negative[Random(f"{args.seed}:pool:{qids[own]}").sample(places, args.negative_pool)] = True
+            negative[Random(f"{seed_of(args)}:pool:{qids[own]}").sample(places, args.negative_pool)] = True
     return whole & (positive | negative)
 
 
@@ -307,7 +307,7 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
         if args.sampling == "pointwise":
             picks += [(group, (i,)) for i in range(len(group.rows))]
             continue
-        rng = Random(f"{args.seed}:{epoch}:{group.qid}")
+        rng = Random(f"{seed_of(args)}:{epoch}:{group.qid}")
         positive, negatives = rng.choice(group.positives), group.negatives
         if args.sampling == "listwise":
             others = [i for i in range(len(group.rows)) if i != positive]
@@ -319,7 +319,7 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
             rng.shuffle(negatives)
             drawn = [positive, *(negatives[i % len(negatives)] for i in range(args.negatives))]
         picks.append((group, tuple(drawn)))
-    Random(f"{args.seed}:{epoch}").shuffle(picks)
+    Random(f"{seed_of(args)}:{epoch}").shuffle(picks)
     return picks
 
 
@@ -335,7 +335,7 @@ def make_examples(picks: Sequence[Pick], texts: Texts, args: TrainingArgs, epoch
     for (group, candidates), own_rows in zip(picks, drawn, strict=True):
         own = [read[row] for row in own_rows.tolist()]
         if args.augment is not None:
-            rngs = [Random(f"{args.seed}:{epoch}:{group.qid}:{i}") for i in candidates]
+            rngs = [Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}") for i in candidates]
             own = [_augmented(text, args.augment, rng) for text, rng in zip(own, rngs, strict=True)]
         chosen = list(candidates)
         targets = None if group.targets is None else tuple(group.targets[chosen].tolist())

@@ -28,7 +28,7 @@ from ..modelling.heads.base import Head
 from .examples import Example, Group, Texts, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
 from .queries import whole_labels
-from .recipe import Lora, TrainingArgs
+from .recipe import Lora, TrainingArgs, seed_of
 from .resume import Checkpoint, ScheduleWarning
 from .sharding import Sharding, clip_gradients, divided_as, is_asked_for, is_sharded, own_part, whole
 
@@ -172,11 +172,6 @@ class Progress:
     best: float | None = None  # figure of merit so far
     worse: int = 0  # validations since then
     finished: bool = False
-
-
-def seed_of(args: TrainingArgs) -> int:
-    """The recipe's seed, or that of models that are given none, for loops of one's own."""
-    return 42 if args.seed is None else int(args.seed)
 
 
 class Run:
@@ -736,11 +731,8 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")
         right = ax.twinx()
-        look = {
-            "marker": "o",
-            "fillstyle": "none",
-            "color": COLOURS[1],
-        }  # leaves a point of the loss behind it to be seen
+        # Leaves a point of the loss behind it to be seen.
+        look = {"marker": "o", "fillstyle": "none", "color": COLOURS[1]}
         lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
         right.set_ylabel("validation")
         right.spines["top"].set_visible(False)

@@ -344,6 +344,11 @@ PRESETS = MappingProxyType(
 """Recipes by name. A recipe of several rounds is trained by `fit_in_turn`, or model by model."""
 
 
+def seed_of(args: TrainingArgs) -> int:
+    """The recipe's seed, or that of models that are given none, for loops of one's own."""
+    return 42 if args.seed is None else int(args.seed)
+
+
 def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
     """Keys of `references.bib` for the loss and the adapters of a training, by what `TrainingArgs.as_dict` says."""
     if recipe is None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import distributed, nn
 
+from ..modelling.backbones.architectures import layer_stack
 from ..modelling.encoder import WindowEncoder
 
 
@@ -49,11 +50,11 @@ class Sharding:
             )
         self.device = next(scorer.parameters()).device
         self.encoder: WindowEncoder = encoder
-        layers = layers_of(encoder.backbone)
+        layers = layer_stack(encoder.backbone)
         self.original = encoder.backbone.cpu()
         self.backbone = copy.deepcopy(self.original)
         mesh = distributed.init_device_mesh(self.device.type, (distributed.get_world_size(),))
-        for module in (*map(self.backbone.get_submodule, layers), self.backbone):
+        for module in (*self.backbone.get_submodule(layers).children(), self.backbone):
             unit = fully_shard(module, mesh=mesh)
             unit.set_gradient_divide_factor(1.0)  # gradients are summed, not averaged
             unit.set_force_sum_reduction_for_comms(True)  # gloo cannot do it otherwise
@@ -105,15 +106,6 @@ class Sharding:
             for own, tensor in pairs:
                 own.copy_(whole(tensor))
         self.encoder.backbone = self.original.to(self.device)
-
-
-def layers_of(backbone: Any) -> list[str]:
-    """Names of a Hugging Face model's layers."""
-    count = getattr(getattr(backbone, "config", None), "num_hidden_layers", None)
-    for name, module in backbone.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return [f"{name}.{number}" for number in range(count)]
-    raise ValueError(f"FSDP is for a backbone that is a stack of layers, and {type(backbone).__name__} is not")
 
 
 # Tensors of which each process has a part.

@@ -169,6 +169,7 @@ def test_everything_doubtful_is_named():
         "good": good,
         "twin": good.copy(),
         "tied": [good, tied],  # of several seeds the worst counts
+        "repeated": [other, good, other],
         "constant": good.assign(score=good["score"].mask(first_two, 3.0)),
         "nan": good.assign(score=good["score"].mask(first_two & (good["docno"] == "d5"))),
         "missing": good[~first_two],
@@ -179,6 +180,7 @@ def test_everything_doubtful_is_named():
     queries = {(row.check, row.name): row.queries for row in checks.itertuples(index=False, name="Row")}
     assert queries == {
         ("tied scores", "tied"): 2,
+        ("equal seeds", "repeated"): 30,
         ("constant scores", "constant"): 2,
         ("tied scores", "constant"): 2,
         ("NaN or infinite scores", "nan"): 2,
@@ -190,6 +192,7 @@ def test_everything_doubtful_is_named():
         ("equal systems", "twin"): 30,
         ("equal systems", "twice"): 30,
     }
+    assert warned["equal seeds"] == "1 of 3 seeds of repeated have the values of another one"
     assert warned["different candidates"].startswith("missing and good rank different documents in 2 of 30 queries")
     assert warned["NaN or infinite scores"] == "NaN or infinite scores in 2 of 30 queries of nan"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from pyterrier_longdoc.modelling.backbones.architectures import layer_stack
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.loop import Run, ranking_loss, trained_tensors
 from pyterrier_longdoc.training.sharding import (
@@ -13,7 +14,6 @@ from pyterrier_longdoc.training.sharding import (
     clip_gradients,
     divided_as,
     is_sharded,
-    layers_of,
     own_part,
     whole,
 )
@@ -83,7 +83,7 @@ def test_what_is_no_cross_encoder_is_refused(name):
 
 def test_what_else_is_refused(monkeypatch):
     with pytest.raises(ValueError, match="a stack of layers, and Linear is not"):
-        layers_of(nn.Linear(1, 1))
+        layer_stack(nn.Linear(1, 1))
     run = Run(Toy(), TrainingArgs(dtype="float16"), ranking_loss, 1, [])
     run.shard()  # not asked for
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")

@@ -205,6 +205,19 @@ def is_language_model(config: Any) -> bool:
     return is_decoder(config) or bool(getattr(config, "is_encoder_decoder", False))
 
 
+def layer_stack(backbone: Any) -> str:
+    """The name of the list of layers in a Hugging Face model.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    count = getattr(getattr(backbone, "config", None), "num_hidden_layers", None)
+    for name, module in backbone.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return name
+    raise ValueError(f"this needs a backbone that is a stack of layers, and {type(backbone).__name__} is not")
+
+
 def use_attention(model: Any, implementation: str | None) -> None:
     """Makes a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
 
