@@ -85,6 +85,12 @@ def loaded(name, all_loaded):
 
 
 @pytest.fixture
+def tolerance(name):
+    """Between scores of `loaded`: what is remembered comes from another test's batches of other windows."""
+    return 1e-5 if name in REMEMBERING else 0
+
+
+@pytest.fixture
 def nothing_loads(monkeypatch):
     """Loading a backbone is an error."""
 
@@ -152,7 +158,7 @@ def test_a_row_has_one_score(loaded):
     np.testing.assert_allclose(generated["score"].loc[frame.index], expected, atol=1e-5)
 
 
-def test_frames_of_other_makes(loaded, name, results):
+def test_frames_of_other_makes(loaded, name, results, tolerance):
     expected = scores(loaded, results)
     out = loaded(results.astype({"qid": int, "score": "float32", "rank": "int32"}))
     assert out["qid"].tolist() == [1, 1, 2, 2, 1]
@@ -163,7 +169,7 @@ def test_frames_of_other_makes(loaded, name, results):
         with pytest.raises(pt.validate.InputValidationError, match="score"):
             loaded(bare)
     else:
-        np.testing.assert_array_equal(scores(loaded, bare), expected)
+        np.testing.assert_allclose(scores(loaded, bare), expected, rtol=0, atol=tolerance)
     missing = pd.concat([results.iloc[[0]]] * 4, ignore_index=True).assign(text=["", None, float("nan"), "  "])
     empty = scores(loaded, missing)
     assert np.isfinite(empty).all()
@@ -218,23 +224,21 @@ def test_frames_that_cannot_be_scored(fresh, name, results, nothing_loads):
 # The text.
 
 
-def test_text_fields_are_joined(loaded, name, results):
+def test_text_fields_are_joined(loaded, results, tolerance):
     titles = ["snow", None, "", "river", "old"]
     texts = [" ".join(filter(None, pair)) for pair in zip(titles, results["text"].fillna(""), strict=True)]
     both = scores(changed(loaded, text_field=("title", "text")), results.assign(title=titles))
-    # Remembered states come from batches of other windows.
-    tolerance = 1e-5 if name in REMEMBERING else 0
-    np.testing.assert_allclose(both, scores(loaded, results.assign(text=texts)), atol=tolerance)
+    np.testing.assert_allclose(both, scores(loaded, results.assign(text=texts)), rtol=0, atol=tolerance)
     body = scores(changed(loaded, text_field="body"), results.rename(columns={"text": "body"}))
-    np.testing.assert_array_equal(body, scores(loaded, results))
+    np.testing.assert_allclose(body, scores(loaded, results), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-def test_text_loader(loaded, results, as_object):
+def test_text_loader(loaded, results, as_object, tolerance):
     store = tiny.Store(results)
     loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
     out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
-    np.testing.assert_array_equal(out["score"], scores(loaded, results))
+    np.testing.assert_allclose(out["score"], scores(loaded, results), rtol=0, atol=tolerance)
     assert list(out.columns) == ["qid", "query", "docno", "score", "rank"]
     assert out.index.tolist() == [3, 1, 1, 0, 8]
     assert store.calls == 1
@@ -337,10 +341,10 @@ def test_construction_touches_neither_weights_nor_random_state(name, nothing_loa
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_pickle_before_and_after_loading(fresh, loaded, results):
+def test_pickle_before_and_after_loading(fresh, loaded, results, tolerance):
     unloaded = pickle.loads(pickle.dumps(fresh))
     expected = scores(fresh, results)
-    np.testing.assert_array_equal(scores(loaded, results), expected)  # scores are reproducible
+    np.testing.assert_allclose(scores(loaded, results), expected, rtol=0, atol=tolerance)  # scores are reproducible
     np.testing.assert_array_equal(scores(unloaded, results), expected)
     restored = pickle.loads(pickle.dumps(fresh))
     np.testing.assert_array_equal(scores(restored, results), expected)
