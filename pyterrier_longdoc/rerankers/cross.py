@@ -383,6 +383,10 @@ class MORESPlus(ApartReranker):
         return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
 
 
+PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm": "guo-2016-deep"}
+"""By the `aggregation` of CEDR: keys of `references.bib`."""
+
+
 @dataclass(eq=False, repr=False)
 class CEDR(AvgP):
     """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
@@ -399,6 +403,10 @@ class CEDR(AvgP):
     aggregation: str = argument("knrm", role="head")
 
     papers: ClassVar[tuple[str, ...]] = ("macavaney-2019-cedr",)
+
+    def cited(self) -> list[str]:
+        """The keys of the papers behind this model, with that of its interaction model."""
+        return [*super().cited(), PAPERS_OF_MATCHING[self.aggregation]]
 
     def head_spec(self) -> HeadSpec:
         if self.aggregation == "pacrr":

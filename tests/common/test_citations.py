@@ -109,6 +109,7 @@ def test_what_a_model_is_set_up_with_is_cited_too():
     keys = ld.PARADE(preselect=ld.KeyBlocks(ld.EmbeddingWindows(3, ld.BiEncoder()))).cited()
     assert keys[0] == "li-2024-parade"
     assert {"li-2023-power", "li-2024-keyb2", "reimers-2019-sentence"} <= set(keys)
+    assert {ld.CEDR(aggregation=kind).cited()[-1][:4] for kind in ("knrm", "pacrr", "drmm")} == {"xion", "hui-", "guo-"}
     assert "jiang-2020-long" in ld.LongP(global_attention="sentences").cited()
     assert "jiang-2020-long" not in ld.LongP().cited()
     assert ld.Birch().citation() == entries()["yilmaz-2019-birch"]
