@@ -8,6 +8,7 @@ MS MARCO FarRelevant).
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pandas as pd
+import pyterrier as pt
 
 from ..common.files import import_extra
 from ..common.frames import frame_digest
@@ -234,6 +236,27 @@ class Miniature:
         corpus = self.source.corpus.merge(qrels[["docno"]], on="docno")
         run = add_judged(bm25(corpus.to_dict("records"), topics, self.sizes.depth), qrels, topics=topics)
         return run.merge(corpus, on="docno", how="left"), qrels
+
+
+def by_absence(candidates: pd.DataFrame, tokenizer: Any = ENCODER) -> pd.DataFrame:
+    """Ranks those documents first that have the fewest words of the query where FirstP reads.
+
+    What BM25 retrieves has words of the query somewhere: where none is in the first window, they are behind it.
+
+    Args:
+        candidates: `qid, query, docno, text`.
+        tokenizer: in whose tokens the first window is measured, see `token_counter`.
+    """
+    count = token_counter(tokenizer)
+    scores = []
+    for query, words in zip(candidates["query"], candidates["text"].str.split(), strict=True):
+        read = words[: bisect_right(list(accumulate(count(words))), FIRST)]
+        scores.append(-len(_words(query) & _words(" ".join(read))))
+    return pt.model.add_ranks(candidates.assign(score=scores))
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def bm25(documents: Iterable[Mapping[str, str]], topics: pd.DataFrame, depth: int) -> pd.DataFrame:

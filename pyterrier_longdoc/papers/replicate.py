@@ -44,7 +44,7 @@ from ..training import BestResult, Segments, TeacherScores, TrainingArgs, fit_on
 from ..training.examples import drawable
 from ..training.resume import TrainingData, fit_or_load
 from .encoders import as_longformer, first_layers
-from .miniature import FIRST, PASSAGE, POSITIONS, QUERY, STRIDE, WHOLE, WINDOW, Miniature
+from .miniature import FIRST, PASSAGE, POSITIONS, QUERY, STRIDE, WHOLE, WINDOW, Miniature, by_absence
 
 OUTCOMES = ("trained", "system", "test", "seed", "qid", "rr")
 FIGURES = ("study", "system", "step", "figure", "value", "n")
@@ -92,7 +92,10 @@ SYSTEMS: dict[str, System] = {
     "LongP (Longformer)": System("LongP", {}, _LONGFORMER),
     "LongP (Longformer), 128 tokens": System("LongP", {"max_doc_len": FIRST}, _LONGFORMER),
 }
-"""By their names in `outcomes`, where there are also `random`, `BM25`, `BiEncoder` and `BeST`."""
+"""By their names in `outcomes`, where there are also `UNTRAINED`, `BiEncoder` and `BeST`."""
+
+UNTRAINED = ("random", "BM25", "fewest words")
+"""What systems are compared with; `fewest words` is `by_absence`."""
 
 CORE = ("FirstP", "MaxP", "PARADE RAND", "CEDR-KNRM", "PARADE attn", "LongP")
 OTHERS = tuple(name for name in SYSTEMS if name not in CORE)
@@ -149,7 +152,7 @@ _DEBIASED = ("MaxP", "PARADE attn", "PARADE RAND", "CEDR-KNRM")
 
 STUDIES: dict[str, Sequence[tuple[str, str, Sequence[str]]]] = {
     "core": (
-        *((name, "none", POSITIONS) for name in ("random", "BM25")),
+        *((name, "none", POSITIONS) for name in UNTRAINED),
         *(row for name in CORE for row in ((name, "early", ("early", "far")), (name, "early>far", ("far",)))),
         *((name, "early>far", ("early",)) for name in CORE),
         *((name, "early", ("uniform",)) for name in CORE),
@@ -435,6 +438,8 @@ def ranked(replication: Replication, job: Job) -> Found:
     figures: list[tuple[Any, ...]] = []
     if job.system == "BM25":
         run = pt.model.add_ranks(candidates)
+    elif job.system == "fewest words":
+        run = by_absence(candidates, data.tokenizer)
     elif job.system == "BiEncoder":
         whole = BiEncoder(ENCODER, aggregation="first", window_size=WHOLE, device=replication.device)
         run = whole.transform(candidates)

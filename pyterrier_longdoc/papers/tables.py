@@ -13,7 +13,7 @@ import pandas as pd
 from ..experiment.results import ExperimentResults, PaperTable, list_table, paper_table
 from ..experiment.significance import Statistics
 from ..experiment.sweeps import Sweep
-from .replicate import SYSTEMS
+from .replicate import SYSTEMS, UNTRAINED
 
 MEASURE = "RR"
 ALPHA = 0.05
@@ -42,7 +42,7 @@ def main_table(outcomes: pd.DataFrame) -> PaperTable | None:
     """
     settings = outcomes["system"].str.contains(r"\d+/\d+$|chunks?$|layers?$|tokens$|BeST")
     found = set(outcomes["system"][~settings])
-    names = [name for name in dict.fromkeys(["random", "BM25", "BiEncoder", *SYSTEMS]) if name in found]
+    names = [name for name in dict.fromkeys([*UNTRAINED, "BiEncoder", *SYSTEMS]) if name in found]
     untrained = set(outcomes["system"][outcomes["trained"] == "none"])
     sets = {}
     for column, (trained, test) in COLUMNS.items():

@@ -18,11 +18,22 @@ from pyterrier_longdoc.papers import replicate as module
 from pyterrier_longdoc.papers.__main__ import main, seconds
 from pyterrier_longdoc.papers.claims import needed
 from pyterrier_longdoc.papers.encoders import as_longformer, first_layers
-from pyterrier_longdoc.papers.miniature import FIRST, PASSAGE, POSITIONS, WHOLE, Miniature, Passages, Sizes, beginning
+from pyterrier_longdoc.papers.miniature import (
+    FIRST,
+    PASSAGE,
+    POSITIONS,
+    WHOLE,
+    Miniature,
+    Passages,
+    Sizes,
+    beginning,
+    by_absence,
+)
 from pyterrier_longdoc.papers.replicate import (
     STUDIES,
     SYSTEMS,
     TRAININGS,
+    UNTRAINED,
     Job,
     Replication,
     by_chance,
@@ -124,6 +135,19 @@ def test_passages_end_with_a_sentence_or_else_a_word():
     assert len(beginning(["long"] * 100, tokens).split()) == PASSAGE[1] // 5
 
 
+def test_fewest_words_tell_what_stands_behind_the_first_window():
+    filler = " ".join(["word"] * (FIRST - 2))
+    texts = {
+        "early": f"blue whales {filler}",
+        "far": f"{filler} and so Blue",
+        "half": f"blue {filler} whales",
+    }
+    frame = pd.DataFrame({"qid": "q", "query": "Blue whales?", "docno": list(texts), "text": list(texts.values())})
+    ranked = by_absence(frame, tiny.tokenizer()).sort_values("rank")
+    assert ranked["docno"].tolist() == ["far", "half", "early"]
+    assert ranked["score"].tolist() == [0, -1, -2]
+
+
 # Figures of merit.
 
 
@@ -147,7 +171,7 @@ def test_reciprocal_ranks_are_of_the_best_relevant_document():
 
 
 def test_every_study_names_systems_and_trainings_that_there_are():
-    special = {"random", "BM25", "BiEncoder", "BeST", "positions"}
+    special = {*UNTRAINED, "BiEncoder", "BeST", "positions"}
     for job in jobs_of(list(STUDIES), [0]):
         assert job.system in SYSTEMS or job.system in special
         assert job.trained in {*TRAININGS, "none"}
