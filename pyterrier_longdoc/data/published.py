@@ -19,6 +19,7 @@ import pandas as pd
 from ..common.arguments import check_choice
 from ..common.files import checked_row, read_rows
 from ..common.language import token_counter
+from ..common.notices import warn
 from .collection import Parts, PositionedCollection
 from .files import SpooledDocuments, counted_anew, unique_rows
 
@@ -94,10 +95,11 @@ def read_bright(
 def _bright(documents: list[Path], queries: list[Path], gold: str) -> Parts:
     rows = unique_rows(_bright_rows(queries, gold), "id")
     excluded = [(qid, docno) for qid, row in rows.items() for docno in row["excluded"] if docno != _NOT_EXCLUDED]
+    judged = [(qid, docno, 1) for qid, row in rows.items() for docno in row["relevant"]]
     return Parts(
-        _documents(documents, "id", "content"),
+        _with_all(_documents(documents, "id", "content"), judged),
         _topics((qid, row["query"]) for qid, row in rows.items()),
-        _qrels([(qid, docno, 1) for qid, row in rows.items() for docno in row["relevant"]]),
+        _qrels(judged),
         excluded=pd.DataFrame(excluded, columns=["qid", "docno"], dtype=str),
     )
 
@@ -157,7 +159,7 @@ def _mldr(corpus: list[Path], files: dict[str, list[Path]]) -> Parts:
         splits[row["split"]].append(qid)
         judged += [(qid, docno, label) for docno, label in row["judged"]]
     topics = _topics((qid, row["query"]) for qid, row in rows.items())
-    return Parts(_documents(corpus, "docid", "text"), topics, _qrels(judged), splits=splits)
+    return Parts(_with_all(_documents(corpus, "docid", "text"), judged), topics, _qrels(judged), splits=splits)
 
 
 def _mldr_rows(files: list[Path], split: str) -> Rows:
@@ -188,7 +190,8 @@ def read_squad_posq(folder: str | Path, *, tokenizer: Any = None) -> PositionedC
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: when it is first used, if a row is malformed or an id is there twice.
+        ValueError: when it is first used, if a row is malformed, an answer is not where it is said to be, or an id
+            is there twice.
         ImportError: when it is first used, without pyarrow, if files are in the Parquet format.
     """
     tables = ("squad_v2/train", "squad_v2/validation")
@@ -217,7 +220,13 @@ def _answer(where: str, row: dict[str, Any]) -> dict[str, Any] | None:
         case {"text": [], "answer_start": []}:
             return None
         case {"text": [str(text), *_], "answer_start": [int(start), *_]}:
-            return {"qid": row["id"], "query": row["question"], "start": start, "end": start + len(text)}
+            end = start + len(text)
+            if start < 0 or row["context"][start:end] != text:
+                found = row["context"][max(start, 0) : end]
+                raise ValueError(
+                    f"{where}: 'answers' has {text!r} at character {start} of 'context', where {found!r} is"
+                )
+            return {"qid": row["id"], "query": row["question"], "start": start, "end": end}
     raise ValueError(f"{where}: field 'answers' must have lists 'text' and 'answer_start', got {answers!r}")
 
 
@@ -368,6 +377,18 @@ def _documents(files: list[Path], name: str, text: str) -> SpooledDocuments:
                 raise ValueError(f"{where}: {name} {docno!r} is there twice, with different texts; it must be unique")
 
     return SpooledDocuments(texts())
+
+
+def _with_all(documents: SpooledDocuments, judged: Sequence[tuple[str, str, int]]) -> SpooledDocuments:
+    """The documents; warns of judged ones that are not among them."""
+    missing = [docno for _, docno, _ in judged if docno not in documents]
+    if missing:
+        warn(
+            f"{len(missing)} of {len(judged)} judged documents are not among the {len(documents)} documents that there "
+            f"are, {missing[0]!r} is one: no system can find them",
+            UserWarning,
+        )
+    return documents
 
 
 def _topics(rows: Any) -> pd.DataFrame:

@@ -121,6 +121,21 @@ def test_a_domain_without_long_documents_is_told_of(tmp_path):
         read_bright(tmp_path, "biology", documents="short")
 
 
+def test_judged_documents_that_are_missing_are_told_of(tmp_path):
+    pages = bright(tmp_path) / "long_documents" / "biology-00000-of-00001.jsonl"
+    pages.write_text(pages.read_text().replace("moths/Page_1.txt", "moths/Page_9.txt"))
+    message = "1 of 2 judged documents are not among the 4 documents that there are, 'moths/Page_1.txt' is one"
+    with pytest.warns(UserWarning, match=message):
+        assert read_bright(tmp_path, "biology").get_qrels()["docno"].tolist() == [
+            "moths/Page_0.txt",
+            "moths/Page_1.txt",
+        ]
+    corpus = mldr(tmp_path / "mldr", "jsonl") / "corpus.jsonl"
+    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[1:]))
+    with pytest.warns(UserWarning, match="1 of 5 judged documents are not among the 7 .*, 'doc-en-0' is one"):
+        read_mldr(tmp_path / "mldr").get_topics()
+
+
 # ---------------------------------------------------------------- MLDR
 
 
@@ -219,6 +234,16 @@ def test_both_parts_of_squad_are_needed(tmp_path):
     (squad(tmp_path) / "squad_v2" / "validation-00000-of-00001.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match=r"lacks squad_v2/validation\.parquet.*rajpurkar/squad_v2"):
         read_squad_posq(tmp_path)
+
+
+@pytest.mark.parametrize("start", [101, -1, 10_000])
+def test_answers_stand_where_they_are_said_to_stand(start, tmp_path):
+    train = squad(tmp_path) / "squad_v2" / "train-00000-of-00001.jsonl"
+    train.write_text(train.read_text().replace('"answer_start": [100,', f'"answer_start": [{start},'))
+    with pytest.raises(
+        ValueError, match=rf"jsonl:2: 'answers' has 'The answer is 1' at character {start} of 'context'"
+    ):
+        read_squad_posq(tmp_path).get_topics()
 
 
 # ---------------------------------------------------------------- FineWeb-PosQ
