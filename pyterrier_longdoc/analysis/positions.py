@@ -439,11 +439,13 @@ def texts_of_corpus(
 ) -> dict[str, str]:
     """The texts of the wanted documents, by docno; those that are not in the corpus are left out."""
     fields = field_names(text_field)
-    if not isinstance(corpus, pd.DataFrame):
+    if isinstance(corpus, pd.DataFrame):
+        frame = corpus
+    else:
         rows = [_only(["docno", *fields], row) for row in corpus if str(row.get("docno")) in wanted]
-        corpus = pd.DataFrame(rows, columns=["docno", *fields])
-    check_columns(corpus, ["docno", *fields], "corpus")
-    found = corpus[as_strings(corpus["docno"]).isin(wanted).to_numpy()]
+        frame = pd.DataFrame(rows, columns=["docno", *fields])
+    check_columns(frame, ["docno", *fields], "corpus")
+    found = frame[as_strings(frame["docno"]).isin(wanted).to_numpy()]
     docnos = as_strings(found["docno"])
     if docnos.duplicated().any():
         twice = docnos[docnos.duplicated()].iloc[0]
