@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +50,19 @@ def test_lowest_versions_are_tested():
     assert python == lowest
     torch = next(each for each in PROJECT["dependencies"] if each.startswith("torch"))
     assert f"{torch.replace('>=', '==')}.0" in str(jobs["lowest"])
+
+
+@pytest.mark.parametrize(("page", "code"), [("index.rst", 0), ("ext/pyterrier_longdoc/cedr.rst", 1)])
+def test_only_warnings_of_these_pages_fail(tmp_path, page, code):
+    steps = parsed(GITHUB / "workflows" / "docs.yml")["jobs"]["html"]["steps"]
+    (command,) = [step["run"] for step in steps if step.get("name", "").startswith("No warning")]
+    workspace = tmp_path / "pyterrier_longdoc"
+    docs = workspace / "pyterrier" / "docs"
+    docs.mkdir(parents=True)
+    (docs / "warnings.txt").write_text(f"{docs}/{page}:1: WARNING: x\n", encoding="utf-8")
+    environment = {**os.environ, "GITHUB_WORKSPACE": str(workspace)}
+    done = subprocess.run(["bash", "-e", "-c", command], cwd=workspace, env=environment, capture_output=True)
+    assert done.returncode == code
 
 
 def test_issue_forms_ask_something():
