@@ -117,7 +117,7 @@ class PassagePool(TextSpool):
         tokens, characters, digests = array("i"), array("i"), array("q")
 
         def rows() -> Iterator[tuple[str, str]]:
-            found = (_docno_and_text(document, text_field) for document in documents)
+            found = (docno_and_text(document, text_field) for document in documents)
             while batch := list(islice(found, _BATCH)):
                 tokens.extend(count([text for _, text in batch]))
                 for docno, text in batch:
@@ -139,7 +139,12 @@ class PassagePool(TextSpool):
         return judged.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
 
 
-def _docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
+def docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
+    """Name and text of a document, its fields joined by one space.
+
+    Raises:
+        ValueError: if a field is missing or holds bytes, or there is no docno.
+    """
     docno, parts = document.get("docno"), []
     if docno is None:
         raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")

@@ -19,6 +19,10 @@ EXAMPLES = """examples:
   python -m pyterrier_longdoc.papers tables replication --pictures pictures
   python -m pyterrier_longdoc.papers claims replication
 """
+PASSAGES = (
+    "a passage dataset, e.g. irds:msmarco-passage/train/judged: its first 20,000 topics, what is relevant for them, "
+    "and its first 200,000 other passages"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,7 +139,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("--device", help="cuda, cpu, ... (default: a GPU if there is one)")
     run.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="(default: the device's best)")
     run.add_argument("--backbone", help="a cross-encoder, name or folder, in place of the small one that is made")
-    run.add_argument("--passages", metavar="NAME", help="a passage dataset, e.g. irds:msmarco-passage/train/judged")
+    run.add_argument("--passages", metavar="NAME", help=PASSAGES)
     run.add_argument("--batch-size", type=int, help="most windows in one pass, e.g. 1024 on a GPU")
     run.add_argument("--queries", type=int, default=2000, help="to train on (default 2000)")
     run.add_argument("--test-queries", type=int, default=500, help="(default 500)")

@@ -181,8 +181,9 @@ class Difference:
     Attributes:
         system: the cell that the claim is about.
         reference: what it is compared to.
-        claimed: shares of the reference's mean; with `of`, of the difference of the means of two cells. The scale is
-            taken as known, as the bounds of `significance.equivalence_p_values` are.
+        claimed: shares of the reference's mean; with `of`, of the difference of the means of two cells, of which
+            nothing is left to have a share of (0) where the first is not better. The scale is taken as known, as the
+            bounds of `significance.equivalence_p_values` are.
         published: the papers' figures of the two cells.
     """
 
@@ -207,7 +208,7 @@ class Difference:
         """See `Comparison`."""
         values = outcomes.of(self.needs)
         x, y, *of = values.T
-        scale = of[0].mean() - of[1].mean() if of else y.mean()
+        scale = max(of[0].mean() - of[1].mean(), 0.0) if of else y.mean()
         return Evidence(x.mean(), y.mean(), paired(x, y), scale, len(x), outcomes.fewest_seeds(self.needs))
 
 

@@ -29,7 +29,7 @@ from ..common.silence import silent_libraries
 from ..data import far_relevant
 from ..data.collection import PositionedCollection
 from ..data.docstrings import DocstringsDataset
-from ..data.passages import read_source
+from ..data.passages import docno_and_text, read_source
 from ..training import add_judged
 
 FIRST = 128
@@ -76,16 +76,19 @@ def passages_of(name: str, *, topics: int = 20_000, filler: int = 200_000) -> Pa
         name: PyTerrier's or of ir_datasets, e.g. `"irds:msmarco-passage/train/judged"`.
         topics: at most so many.
         filler: at most so many passages that are relevant for none of these.
+
+    Raises:
+        ValueError: if a passage has no `docno` or `text`, or nothing is relevant.
     """
     source, asked, relevant = read_source(name, None, None, None, 1)
     asked = asked.head(topics)
     relevant = relevant[relevant["qid"].isin(asked["qid"])]
     needed, corpus = set(relevant["docno"]), []
-    for row in source:
-        if row["docno"] not in needed:
+    for docno, text in (docno_and_text(row, "text") for row in source):
+        if docno not in needed:
             filler -= 1
-        if row["docno"] in needed or filler >= 0:
-            corpus.append({"docno": row["docno"], "text": row["text"]})
+        if docno in needed or filler >= 0:
+            corpus.append({"docno": docno, "text": text})
     return Passages(corpus, asked, relevant.assign(label=1))
 
 

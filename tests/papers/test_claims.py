@@ -180,6 +180,17 @@ def test_what_was_not_run_is_said(name):
     assert all(part in row["to run"] for text in comparisons["to run"] for part in text.split("; "))
 
 
+@pytest.mark.parametrize(("firstp", "expected"), [(0.19, SEEN), (0.2, UNDECIDED), (0.21, CONTRADICTED)])
+def test_a_margin_is_never_a_share_of_a_loss(firstp, expected):
+    """MaxP is below chance: FirstP, which is at chance, need not be below it as well."""
+    means = {Cell("random", "none", "far"): 0.2}
+    for trained in ("early", "early>far"):
+        means |= {Cell("MaxP", trained, "far"): 0.1, Cell("FirstP", trained, "far"): firstp}
+    row, comparisons = listed(NAMES[0], made_up(means))
+    assert row["verdict"] == expected, comparisons.T
+    assert set(comparisons["claimed"]) == {"at most +0.000"}
+
+
 def test_claims_that_were_partly_run():
     means = {cell: mean for cell, mean in OVERFIT.items() if cell.system in ("MaxP", "LongP", "CEDR-KNRM")}
     del means[Cell("CEDR-KNRM", "early>far", "far")]

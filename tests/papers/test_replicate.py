@@ -28,6 +28,7 @@ from pyterrier_longdoc.papers.miniature import (
     Sizes,
     beginning,
     by_absence,
+    passages_of,
 )
 from pyterrier_longdoc.papers.replicate import (
     STUDIES,
@@ -361,6 +362,48 @@ def test_the_command_does_what_is_left(tmp_path, monkeypatch, backbone, capsys):
     assert sorted(file.name for file in kept.iterdir()) == ["figures.csv", "outcomes.csv.xz", "settings.json"]
     assert main(["page", str(kept)]) == 0
     assert capsys.readouterr().out.replace(kept.as_posix(), tmp_path.as_posix()) == written
+
+
+def write_folder(folder, source: Passages) -> str:
+    """A passage collection as a dataset's name."""
+    folder.mkdir()
+    (folder / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in source.corpus))
+    (folder / "topics.tsv").write_text("".join(f"{qid}\t{query}\n" for qid, query in source.topics.values))
+    (folder / "qrels.txt").write_text("".join(f"{q} 0 {docno} {label}\n" for q, docno, label in source.qrels.values))
+    return f"longdoc:folder:{folder}"
+
+
+def test_the_command_takes_other_passages(tmp_path, backbone, capsys):
+    sizes = ["--queries", "6", "--test-queries", "4", "--dev-queries", "2", "--depth", "4", "--device", "cpu"]
+    models = ["--models", "random", "BM25", "--backbone", backbone, "--dtype", "float32", *sizes]
+    out = str(tmp_path / "out")
+    assert main(["replicate", out, "--passages", write_folder(tmp_path / "one", passages()), *models]) == 0
+    assert len(read_outcomes(out)) == 6 * 4
+    settings = json.loads((tmp_path / "out" / "settings.json").read_text())["replication"]
+    assert settings["passages"].startswith("80 passages, 40 topics, ")
+    other = write_folder(tmp_path / "other", passages(filler=39))
+    with pytest.raises(ValueError, match=r"holds a replication with other passages \(80 passages, 40 topics"):
+        main(["replicate", out, "--passages", other, *models])
+
+
+def test_passages_of_a_dataset_are_its_first(tmp_path):
+    found = passages_of(write_folder(tmp_path / "source", passages(topics=5, filler=20)), topics=3, filler=4)
+    # Those of the topics that are left out are passages like any other.
+    assert [row["docno"] for row in found.corpus] == [f"p{number}" for number in range(7)]
+    assert found.topics["qid"].tolist() == ["q0", "q1", "q2"]
+    assert found.qrels.values.tolist() == [["q0", "p0", 1], ["q1", "p1", 1], ["q2", "p2", 1]]
+
+
+@pytest.mark.parametrize("docno", [str, int])
+def test_passages_may_have_numbers_for_names_and_must_have_texts(monkeypatch, docno):
+    asked = pd.DataFrame({"qid": ["q"], "query": ["what"]})
+    relevant = pd.DataFrame({"qid": ["q"], "docno": ["3"]})
+    rows = [{"docno": docno(number), "text": f"passage {number}"} for number in range(5)]
+    monkeypatch.setattr("pyterrier_longdoc.papers.miniature.read_source", lambda *args: (rows, asked, relevant))
+    assert [row["docno"] for row in passages_of("name", filler=1).corpus] == ["0", "3"]
+    rows[1] = {"docno": docno(1), "body": "passage 1"}
+    with pytest.raises(ValueError, match=r"document '?1'? has no text in field 'text'"):
+        passages_of("name")
 
 
 # Kills.
