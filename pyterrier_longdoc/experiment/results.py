@@ -439,7 +439,12 @@ class PaperTable:
         corrected = f", {s.correction} correction over systems" if s.correction else ""
         alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
         how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
-        return f"{note} In parentheses: gain over {escaped[0]}. Significant difference: {marks} {how}"
+        partners: dict[str, list[str]] = {}
+        for name, partner in s.partner.items():
+            partners.setdefault(partner, []).append(name)
+        told = "; ".join(f"{partner} for {', '.join(of_it)}" for partner, of_it in partners.items())
+        gain = f"its partner ({notation.escape(told)})" if len(partners) > 1 else escaped[0]
+        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {how}"
 
 
 def list_table(frame: pd.DataFrame) -> str:

@@ -65,6 +65,11 @@ def test_latex():
     ]
 
 
+def test_partners_are_named_where_there_are_several():
+    text = made_up(partner={"MaxP_1": "FirstP", "P & 50%": "MaxP_1"}).to_markdown()
+    assert "In parentheses: gain over its partner (FirstP for MaxP\\_1; MaxP\\_1 for P & 50%)." in text
+
+
 def test_restructured_text():
     assert xp.paper_table(made_up(**OPTIONS)).to_rst().splitlines()[:12] == [
         ".. list-table::",

@@ -438,3 +438,9 @@ def test_two_processes_share_the_jobs(tmp_path, backbone):
     children = [processes.start(partial(_train, tmp_path, backbone)) for _ in range(2)]
     assert [processes.wait(child) for child in children] == [0, 0]
     assert len(read_outcomes(tmp_path)) == len(jobs_of(["core"], [0], ["MaxP"])) * SIZES.test
+
+
+def test_help_names_every_study(capsys):
+    with pytest.raises(SystemExit):
+        main(["replicate", "--help"])
+    assert ", ".join(STUDIES) in " ".join(capsys.readouterr().out.split())
