@@ -132,6 +132,12 @@ def test_the_front_of_the_readme_is_that_of_the_index_page():
     assert re.sub("[`*]", "", ours).split() == re.sub("[`*]", "", theirs).split()
 
 
+def test_the_package_is_cited_with_its_version():
+    import pyterrier_longdoc as ld
+
+    assert f"version = {{{ld.__version__}}}," in (PAGES / "citing.rst").read_text(encoding="utf-8")
+
+
 def test_citations_on_the_pages_are_those_of_the_models():
     """What `model.citation()` prints, so that a page and a bibliography cannot differ."""
     import pyterrier_longdoc as ld

@@ -429,9 +429,10 @@ class PaperTable:
         seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
         if seeds > 1:
             note += f" Averaged over {seeds} seeds where a system has them."
-        names = ["its partner" if baseline is None else baseline for _, baseline, _ in s.references(first.names)]
-        if not names:
+        references = s.references(first.names)
+        if not references:
             return note
+        names = ["its partner" if baseline is None else baseline for _, baseline, _ in references]
         escaped = [notation.escape(name) for name in names]
         letters = [notation.superscript.format(letter) for letter in string.ascii_lowercase]
         marks = ", ".join(f"{letter} from {name}" for letter, name in zip(letters, escaped, strict=False))
@@ -439,12 +440,19 @@ class PaperTable:
         corrected = f", {s.correction} correction over systems" if s.correction else ""
         alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
         how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
-        partners: dict[str, list[str]] = {}
-        for name, partner in s.partner.items():
-            partners.setdefault(partner, []).append(name)
-        told = "; ".join(f"{partner} for {', '.join(of_it)}" for partner, of_it in partners.items())
-        gain = f"its partner ({notation.escape(told)})" if len(partners) > 1 else escaped[0]
+        gain = escaped[0] + notation.escape(_where_they_differ(references[0][2]))
         return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {how}"
+
+
+def _where_they_differ(compared: Mapping[str, str]) -> str:
+    """What systems are compared to, such as " (FirstP for MaxP, PARADE; MaxP for tuned)"; nothing if to one system."""
+    systems: dict[str, list[str]] = {}
+    for name, reference in compared.items():
+        systems.setdefault(reference, []).append(name)
+    if len(systems) < 2:
+        return ""
+    told = "; ".join(f"{reference} for {', '.join(names)}" for reference, names in systems.items())
+    return f" ({told})"
 
 
 def list_table(frame: pd.DataFrame) -> str:

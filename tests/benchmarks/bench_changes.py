@@ -13,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,19 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.__main__ import first_stage
 
 CHANGES: dict[str, dict[str, Any]] = {
-    "two threads": {},
     "batch_size=1": {"batch_size": 1},
     'dtype="bfloat16"': {"dtype": "bfloat16"},
     'layout="padded"': {"layout": "padded"},
     "max_doc_len=477": {"max_doc_len": 477},
     "preselect=BM25Windows(3)": {"preselect": ld.BM25Windows(3)},
     "stride=66": {"stride": 66},
-    "FirstP": {},
 }
 
 
-def scores(name: str, model: str, candidates: pd.DataFrame, **change: Any) -> np.ndarray:
-    """Of a model with a change, in the order of the candidates."""
-    torch.set_num_threads(2 if name == "two threads" else 1)
-    if name == "FirstP":
-        made = ld.FirstP("longdoc:minilm-l6", dtype="float32").start_from(ld.MaxP.load(model))
-    else:
-        made = ld.MaxP.load(model, **{"dtype": "float32", **change})
-    return made(candidates)["score"].to_numpy()
+def scores(model: Any, candidates: pd.DataFrame, threads: int = 1) -> np.ndarray:
+    """In the order of the candidates."""
+    torch.set_num_threads(threads)
+    return model(candidates)["score"].to_numpy()
 
 
 def main() -> None:
@@ -60,10 +55,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bm25 = first_stage(dataset, Path(folder) / "index", args.depth)
         candidates = (bm25 >> dataset.text_loader())(dataset.get_topics("test").head(args.topics))
-    plain = scores("MaxP", args.model, candidates)
+    maxp = partial(ld.MaxP.load, args.model)
+    plain = scores(maxp(dtype="float32"), candidates)
+    changed = {"two threads": scores(maxp(dtype="float32"), candidates, threads=2)}
+    changed |= {name: scores(maxp(**{"dtype": "float32", **change}), candidates) for name, change in CHANGES.items()}
+    firstp = ld.FirstP("longdoc:minilm-l6", dtype="float32").start_from(maxp())
+    changed["FirstP"] = scores(firstp, candidates)
     rows = []
-    for name, change in CHANGES.items():
-        other = scores(name, args.model, candidates, **change)
+    for name, other in changed.items():
         both = pd.DataFrame({"qid": candidates["qid"].to_numpy(), "plain": plain, "other": other})
         taus = [kendalltau(own["plain"], own["other"]).statistic for _, own in both.groupby("qid")]
         differences = np.abs(other - plain)
