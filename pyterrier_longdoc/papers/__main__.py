@@ -132,7 +132,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     run = commands.add_parser("replicate", help="train and test what is not done yet")
     run.set_defaults(command=replicate)
     run.add_argument("folder", type=Path, metavar="FOLDER", help="for models and results; a second call goes on")
-    studies = "core, rotated, uniform, others, distilled, best, windows, chunks, positions"
+    studies = "core, longer, rotated, uniform, others, distilled, best, windows, chunks, positions"
     run.add_argument("--studies", nargs="+", default=["core"], help=f"{studies}; or all (default core)")
     run.add_argument("--models", nargs="+", help="these systems alone")
     run.add_argument("--seeds", nargs="+", type=int, default=[0], help="of trainings (default 0)")
