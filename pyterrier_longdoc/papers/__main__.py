@@ -52,7 +52,10 @@ def replicate(args: argparse.Namespace) -> int:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     studies = list(STUDIES) if "all" in args.studies else args.studies
-    jobs = jobs_of(studies, args.seeds, args.models or ())
+    try:
+        jobs = jobs_of(studies, args.seeds, args.models)
+    except ValueError as misspelt:
+        raise SystemExit(f"replicate: {misspelt}") from None
     sizes = Sizes(args.queries, args.test_queries, args.dev_queries, args.depth)
     passages = None if args.passages is None else passages_of(args.passages)
     replication = Replication(
@@ -134,7 +137,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     run.add_argument("folder", type=Path, metavar="FOLDER", help="for models and results; a second call goes on")
     studies = "core, longer, rotated, uniform, others, distilled, best, windows, chunks, positions"
     run.add_argument("--studies", nargs="+", default=["core"], help=f"{studies}; or all (default core)")
-    run.add_argument("--models", nargs="+", help="these systems alone")
+    run.add_argument(
+        "--models", nargs="+", default=(), help="these systems of the studies alone, e.g. MaxP 'PARADE RAND'"
+    )
     run.add_argument("--seeds", nargs="+", type=int, default=[0], help="of trainings (default 0)")
     run.add_argument("--budget", type=seconds, help="begin nothing new after this time, e.g. 4h or 90min")
     run.add_argument("--device", help="cuda, cpu, ... (default: a GPU if there is one)")

@@ -24,7 +24,7 @@ from .presets import presets
 from .verdict import NOT_RUN, Effect, above, at_most, below, holm_levels, verdict, weakest
 
 ALPHA = 0.05
-"""Of the comparisons of one claim together. P25 has .01 on MS MARCO and FarRelevant, with 1,000 and 5,193 queries."""
+"""Of the comparisons of one claim together. P25 has .01 on MS MARCO and FarRelevant, with 5,193 and 1,000 queries."""
 
 Pair = tuple[float | None, float | None]
 
@@ -85,9 +85,10 @@ LONG = (
 )  # fmt: skip
 ROBUST = ("MaxP", "PARADE attn")
 OVERFITTED = (
-    "PARADE RAND", "PARADE PRETR", "CEDR-KNRM", "CEDR-PACRR", "CEDR-DRMM", "Neural Model 1", "LongP",
+    "AvgP", "PARADE RAND", "PARADE PRETR", "LateIR", "CEDR-KNRM", "CEDR-PACRR", "CEDR-DRMM", "Neural Model 1", "LongP",
     "LongP (Longformer)",
 )  # fmt: skip
+LEARNING = ("PARADE RAND", "CEDR-KNRM", "LongP")
 DEBIASED = ("PARADE RAND", "CEDR-KNRM")
 FIRST_OF = {name: f"{name}, 128 tokens" for name in ("LongP", "LongP (Longformer)")}
 """The FirstP of a model that reads documents in one piece: itself, with so many tokens; FirstP of all others."""
@@ -165,8 +166,8 @@ CLAIMS = (
     ),
     Claim(
         "Other long models overfit, and learn",
-        "PARADE's transformers, CEDR, Neural Model 1 and LongP are below MaxP on far without training on it, and after "
-        "it above MaxP by 9.2 % or more.",
+        "AvgP, PARADE's transformers, LateIR, CEDR, Neural Model 1 and LongP are below MaxP on far without training on "
+        "it, and after it above MaxP by 9.2 % or more.",
         "P25 §3.3, Synthetic Data; Table 4",
         tuple(
             _difference(Cell(name, trained, "far"), Cell("MaxP", trained, "far"), claimed)
@@ -176,7 +177,8 @@ CLAIMS = (
     ),
     Claim(
         "Little to gain on early",
-        "No long model exceeds its FirstP on early by more than 5 %. (The paper's 5 % is a mean over collections.)",
+        "No long model exceeds its FirstP on early by more than 5 %. (The paper's 5 % is a mean over collections: on "
+        "MS MARCO dev alone PARADE attn exceeds it by 5.6 % and PARADE RAND by 6.3 %.)",
         "P25 abstract, §3.3 and Table 1",
         tuple(
             _difference(Cell(name, "early", "early"), Cell(first, "early", "early"), at_most(0.05))
@@ -209,17 +211,17 @@ CLAIMS = (
     ),
     Claim(
         "3 to 4 chunks suffice",
-        "On early, PARADE attn with more than three chunks of a first window's length exceeds that with three by "
-        "0.6 % at most.",
+        "On early, PARADE attn with five or six chunks of a first window's length exceeds that with four by 0.6 % at "
+        "most. (So much the paper's fourth chunk gains, in a mean over collections; 500 queries can hardly show it.)",
         "P25 §B.2.1 and Table 6; P22 §3.3.4 and Table 7",
         tuple(
             _difference(
                 Cell(f"PARADE attn, {chunks} chunks", "early", "early"),
-                Cell("PARADE attn, 3 chunks", "early", "early"),
+                Cell("PARADE attn, 4 chunks", "early", "early"),
                 at_most(0.006),
-                papers=(figure, 0.406),
+                papers=(figure, 0.412),
             )
-            for chunks, figure in ((4, 0.412), (5, 0.409), (6, 0.411))
+            for chunks, figure in ((5, 0.409), (6, 0.411))
         ),
     ),
     Claim(
@@ -232,7 +234,8 @@ CLAIMS = (
     ),
     Claim(
         "Distilled students better",
-        "A smaller PARADE that also learns from a larger one's scores is better than one that does not.",
+        "A smaller PARADE that learns a larger one's scores is better than one that does not. (The paper's students "
+        "learn scores and labels, Eq. 8; these learn differences of scores in place of labels.)",
         "PARADE §5.1 and Table 3 (Robust04; BERT-Small and -Mini here)",
         tuple(
             # The smallest gain of the table is that of its row 8.
@@ -243,7 +246,8 @@ CLAIMS = (
     Claim(
         "BeST above FirstP and MaxP",
         "A ranker trained on the segments that it selects is better than one trained on first segments and than MaxP, "
-        "and the segments are the more precise the more often they are selected.",
+        "and the segments are the more precise the more often they are selected. (The paper's MaxP is trained on first "
+        "segments, too; this one on all windows.)",
         "BeST §4 and Tables 1 and 2",
         (
             # The smallest gains of Table 1: over FirstP on MS MARCO dev, over MaxP on Robust04.
@@ -253,11 +257,11 @@ CLAIMS = (
                 )
                 for name, claimed, papers in (
                     ("FirstP", above(0.035), (0.388, 0.375)),
-                    ("MaxP", above(0.034), (0.388, 0.349)),
+                    ("MaxP", above(0.034), _NONE),
                 )
             ),
-            # .412, .449, .491 and .458 on dev: a slope of .018.
-            Trend("BeST", "BeST", "segment precision", above(0.018 / 0.412), (0.458, 0.412)),
+            # .412, .488 and .522 on training documents, by Table 2: a slope of .055.
+            Trend("BeST", "BeST", "segment precision", above(0.055 / 0.412), (0.522, 0.412)),
         ),
     ),
     Claim(
@@ -267,8 +271,23 @@ CLAIMS = (
         "P25 §3.3, Synthetic Data, and §C.4; P22 §3.3.3 and Table 6",
         tuple(Gains(pair, LONG, "early", above(RISE)) for pair in (0, 1)),
     ),
+    Claim(
+        "They learn in two epochs",
+        "After a second epoch on far PARADE's transformer, CEDR and LongP are above MaxP by 9.2 % or more. (Asked "
+        "after one epoch, of 125 steps, had not shown it; the paper's has 3,125.)",
+        "P25 §3.3, Synthetic Data; Table 4",
+        tuple(
+            _difference(
+                Cell(name, "early>far>far", "far"),
+                Cell("MaxP", "early>far>far", "far"),
+                above(0.092, named=True),
+                papers=(published(Cell(name, "early>far", "far")), published(Cell("MaxP", "early>far", "far"))),
+            )
+            for name in LEARNING
+        ),
+    ),
 )  # fmt: skip
-"""The claims of the papers that the miniature tests, in the order of the documentation."""
+"""The claims of the papers that the miniature tests, in the order of the documentation; the last was added to it."""
 
 
 def needed(claims: Iterable[Claim] = CLAIMS) -> list[Cell]:

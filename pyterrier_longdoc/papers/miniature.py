@@ -1,9 +1,9 @@
 """The papers' data and backbone in miniature: short passages in documents of a few hundred tokens, a small encoder.
 
-All lengths are those of Boytsov et al. 2025 divided by 3.7: FirstP reads 128 tokens in place of 477, windows 64 / 48
-in place of 150 / 100 or 75, documents have up to 384 = 3 x 128 tokens. The same documents have their relevant passage
-within the first 128 tokens (*early*, as in most of MS MARCO), anywhere (*uniform*), or behind them (*far*, as in
-MS MARCO FarRelevant).
+Chunks and documents are those of Boytsov et al. 2025 divided by 3.7, windows and queries by less: FirstP reads 128
+tokens in place of 477, windows are 64 / 48 in place of 150 / 100 or 75, documents have up to 384 = 3 x 128 tokens. The
+same documents have their relevant passage within the first 128 tokens (*early*, as in most of MS MARCO), anywhere
+(*uniform*), or behind them (*far*, as in MS MARCO FarRelevant).
 """
 
 from __future__ import annotations

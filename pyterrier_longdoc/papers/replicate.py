@@ -143,9 +143,9 @@ TRAININGS = {
     "rotated": Training("start", "early", {"augment": rotate}),
     "distilled": Training("start", "early", {"loss": "margin_mse"}, teacher="PARADE RAND"),
 }
-"""By what stands in `outcomes`: `early>far` is trained on *early*, then on *far*, and `early>far>far` for another epoch,
-with the same pairs; `distilled` like `early`, but for the
-teacher's differences of scores in place of a margin of 1 (Hofstätter et al. 2020)."""
+"""By what stands in `outcomes`: `early>far` is trained on *early*, then on *far*, and `early>far>far` once more on the
+same pairs; `distilled` like `early`, but for the teacher's differences of scores in place of a margin of 1
+(Hofstätter et al. 2020)."""
 
 # Studies: systems, their training, and the collections they are tested on, in the order in which they are done.
 
@@ -204,7 +204,17 @@ def jobs_of(studies: Sequence[str], seeds: Sequence[int], systems: Sequence[str]
         studies: names in `STUDIES`.
         seeds: of trainings; what is not trained has seed 0 alone.
         systems: only these; none for all.
+
+    Raises:
+        ValueError: for a study that there is not, or a system that is in none of them.
     """
+    unknown = [study for study in studies if study not in STUDIES]
+    if unknown:
+        raise ValueError(f"there is no study {', '.join(map(repr, unknown))}: take {', '.join(STUDIES)}")
+    known = dict.fromkeys(system for study in studies for system, _, _ in STUDIES[study])
+    unknown = [system for system in systems if system not in known]
+    if unknown:
+        raise ValueError(f"{', '.join(map(repr, unknown))} is in none of these studies: take {', '.join(known)}")
     jobs = [
         Job(system, trained, test, seed if trained != "none" else 0)
         for seed in seeds

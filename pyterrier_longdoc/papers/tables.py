@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..common.files import import_extra
+from ..experiment.plots import COLOURS
 from ..experiment.results import ExperimentResults, PaperTable, list_table, paper_table
 from ..experiment.significance import Statistics
 from ..experiment.sweeps import Sweep
@@ -148,6 +150,36 @@ def _sweep(outcomes: pd.DataFrame, pattern: str, parameters: Sequence[str]) -> S
     return Sweep(results, pd.DataFrame(values, columns=list(parameters)))
 
 
+def by_seed(outcomes: pd.DataFrame) -> pd.DataFrame | None:
+    """What tables average over seeds: `system, trained, test`, and RR of each seed; None for one seed."""
+    trained = outcomes[outcomes["trained"] != "none"]
+    means = trained.pivot_table(values="rr", index=["system", "trained", "test"], columns="seed", sort=False)
+    several = means[means.notna().sum(axis=1) > 1]
+    if several.empty:
+        return None
+    shown = several.apply(lambda column: column.map("{:.3f}".format).where(column.notna(), ""))
+    return shown.rename(columns="seed {}".format).rename_axis(columns=None).reset_index()
+
+
+FINE_TUNING = {name: cell for name, cell in COLUMNS.items() if name.startswith("far")}
+
+
+def fine_tuning(outcomes: pd.DataFrame) -> pd.DataFrame | None:
+    """Figure 2 of Boytsov et al. 2025: RR on *far* of each system, before and after training on it.
+
+    Returns:
+        One row for each system that was trained on *far*, one column for each training.
+    """
+    far = outcomes[outcomes["test"] == "far"]
+    means = far.groupby(["system", "trained"])["rr"].mean().unstack()
+    if "early>far" not in means:
+        return None
+    names = {trained: name for name, (trained, _) in FINE_TUNING.items()}
+    found = means.rename(columns=names).reindex(columns=list(FINE_TUNING)).dropna(axis=1, how="all")
+    rows = [name for name in SYSTEMS if name in found.index and pd.notna(found.at[name, "far, fine-tuned"])]
+    return found.loc[rows]
+
+
 # As text and pictures.
 
 
@@ -162,16 +194,44 @@ def tables_as_rst(outcomes: pd.DataFrame) -> Iterator[str]:
         if sweep is not None:
             frame = sweep.parameters.assign(**{MEASURE: sweep.table[MEASURE].map("{:.3f}".format)})
             yield f"{title}:\n\n{list_table(frame)}"
+    seeds = by_seed(outcomes)
+    if seeds is not None:
+        yield f"Each seed, of what is a mean over several above:\n\n{list_table(seeds)}"
 
 
 def draw(outcomes: pd.DataFrame, folder: Path) -> list[Path]:
-    """Draws each sweep of which something was run into a folder; gives the pictures' files."""
-    files = []
+    """Draws what the papers draw, and each sweep, as far as it was run, into a folder; gives the pictures' files."""
+    pictures = {}
+    found = fine_tuning(outcomes)
+    if found is not None:
+        chance = outcomes[(outcomes["system"] == "random") & (outcomes["test"] == "far")]["rr"].mean()
+        pictures["Boytsov et al. 2025, Figure 2"] = _draw_fine_tuning(found, chance)
     for title, make in SWEEPS.items():
         sweep = make(outcomes)
         if sweep is not None:
             axes: Any = sweep.plot()
-            folder.mkdir(parents=True, exist_ok=True)
-            files.append(folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
-            axes.figure.savefig(files[-1], dpi=150, bbox_inches="tight")
+            pictures[title] = axes.figure
+    files = []
+    for title, figure in pictures.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        files.append(folder / f"{re.sub(r'[^a-z0-9]+', '-', title.lower())}.png")
+        figure.savefig(files[-1], dpi=150, bbox_inches="tight")
     return files
+
+
+def _draw_fine_tuning(found: pd.DataFrame, chance: float) -> Any:
+    """A line for each system, with a point for each training; the random order is a vertical line."""
+    # Not of pyplot, whose backend is the caller's.
+    figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
+    figure = figures.Figure(figsize=(6.0, 1.2 + 0.3 * len(found)), layout="constrained")
+    axes = figure.subplots()
+    axes.hlines(found.index, found.min(axis=1), found.max(axis=1), color="0.8", zorder=1)
+    for (name, values), colour, marker in zip(found.items(), COLOURS, "osD", strict=False):
+        axes.scatter(values, found.index, label=name, color=colour, marker=marker, zorder=2)
+    if np.isfinite(chance):
+        axes.axvline(chance, color="0.5", linestyle=":", label="random order")
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{MEASURE} on far")
+    axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from dataclasses import replace
 from functools import partial
@@ -179,6 +180,20 @@ def test_every_study_names_systems_and_trainings_that_there_are():
         assert job.test in POSITIONS
     files = [module.file_name(*job) for job in jobs_of(list(STUDIES), [0, 1])]
     assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (["--models", "Maxp"], "'Maxp' is in none of these studies: take random, BM25"),
+        (["--studies", "cor"], "there is no study 'cor': take core, longer"),
+        (["--studies", "best", "--models", "MaxP"], "'MaxP' is in none of these studies: take BeST"),
+    ],
+)
+def test_misspelt_names_are_told_and_leave_nothing(option, told, tmp_path):
+    with pytest.raises(SystemExit, match=re.escape(told)):
+        main(["replicate", str(tmp_path / "new"), *option])
+    assert not (tmp_path / "new").exists()
 
 
 def test_everything_that_claims_read_is_in_a_study():

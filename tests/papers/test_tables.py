@@ -12,9 +12,11 @@ from scipy.stats import ttest_rel
 from pyterrier_longdoc.papers.__main__ import main
 from pyterrier_longdoc.papers.tables import (
     TABLES,
+    by_seed,
     chunks,
     debiasing_table,
     draw,
+    fine_tuning,
     main_table,
     students_table,
     tables_as_rst,
@@ -89,20 +91,40 @@ def test_sweeps_have_their_settings():
 def test_tables_and_pictures(tmp_path):
     text = "\n\n".join(tables_as_rst(FOUND))
     tables = text.split(".. list-table::")[1:]
-    assert len(tables) == 4
+    assert len(tables) == 5
     for table in tables:
         rows = [re.findall(r"^    [* ] - ", row, re.MULTILINE) for row in table.split("\n    * ")[1:]]
         assert len({len(row) for row in rows}) == 1
     assert next(iter(TABLES)) in text
     files = draw(FOUND, tmp_path / "new")
     assert [file.name for file in files] == [
-        "boytsov-et-al-2025-table-6.png", "boytsov-et-al-2022-table-8-pretr.png",
+        "boytsov-et-al-2025-figure-2.png", "boytsov-et-al-2025-table-6.png", "boytsov-et-al-2022-table-8-pretr.png",
     ]  # fmt: skip
     assert all(file.stat().st_size > 1000 for file in files)
 
 
+def test_means_of_each_seed():
+    one = outcomes(("MaxP", "early", "far", 0.5), seeds=1)
+    assert by_seed(one) is None
+    both = pd.concat([FOUND, outcomes(("PARADE RAND", "early", "far", 0.3), seeds=1)])
+    frame = by_seed(both)
+    assert set(frame["system"]) == {*FOUND["system"]} - {"BM25"}
+    row = frame.query("system == 'MaxP' and trained == 'early>far'").iloc[0]
+    for seed in (0, 1):
+        own = FOUND.query("system == 'MaxP' and trained == 'early>far' and seed == @seed")["rr"].mean()
+        assert row[f"seed {seed}"] == f"{own:.3f}"
+
+
+def test_fine_tuning_has_a_row_for_what_was_trained_on_far():
+    frame = fine_tuning(FOUND)
+    assert list(frame.index) == ["FirstP", "MaxP"]
+    assert list(frame.columns) == ["far, zero-shot", "far, fine-tuned", "far, two epochs"]
+    assert frame.at["MaxP", "far, two epochs"] == pytest.approx(mean("MaxP", "early>far>far", "far"))
+    assert fine_tuning(FOUND[FOUND["trained"] != "early>far"]) is None
+
+
 def test_a_run_without_sweeps_says_that_there_are_no_pictures(tmp_path, capsys, monkeypatch):
-    without = FOUND[FOUND["system"].isin(["BM25", "FirstP"])]
+    without = FOUND[FOUND["system"].isin(["BM25", "FirstP"]) & (FOUND["trained"] != "early>far")]
     monkeypatch.setattr("pyterrier_longdoc.papers.replicate.read_outcomes", lambda folder: without)
     assert main(["tables", str(tmp_path), "--pictures", str(tmp_path / "pictures")]) == 0
     told = capsys.readouterr()
