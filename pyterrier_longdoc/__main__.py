@@ -183,13 +183,15 @@ def in_words(natural: ExperimentResults, moved: PositionEffectiveness | None = N
 
 
 def _compared(results: ExperimentResults) -> str:
-    """Which systems are above, and which below, the baseline in the first measure."""
+    """Which systems are above, and which below, the baseline in the first measure; where that is open, what may be."""
     measure, (baseline,) = results.measures[0], results.statistics.baseline
     rows = [row for row in results.comparisons.to_dict("records") if row["measure"] == measure]
     mean = float(results.means[measure][baseline])
     clauses = [f"On {len(results.qids)} topics {baseline} has an {measure} of {mean:.2f}"]
     for verdict, words in VERDICTS.items():
-        named = [f"{row['name']} ({row['mean']:.2f})" for row in rows if _verdict(row) == verdict]
+        own = [row for row in rows if _verdict(row) == verdict]
+        may_be = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
+        named = [f"{row['name']} ({row['mean']:.2f}{may_be.format(**row)})" for row in own]
         clauses += [f"{words} that: {', '.join(named)}"] if named else []
     return f"{'; '.join(clauses)}."
 

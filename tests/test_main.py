@@ -242,9 +242,11 @@ def test_words_on_documents_as_they_are():
     values = {"BM25": around(0.6), "FirstP": around(0.4), "MaxP": around(0.61), "PARADE": around(0.59)}
     values["MaxP + BM25"] = around(0.8)
     results = made_up(values, "nDCG@10", baseline=("BM25",), correction="holm")
+    ends = results.comparisons.set_index("name")[["low", "high"]]
+    maxp, parade = ("difference {:+.2f} to {:+.2f}".format(*ends.loc[name]) for name in ("MaxP", "PARADE"))
     assert demo.in_words(results) == [
         "On 20 topics BM25 has an nDCG@10 of 0.60; significantly above that: MaxP + BM25 (0.80); significantly below "
-        "that: FirstP (0.40); not significantly different from that: MaxP (0.61), PARADE (0.59)."
+        f"that: FirstP (0.40); not significantly different from that: MaxP (0.61, {maxp}), PARADE (0.59, {parade})."
     ]
     # The same means without significance, and another baseline.
     (few,) = demo.in_words(results.subset(["q0", "q1"]))

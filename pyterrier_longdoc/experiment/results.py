@@ -432,7 +432,10 @@ class PaperTable:
         references = s.references(first.names)
         if not references:
             return note
-        names = ["its partner" if baseline is None else baseline for _, baseline, _ in references]
+        names = [
+            baseline or (next(iter(compared.values())) if len(set(compared.values())) == 1 else "its partner")
+            for _, baseline, compared in references
+        ]
         escaped = [notation.escape(name) for name in names]
         letters = [notation.superscript.format(letter) for letter in string.ascii_lowercase]
         marks = ", ".join(f"{letter} from {name}" for letter, name in zip(letters, escaped, strict=False))

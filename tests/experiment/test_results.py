@@ -43,7 +43,7 @@ def test_markdown():
         "| MaxP\\_1 | **0.650**<sup>ab</sup> (+30.0%) | **0.650**<sup>ab</sup> (+30.0%) | +30.0% |",
         "| P & 50% | 0.501 (+0.2%) | 0.501 (+0.2%) | +0.2% |",
         "",
-        "Best in bold. In parentheses: gain over its partner. Significant difference: <sup>a</sup> from its partner, "
+        "Best in bold. In parentheses: gain over FirstP. Significant difference: <sup>a</sup> from FirstP, "
         "<sup>b</sup> from P & 50% (paired t-test on per-query values, alpha 0.05).",
     ]
 
@@ -60,7 +60,7 @@ def test_latex():
         r"\bottomrule",
         r"\end{tabular}",
         "",
-        r"Best in bold. In parentheses: gain over its partner. Significant difference: $^{a}$ from its partner, "
+        r"Best in bold. In parentheses: gain over FirstP. Significant difference: $^{a}$ from FirstP, "
         r"$^{b}$ from P \& 50\% (paired t-test on per-query values, holm correction over systems, alpha 0.05).",
     ]
 
