@@ -191,7 +191,7 @@ def _compared(results: ExperimentResults) -> str:
     for verdict, words in VERDICTS.items():
         own = [row for row in rows if _verdict(row) == verdict]
         may_be = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
-        named = [f"{row['name']} ({row['mean']:.2f}{may_be.format(**row)})" for row in own]
+        named = [f"{row['name']} ({row['mean']:.2f}{may_be.format_map(row)})" for row in own]
         clauses += [f"{words} that: {', '.join(named)}"] if named else []
     return f"{'; '.join(clauses)}."
 
