@@ -193,7 +193,10 @@ def _compared(results: ExperimentResults) -> str:
         may_be = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
         named = [f"{row['name']} ({row['mean']:.2f}{may_be.format_map(row)})" for row in own]
         clauses += [f"{words} that: {', '.join(named)}"] if named else []
-    return f"{'; '.join(clauses)}."
+    said = f"{'; '.join(clauses)}."
+    if any(_verdict(row) == 0 for row in rows):
+        said += " (Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
+    return said
 
 
 VERDICTS = {1: "significantly above", -1: "significantly below", 0: "not significantly different from"}

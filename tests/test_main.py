@@ -246,7 +246,8 @@ def test_words_on_documents_as_they_are():
     maxp, parade = ("difference {:+.2f} to {:+.2f}".format(*ends.loc[name]) for name in ("MaxP", "PARADE"))
     assert demo.in_words(results) == [
         "On 20 topics BM25 has an nDCG@10 of 0.60; significantly above that: MaxP + BM25 (0.80); significantly below "
-        f"that: FirstP (0.40); not significantly different from that: MaxP (0.61, {maxp}), PARADE (0.59, {parade})."
+        f"that: FirstP (0.40); not significantly different from that: MaxP (0.61, {maxp}), PARADE (0.59, {parade}). "
+        "(Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
     ]
     # The same means without significance, and another baseline.
     (few,) = demo.in_words(results.subset(["q0", "q1"]))
