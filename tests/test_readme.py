@@ -99,6 +99,20 @@ def test_files_that_the_documentation_names_exist():
     assert [path for path in sorted(named) if not (ROOT / path).exists() and not any(PAGES.parent.rglob(path))] == []
 
 
+def test_no_text_leads_to_a_place_that_is_not_there():
+    """Neither to a public address of this repository, which has none, nor to a folder that only its authors have."""
+    kinds = {".csv", ".ipynb", ".json", ".md", ".py", ".rst", ".sh", ".svg", ".toml", ".txt", ".yml"}
+    folders = (ROOT / name for name in (".github", "notebooks", "pyterrier_longdoc", "tests"))
+    files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in kinds}
+    assert len(texts) > 300
+    nowhere = re.compile(
+        r"(?:github(?:\.com)?/[\w.-]+|pypi\.org/\w+)/pyterrier[-_]longdoc|pyterrier[-_]longdoc\S* @|[.]{2}/shared", re.I
+    )
+    found = [(str(path.relative_to(ROOT)), part) for path, text in texts.items() for part in nowhere.findall(text)]
+    assert found == []
+
+
 def test_ci_runs_the_test_command_of_the_readme():
     commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
     assert len(commands) == 2

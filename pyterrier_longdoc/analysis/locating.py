@@ -1,9 +1,10 @@
 """Where in a document a passage stands, though one of the two may have been edited since.
 
-Source: Boytsov et al. 2025 (C.4), who match passages of MS MARCO with later downloads of the documents they come from:
-first by the longest common substring, then by the longest common subsequence. The paper leaves open what the units
-are, how far windows are apart and how candidates are found. Here units are words (accents, letter case, punctuation
-and white space do not count), windows begin a tenth of a passage apart, and what is skipped cannot match.
+Source: Boytsov et al. 2022 (3.3.3; 2025, C.4, has no figures), who match passages of MS MARCO with later downloads of
+the documents they come from: first by the longest common substring, then by the longest common subsequence. The paper
+leaves open what the units are, how far windows are apart and how candidates are found. Here units are words (accents,
+letter case, punctuation and white space do not count), windows begin a tenth of a passage apart, and what is skipped
+cannot match.
 
 Shapes: M words of a passage, N words of a document.
 """
@@ -72,9 +73,9 @@ class PassageLocator:
     matches become rare in `tests/benchmarks/bench_positions.py`; a nearly equal passage is a match at any length.
 
     Args:
-        substring: 0.8 in the paper; above 0.5.
-        subsequence: 0.7 in the paper.
-        slack: 1.2 in the paper: windows are 20 % longer than the passage.
+        substring: 0.8 in Boytsov et al. 2022; above 0.5.
+        subsequence: 0.7 there.
+        slack: 1.2 there: windows are 20 % longer than the passage.
         step: from one window's start to the next one's, as a share of the passage; the paper does not give it.
         min_words: see above.
         min_words_edited: see above.

@@ -238,7 +238,7 @@ def relevant_positions(
         corpus: `docno` and the text column(s): a frame, or an iterable of dicts, such as a dataset's
             `get_corpus_iter()`, of which only the relevant documents are kept.
         passages: `qid, text`: the relevant passages of each query.
-        locator: how passages are found; None for the paper's thresholds.
+        locator: how passages are found; None for the thresholds of Boytsov et al. 2022.
         judge: a `RelevanceJudge`, of which model, wording, retries, concurrency and rule for failures count; a
             reranker; or a function `(query, chunk) -> number`.
         estimator: which chunk counts, by the judge's numbers. `best_chunk`, the default for every judge, needs no
@@ -427,11 +427,8 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
         )
     else:
         return
-    warn(
-        f"relevant_positions: {found}. Use best_chunk, or a threshold of calibrated_on_positions or "
-        f"calibrated_on_nonrelevant.",
-        PositionWarning,
-    )
+    # The threshold may be a calibrated one.
+    warn(f"relevant_positions: {found}. Use best_chunk, which needs no threshold.", PositionWarning)
 
 
 def texts_of_corpus(

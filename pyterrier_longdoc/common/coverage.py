@@ -52,17 +52,17 @@ class LeftOut(NamedTuple):
 
 @dataclass
 class Coverage:
-    """What was read of the distinct texts of a run, and what the backbone computed for it.
+    """What was read of the texts of a run, and what the backbone computed for it.
 
     Two coverages are equal if the same was read; how it was computed may differ.
 
     Tokens are those of the backbone; words for a served model or a function without a tokenizer.
 
-    With `preselect`, and where query and text share one budget, a text counts once for each of its queries, as for each
-    of them another part of it is read.
+    A text counts once for each of its queries: for each of them another part of it may be read (`preselect`), and so
+    the figures of parts of a run, of workers for instance, add up to those of the whole.
 
     Attributes:
-        documents: distinct texts.
+        documents: texts, each for each of its queries: distinct pairs of a query and a text.
         documents_cut: texts of which at least one token was not read.
         tokens: tokens of all texts.
         tokens_read: tokens that were in at least one window.
@@ -70,7 +70,7 @@ class Coverage:
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
         repeats_cut: texts of which what is read with each window was not read to its end.
-        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its text.
+        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its pair.
         repeated_tokens_read: tokens of that which were read.
         windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
             cut; what is read from a score cache does not count.
@@ -105,7 +105,7 @@ class Coverage:
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
-        """Of several runs as one: counts are added, so that a text or query that is in several counts in each."""
+        """Of several runs as one: counts are added, so that a query that is in several counts in each."""
         whole = cls()
         for part in parts:
             for each in fields(cls):
@@ -116,7 +116,7 @@ class Coverage:
 
     @property
     def share_read(self) -> float:
-        """Tokens read / tokens; 1.0 where there are no tokens."""
+        """Tokens read / tokens of all texts, each for each of its queries; 1.0 where there are no tokens."""
         return self.tokens_read / self.tokens if self.tokens else 1.0
 
     @property

@@ -6,8 +6,10 @@ import gzip
 import importlib
 import json
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,20 @@ _ROWS_AT_ONCE = 64  # of a Parquet file; documents of a megabyte are published
 def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
     """A temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
 
+    Its mode is the umask's, whatever writes it: safetensors would keep it from all other users.
+
     Args:
         path: its folder is made if need be.
         only_writer: no other process writes it, so that what a kill left half-written is written over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
+    temporary.unlink(missing_ok=True)
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)
         _flush(temporary, os.O_RDWR)
         os.replace(temporary, path)
         if os.name == "posix":  # elsewhere folders cannot be opened
@@ -41,6 +49,46 @@ def _flush(path: Path, mode: int) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """Tells whether two files have the same contents."""
+    digest = blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(2**22):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+_DIGESTS: dict[Path, tuple[tuple[int, ...], str]] = {}
+_SETTLED = 2 * 10**9
+"""Nanoseconds after which another write shows in the time of a file: the clock of some file systems ticks so slowly."""
+
+
+def folder_digest(folder: str | Path) -> str | None:
+    """Tells whether two folders have the same files, hidden ones left out; None for what is no folder.
+
+    Files that a process has digested before are read again only if their size or times are others.
+    """
+    if not Path(folder).is_dir():
+        return None
+    digest, root = blake2b(digest_size=16), Path(folder).resolve()
+    for path in sorted(root.rglob("*")):
+        name = path.relative_to(root)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            digest.update(f"{name.as_posix()}\0{_remembered_digest(path)}\0".encode())
+    return digest.hexdigest()
+
+
+def _remembered_digest(path: Path) -> str:
+    now, stat = time.time_ns(), path.stat()
+    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
+    found, digest = _DIGESTS.get(path, (None, ""))
+    if found != state:
+        digest = file_digest(path)
+        if now - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED:
+            _DIGESTS[path] = state, digest
+    return digest
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:

@@ -15,8 +15,6 @@ import pyterrier as pt
 from .arguments import arguments_of, changed_names
 from .citations import Cited
 
-HELP_URL = "https://github.com/terrierteam/pyterrier_longdoc"
-
 HIDDEN = ("verbose", "text_loader")
 """Arguments that a reranker does not show: they say nothing about its scores."""
 
@@ -79,7 +77,7 @@ class Presented(Cited):
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
-        return {"label": type(self).__name__, "help_url": HELP_URL}
+        return {"label": type(self).__name__, "help_url": None}  # without the key PyTerrier looks for a page online
 
     def _repr_html_(self) -> str | None:
         """PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""

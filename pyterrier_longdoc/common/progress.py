@@ -62,7 +62,10 @@ def work_bar(name: str, unit: str, *, shown: bool, total: int | None = None, don
         yield None
         return
     # The mean rate: that of the last passes depends on how long their windows are.
-    with _new_line(name, unit) if line is None else nullcontext(line) as own, own.work(unit, total, done) as bar:
+    with (
+        _new_line(name, unit) if line is None else nullcontext(line) as own,
+        nullcontext() if own is None else own.work(unit, total, done) as bar,
+    ):
         yield bar
 
 
@@ -140,9 +143,13 @@ class _Line:
 
 
 @contextmanager
-def _new_line(name: str, unit: str) -> Iterator[_Line]:
+def _new_line(name: str, unit: str) -> Iterator[_Line | None]:
+    """A line; None where `TQDM_DISABLE` forbids bars."""
     # Bars above each other need a terminal that moves its cursor up; notebooks and log files do not.
     with pt.tqdm(total=1, desc=name, unit=unit, smoothing=0, **_place()) as bar, _clear_of_warnings():
+        if bar.disable:
+            yield None
+            return
         line = _Line(bar, name)
         token = _LINE.set(line)
         try:

@@ -18,7 +18,6 @@ import pyterrier as pt
 from ..common.arguments import check_choice
 from ..common.frames import as_strings
 from ..common.language import Counter, digest, token_counter
-from ..common.presentation import HELP_URL
 from ..common.progress import counting
 
 Documents = Mapping[str, Mapping[str, str]]
@@ -124,7 +123,7 @@ class TextLoader(pt.Transformer):
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
         # PyTerrier would otherwise print every document, and look for help online.
-        return {"label": "TextLoader", "help_url": HELP_URL, "settings": {"name": self.name, "fields": self.fields}}
+        return {"label": "TextLoader", "help_url": None, "settings": {"name": self.name, "fields": self.fields}}
 
     def _look_up(self, documents: Documents, docno: str) -> Mapping[str, str]:
         try:

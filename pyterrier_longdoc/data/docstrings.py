@@ -36,7 +36,6 @@ import pyterrier as pt
 
 from ..common.files import read_jsonl, write_jsonl
 from ..common.language import count_tokens, folded, summary_end
-from ..common.presentation import HELP_URL
 from .collection import Parts, PositionedCollection
 
 _log = logging.getLogger(__name__)
@@ -204,10 +203,6 @@ class DocstringsDataset(PositionedCollection):
         return "en"
 
     get_corpus_lang = get_topics_lang
-
-    def info_url(self) -> str:
-        """Where the collection is described."""
-        return HELP_URL
 
     def _parts(self) -> Parts:
         topics = [e for e in self.entries if e.query]

@@ -27,7 +27,7 @@ class Cost:
     rerank_seconds: float = 0.0
     queries: int = 0
     documents: int = 0  # (query, document) pairs that the last stage was given
-    texts: int = 0  # distinct ones that it read
+    texts: int = 0  # that it read, each for each of its queries
     tokens: int = 0  # of these texts
     tokens_read: int = 0
     windows: int = 0

@@ -19,6 +19,7 @@ from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from ..common.notices import one_system, warn
 from ..common.progress import one_line
+from ..common.registry import OWN_CODE
 from ..common.undisturbed import undisturbed
 from .efficiency import Cost, efficiency_table, measured
 from .identity import Identities, Identity
@@ -26,7 +27,7 @@ from .results import CHECK_COLUMNS, Decimals, ExperimentResults, check_decimals
 from .runs import DOUBTS, QueryEvaluator, Run, RunFolder, as_run, doubts, read_run, settings_of
 from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names, mean_over_seeds, without_rounding
 from .sources import Sources, restored, sources_of
-from .systems import FittedModels, Job, make_folds, named_systems, plan, trainable_stages, weights_of
+from .systems import FittedModels, Job, make_folds, named_systems, plan
 from .why import Rankings, Standing, relevant_documents, standings
 
 WARM_UP_TOPICS = 2
@@ -110,7 +111,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
             stage and topics by their contents; of a function its code, the values that it names, seed, fold and
             judgements to train on. Any other run is made anew. What cannot be compared (`pt.apply`, transformers of
             other packages without `describe`, what functions call) is named by a warning where a run is reused, in
-            `.checks`, in `.settings["unchecked"]` and in the notes of the run.
+            `.checks`, in `.settings["unchecked"]` and in the notes of the run. What depends on a class of your own that
+            is made of this package's is made anew, unless that has a `describe` of its own; `.checks` says so.
         verbose: show a line for each run, with the progress of the model that it ends with.
 
     Returns:
@@ -173,7 +175,7 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     if save_dir is not None:
         results.save(save_dir)
     for check, rows in results.checks.groupby("check", sort=False):
-        messages = rows["message"].tolist()
+        messages = rows["message"].unique().tolist()
         more = f" (and {len(messages) - 3} more, see .checks)" if len(messages) > 3 else ""
         warn(f"{check}: {'; '.join(messages[:3])}{more}", ExperimentWarning)
     return results
@@ -225,8 +227,8 @@ class _Part(NamedTuple):
 class _Runner:
     """Makes runs, or reads finished ones, and evaluates them.
 
-    What all stages but the last one made stays until a pipeline with other stages comes: systems with the same objects
-    as first stage and text loader run these once.
+    What all stages but the last one made stays until a pipeline with other stages comes, or a function is called, which
+    may change these: pipelines with the same objects as first stage and text loader run these once.
     """
 
     topics: pd.DataFrame
@@ -238,7 +240,7 @@ class _Runner:
     topics_digest: Any
     factories: dict[Job, Identity] = field(default_factory=dict)
     fitted: FittedModels = field(default_factory=FittedModels)
-    last_candidates: tuple[Sequence[Any], list[str | None], pd.DataFrame, pd.DataFrame, float] | None = None
+    last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
     def look_at_factories(self, jobs: Iterable[Job]) -> None:
         """Tells who they are before one of them is called, and changes what another one names."""
@@ -288,6 +290,8 @@ class _Runner:
                 cost = None if saved.cost is None else Cost(**saved.cost)
                 return _Part(as_run(saved.run, str(job)), cost, unchecked, True, [], restored(saved.sources))
             differs = [] if saved is None else saved.differs
+        if not isinstance(job.source, pt.Transformer):
+            self.last_candidates = None
         made = job.make()
         self.fitted.check(made, job)
         cost = None
@@ -329,21 +333,16 @@ class _Runner:
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
         """A frame of one's own with the results of the stages before the last, and the seconds that they took."""
         if self.last_candidates is not None:
-            known_stages, known_weights, known_topics, frame, seconds = self.last_candidates
-            # The same objects, as equality of transformers may not look at weights, and none trained in between.
-            same = known_topics is topics and list(map(id, known_stages)) == list(map(id, stages))
-            if same and None not in known_weights and known_weights == _weights_of(stages):
+            known_stages, known_topics, frame, seconds = self.last_candidates
+            # The same objects, as equality of transformers may not look at weights.
+            if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
                 return frame.copy(), seconds
         start = time.perf_counter()
         frame = _through(stages, topics)
         seconds = time.perf_counter() - start
         if self.batch_size is None:
-            self.last_candidates = (stages, _weights_of(stages), topics, frame.copy(), seconds)
+            self.last_candidates = (stages, topics, frame.copy(), seconds)
         return frame, seconds
-
-
-def _weights_of(stages: Sequence[Any]) -> list[str | None]:
-    return [weights_of(trainable) for stage in stages for trainable in trainable_stages(stage)]
 
 
 def _through(stages: Sequence[Any], topics: pd.DataFrame) -> pd.DataFrame:
@@ -379,7 +378,24 @@ def _of_saved_runs(name: str, runs: Sequence[_Evaluated]) -> Iterator[tuple[str,
     differs = list(dict.fromkeys(part for run in runs for part in run.differs))
     if differs:
         more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
-        yield "made anew", f"the saved run of {name} was of another one: not the same {', '.join(differs[:3])}{more}"
+        own = any(OWN_CODE in each for each in differs)
+        who = "may be of another one: nobody can tell whether these are" if own else "was of another one: not"
+        yield "made anew", f"the saved run of {name} {who} the same {', '.join(differs[:3])}{more}"
+
+
+def _without_relevant_candidate(
+    evaluated: Mapping[str, Sequence[_Evaluated]], queries: int
+) -> Iterator[tuple[str, str, int, str]]:
+    """A row for each system that has such queries; those that rerank the same candidates share the message."""
+    systems: dict[tuple[str, ...], list[str]] = {}
+    for name, runs in evaluated.items():
+        without = tuple(qid for qid, standing in runs[0].standings.items() if not standing.ranks)
+        systems.setdefault(without, []).append(name)
+    for without, names in systems.items():
+        if without:
+            what = "no relevant candidate"
+            message = f"{what} in {len(without)} of {queries} queries of {', '.join(names)}"
+            yield from ((what, name, len(without), message) for name in names)
 
 
 def _findings(
@@ -397,6 +413,7 @@ def _findings(
             message = f"{len(runs) - distinct} of {len(runs)} seeds of {name} have the values of another one"
             rows.append(("equal seeds", name, len(qids), message))
         rows += [(check, name, len(qids), message) for check, message in _of_saved_runs(name, runs)]
+    rows += _without_relevant_candidate(evaluated, len(qids))
     values = {name: mean_over_seeds(np.stack([run.values for run in runs])) for name, runs in evaluated.items()}
     pairs = [pair for _, _, of_kind in statistics.references(list(evaluated)) for pair in of_kind.items()]
     for name, reference in dict.fromkeys(pairs):

@@ -24,6 +24,7 @@ import pyterrier as pt
 
 from ..common.frames import frame_digest
 from ..common.presentation import described
+from ..common.registry import OWN_CODE, defined_in, is_ours, own_code
 
 TRANSPARENT = ("pyterrier", "pyterrier_longdoc")
 """Packages whose transformers are what their arguments say, unless they describe themselves."""
@@ -90,7 +91,7 @@ class Identities:
         if isinstance(value, type):
             if not _is_transparent(value):
                 self._unchecked.append(f"class {value.__qualname__}")
-            return _qualified(value)
+            return self._class(value)
         if _describes_itself(value):
             return self._by_itself(value)
         if isinstance(value, pt.Transformer):
@@ -99,7 +100,7 @@ class Identities:
             return described(value)
         if is_dataclass(value):
             told = {f.name: self._told(getattr(value, f.name)) for f in fields(value)}
-            return {"class": _qualified(type(value)), **told}
+            return {"class": _qualified(type(value)), **told, **own_code(value)}
         if callable(value):
             return self._function(value)
         self._unchecked.append(type(value).__name__)
@@ -115,7 +116,9 @@ class Identities:
             return described(value)
         # The text that a reranker loads is no setting of its own.
         loader = getattr(value, "text_loader", None)
-        return {"transformer": _qualified(type(value)), **self._told(dict(told)), "text_loader": self._told(loader)}
+        own = {} if OWN_CODE in told else own_code(value)
+        transformer = {"transformer": _qualified(type(value)), **self._told(dict(told)), **own}
+        return {**transformer, "text_loader": self._told(loader)}
 
     def _stage(self, stage: pt.Transformer) -> Any:
         """A transformer by its arguments; if these do not tell who it is, it is itself what is unchecked."""
@@ -164,10 +167,19 @@ class Identities:
         code, defaults = code_digest(function.__code__), [function.__defaults__, function.__kwdefaults__]
         return {"function": _qualified(function), "code": code, "defaults": self._told(defaults), "names": names}
 
+    def _class(self, cls: type) -> Any:
+        """A class that is named; of a user's own ones those that are made of this package's cannot be told."""
+        if not is_ours(cls) or not defined_in(cls):
+            return _qualified(cls)
+        describe = getattr(cls, "describe", None)
+        vouches = describe is not None and defined_in(describe)
+        told = {"describe": self._told(describe)} if vouches else {OWN_CODE: [cls.__qualname__]}
+        return {"class": _qualified(cls), **told}
+
     def _named(self, name: str, value: Any) -> Any:
         """A value that the code of a function names."""
         if isinstance(value, types.ModuleType | type):
-            return _qualified(value) if isinstance(value, type) else value.__name__
+            return self._class(value) if isinstance(value, type) else value.__name__
         if isinstance(value, list | dict | set) and not (value and is_plain(value)):
             # Where functions note what they have made, which does not tell what they will make; at first it is empty.
             self._unchecked.append(name)
@@ -235,7 +247,12 @@ def is_plain(value: Any) -> bool:
 
 
 def differences(found: Any, expected: Any, name: str = "") -> list[str]:
-    """The names of what differs between two told identities, e.g. `"arguments.transformers.1.weights"`."""
+    """The names of what differs between two told identities, e.g. `"arguments.transformers.1.weights"`.
+
+    A user's own code always does, as nobody can tell that it is the same.
+    """
+    if name.rpartition(".")[2] == OWN_CODE:
+        return [f"{name} ({', '.join(expected or found)})"]
     pairs: Mapping[Any, tuple[Any, Any]] | None = None
     if isinstance(found, dict) and isinstance(expected, dict):
         pairs = {key: (found.get(key), expected.get(key)) for key in {**expected, **found}}

@@ -24,7 +24,8 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
     """Draws each system's gain over its partner against its slow-down: Figure 3 of Boytsov et al. 2025.
 
     Args:
-        results: of an experiment with `partner` and `efficiency=True`. The gain is the mean over its measures.
+        results: of an experiment with `partner` and `efficiency=True`. The gain is the mean over its measures; systems
+            that have no partner, and are none, are named beneath.
         ax: matplotlib axes to draw on; None makes a figure.
 
     Returns:
@@ -40,7 +41,10 @@ def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
         raise ValueError("time was not measured: give Experiment efficiency=True")
     rows = results.comparisons[results.comparisons["kind"] == "partner"]
     gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
-    points = gains.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
+    partner = results.statistics.partner
+    names = [name for name in results.names if name in partner or name not in partner.values()]
+    points = pd.DataFrame({"name": names}).merge(gains, how="left")
+    points = points.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
     known = points.dropna()
     ax = ax or new_axes()
     ax.scatter(known["slow-down"], known["gain"], color=COLOURS[0])

@@ -381,7 +381,7 @@ class PaperTable:
         gains: dict[str, list[float]] = {name: [] for results in self.results.values() for name in results.names}
         frame = pd.DataFrame(index=pd.Index([notation.escape(name) for name in gains], name="System"), dtype=object)
         for test_set, results in self.results.items():
-            marks, of_set = _marks_and_gains(results)
+            marks, of_set = _marks_and_gains(results, self._letters)
             for measure in results.measures:
                 means, digits, texts = results.means[measure], self._digits(results, measure), []
                 best = means.round(digits).max()
@@ -417,6 +417,19 @@ class PaperTable:
         """A pandas Styler with the same content."""
         return self.frame().style.set_caption(self._note(HTML))
 
+    @property
+    def _partners(self) -> set[str]:
+        return {partner for results in self.results.values() for partner in results.statistics.partner.values()}
+
+    @property
+    def _letters(self) -> dict[tuple[str, str | None], str]:
+        """By kind and baseline; a partner of all that is a baseline too has that one's letter, and none of its own."""
+        statistics = next(iter(self.results.values())).statistics
+        references = [(kind, baseline) for kind, baseline, _ in statistics.references([])]
+        if len(self._partners) == 1 and self._partners <= set(statistics.baseline):
+            references = references[1:]
+        return dict(zip(references, string.ascii_lowercase, strict=False))
+
     def _digits(self, results: ExperimentResults, measure: str) -> int:
         if self.digits is not None:
             return self.digits
@@ -432,18 +445,15 @@ class PaperTable:
         references = s.references(first.names)
         if not references:
             return note
-        names = [
-            baseline or (next(iter(compared.values())) if len(set(compared.values())) == 1 else "its partner")
-            for _, baseline, compared in references
-        ]
-        escaped = [notation.escape(name) for name in names]
-        letters = [notation.superscript.format(letter) for letter in string.ascii_lowercase]
-        marks = ", ".join(f"{letter} from {name}" for letter, name in zip(letters, escaped, strict=False))
+        partner = next(iter(self._partners)) if len(self._partners) == 1 else "its partner"
+        names = {(kind, baseline): notation.escape(baseline or partner) for kind, baseline, _ in references}
+        letters = {reference: notation.superscript.format(letter) for reference, letter in self._letters.items()}
+        marks = ", ".join(f"{letter} from {names[reference]}" for reference, letter in letters.items())
         test = TEST_NAMES.get(s.test_name, s.test_name)
         corrected = f", {s.correction} correction over systems" if s.correction else ""
         alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
         how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
-        gain = escaped[0] + notation.escape(_where_they_differ(references[0][2]))
+        gain = next(iter(names.values())) + notation.escape(_where_they_differ(references[0][2]))
         return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {how}"
 
 
@@ -495,7 +505,8 @@ def paper_table(
 ) -> PaperTable:
     """Lays out results as Boytsov et al. 2025 do in their Tables 1 and 4.
 
-    Superscripts: the first letters stand for the partner, if there are partners, and the baselines in their order.
+    Superscripts: the first letters stand for the partner, if there are partners, and the baselines in their order. A
+    partner of all systems that is a baseline too has one letter, the baseline's, with that one's correction.
 
     Args:
         results: of one experiment, or of several by the name of the test set, side by side.
@@ -521,17 +532,18 @@ def paper_table(
     return PaperTable(sets, digits, average)
 
 
-def _marks_and_gains(results: ExperimentResults) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
-    """By system and measure: letters of what it differs from significantly, and the gain over what has the letter a."""
-    references = [(kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)]
-    letters = dict(zip(references, string.ascii_lowercase, strict=False))
+def _marks_and_gains(
+    results: ExperimentResults, letters: Mapping[tuple[str, str | None], str]
+) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+    """By system and measure: letters of what it differs from significantly, and the gain over its first reference."""
+    first = next(((kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)), None)
     marks: dict[tuple[str, str], str] = {}
     gains: dict[tuple[str, str], float] = {}
     for row in results.comparisons.to_dict("records"):
         key = (row["name"], row["measure"])
-        letter = letters[row["kind"], row["reference"] if row["kind"] == "baseline" else None]
-        marks[key] = marks.get(key, "") + (letter if row["reject"] else "")
-        if letter == "a":
+        reference = (row["kind"], row["reference"] if row["kind"] == "baseline" else None)
+        marks[key] = marks.get(key, "") + (letters.get(reference, "") if row["reject"] else "")
+        if reference == first:
             gains[key] = row["gain"]
     return marks, gains
 

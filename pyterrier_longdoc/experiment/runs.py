@@ -20,7 +20,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_choice
 from ..common.files import write_lines
-from ..common.frames import as_strings, check_columns, frame_digest
+from ..common.frames import as_strings, check_columns, frame_digest, labels_of
 from ..common.measures import measures_named
 from .identity import differences
 from .systems import Fold, Job
@@ -160,7 +160,7 @@ class QueryEvaluator:
     def __init__(
         self, topics: pd.DataFrame, qrels: pd.DataFrame, metrics: Iterable[Any], *, filter_by_topics: bool = True
     ) -> None:
-        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
+        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]), label=_grades(qrels))
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged):
@@ -192,16 +192,29 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
     """Measures by the name that `pt.Experiment` gives them: a trec_eval name stays as it was written."""
     if isinstance(metrics, str) or not isinstance(metrics, Iterable):
         raise ValueError(f"metrics={metrics!r} must be a list of measures, e.g. [nDCG@10, 'map']")
-    names: dict[Any, str] = {}  # by measure: "map" and AP are one
+    names: dict[Any, str] = {}  # by measure: "map" and AP are one, which trec_eval's name names
     for metric in metrics:
         if metric == "mrt":
             raise ValueError("'mrt' is no measure here: efficiency=True gives milliseconds per query and document")
         family = [metric] if isinstance(metric, ir_measures.Measure) else measures_named(metric)
         for measure in family:
-            names.setdefault(measure, metric if isinstance(metric, str) and len(family) == 1 else str(measure))
+            if measure not in names or (isinstance(metric, str) and metric != str(measure) and len(family) == 1):
+                names[measure] = metric if isinstance(metric, str) and len(family) == 1 else str(measure)
     if not names:
         raise ValueError("metrics is empty: name at least one measure, e.g. [nDCG@10]")
     return {name: measure for measure, name in names.items()}
+
+
+def _grades(qrels: pd.DataFrame) -> np.ndarray:
+    """The labels as whole numbers, which trec_eval wants, also where a merge has made them floats."""
+    labels = labels_of(qrels, "qrels")
+    fractions = np.flatnonzero(labels != np.floor(labels))
+    if len(fractions):
+        raise ValueError(
+            f"qrels: the column 'label' holds {labels[fractions[0]]} in row {fractions[0]}, and in {len(fractions)} of "
+            f"{len(labels)} rows no whole number: measures are of whole numbers, e.g. 0, 1 and 2"
+        )
+    return labels.astype("int64")
 
 
 class SavedRun(NamedTuple):

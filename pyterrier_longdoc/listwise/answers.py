@@ -190,9 +190,11 @@ def logprob(logprobs: Mapping[str, float], word: str, *, fold: bool = False) -> 
         -1.2986
     """
     wanted = word.casefold() if fold else word
-    stripped = [(token.strip(), value) for token, value in logprobs.items()]
-    total = math.fsum(math.exp(value) for token, value in stripped if (token.casefold() if fold else token) == wanted)
-    return math.log(total) if total > 0 else -math.inf
+    stripped = [(token.strip(), value) for token, value in logprobs.items() if value > -math.inf]
+    told = [value for token, value in stripped if (token.casefold() if fold else token) == wanted]
+    most = max(told, default=-math.inf)
+    # Relative to the likeliest: exp(-746) is 0.
+    return most + math.log(math.fsum(math.exp(value - most) for value in told)) if told else most
 
 
 def check_gives_logprobs(client: LLMClient, asked_by: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
+from ..common.files import folder_digest
 from ..common.servers import (
     BackendError,
     ContextOverflowError,
@@ -371,7 +372,7 @@ class HuggingFaceBackend:
     without one: `ListwisePrompt(system="")`. For many prompts, a server such as vLLM behind `OpenAIBackend` is faster.
 
     Args:
-        model: a model on the hub or a folder.
+        model: a model on the hub or a folder, which is told by the contents of its files as they are at the first look.
         parameters: of `generate`. Default: greedy, at most 256 new tokens.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
         dtype: `"float32"`, `"bfloat16"` or `"float16"`; None for that of the checkpoint.
@@ -388,17 +389,20 @@ class HuggingFaceBackend:
     def __post_init__(self) -> None:
         self.model = str(self.model)
         self._loaded: tuple[Any, Any] | None = None
+        self._files: str | None = None  # of a folder, once it was looked at
+        self._ids: dict[str, list[int]] = {}  # of all tokens, by their text without white space around it
 
     def __repr__(self) -> str:
         return f"HuggingFaceBackend({Path(self.model).name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_loaded": None}
+        return {**self.__dict__, "_loaded": None, "_ids": {}}
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The parameters of `generate` and the precision."""
-        return {"api": "transformers", "dtype": self.dtype, **self.parameters}
+        """The parameters of `generate`, the precision, and a digest of the files of a folder."""
+        self._files = self._files or folder_digest(self.model)
+        return {"api": "transformers", "files": self._files, "dtype": self.dtype, **self.parameters}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Generates an answer.
@@ -417,7 +421,10 @@ class HuggingFaceBackend:
             return Reply(tokenizer.decode(new, skip_special_tokens=True), length, len(new))
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """The log-probabilities of the words that are tokens, alone or after a space, from one pass; exact ones.
+        """The log-probabilities of the words, from one pass; exact ones.
+
+        A word's is that of all tokens that are it but for white space, `Yes` and the `▁Yes` of SentencePiece; a word of
+        several tokens has none.
 
         Raises:
             ContextOverflowError: if prompt and answer have more tokens than the model has positions.
@@ -430,9 +437,10 @@ class HuggingFaceBackend:
             inputs, length = self._inputs(messages, 1)
             logits = model(**inputs, logits_to_keep=1).logits[0, -1].float()
             logprobs = torch.log_softmax(logits, -1)
-            forms = (form for word in words for form in (word, f" {word}"))
-            ids = {form: tokenizer.encode(form, add_special_tokens=False) for form in forms}
-            found = {form: logprobs[of_form[0]].item() for form, of_form in ids.items() if len(of_form) == 1}
+            if not self._ids:
+                for i in range(min(len(tokenizer), len(logprobs))):
+                    self._ids.setdefault(tokenizer.decode([i]).strip(), []).append(i)
+            found = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
             return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=found)
 
     def _inputs(self, messages: Sequence[Message], answer: int) -> tuple[Any, int]:
@@ -457,6 +465,8 @@ class HuggingFaceBackend:
 
             from ..common.hub import reachable
 
+            if folder_digest(self.model) != self.settings["files"]:
+                raise ValueError(f"{self!r}: the folder has changed since this backend looked at it: make a new one")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
             tokenizer = AutoTokenizer.from_pretrained(place, **options)

@@ -80,18 +80,19 @@ class Estimate:
         calls: prompts, without retries and shortened prompts sent again; the most there can be where answers decide.
         input_tokens: of the prompts.
         output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
-        cost: at the given prices; 0 without prices.
+        cost: at the given prices; None without prices.
     """
 
     calls: int
     input_tokens: int
     output_tokens: int
-    cost: float
+    cost: float | None
 
     def __repr__(self) -> str:
+        cost = None if self.cost is None else readable(self.cost)
         return (
             f"Estimate(calls={self.calls}, input_tokens={self.input_tokens}, output_tokens={self.output_tokens}, "
-            f"cost={readable(self.cost)})"
+            f"cost={cost})"
         )
 
 
@@ -111,7 +112,9 @@ class Ledger:
 
     Args:
         prices: for costs; None leaves costs at zero.
-        max_cost: no call starts that may bring the cost above it; None for no cap. Replayed calls are free.
+        max_cost: no call starts that may bring `earlier` and the cost above it; None for no cap. Replayed calls are
+            free.
+        earlier: what the replies in a cache have cost before.
 
     Attributes:
         calls: one entry per reply, in order.
@@ -121,13 +124,15 @@ class Ledger:
         ValueError: for a cap that is negative, or one without prices.
     """
 
-    def __init__(self, prices: Prices | None = None, max_cost: float | None = None) -> None:
+    def __init__(self, prices: Prices | None = None, max_cost: float | None = None, earlier: float = 0.0) -> None:
         if max_cost is not None and prices is None:
             raise ValueError(f"max_cost={max_cost} needs prices=Prices(input, output) per million tokens")
         if max_cost is not None and not max_cost >= 0:
             raise ValueError(f"max_cost={max_cost} must be 0 or more")
         self.prices = prices or Prices(0, 0)
         self.max_cost = max_cost
+        self.earlier = earlier
+        self._priced = prices is not None
         self.calls: list[Call] = []
         self.cost = 0.0
         self._reserved: list[float] = []  # of each call under way
@@ -137,6 +142,11 @@ class Ledger:
     def __repr__(self) -> str:
         paid = sum(not call.replayed for call in self.calls)
         return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {readable(self.cost, 6)})"
+
+    def estimate(self, calls: int, input_tokens: int, output_tokens: int) -> Estimate:
+        """What so many calls and tokens would take, at these prices."""
+        cost = self.prices.cost(input_tokens, output_tokens) if self._priced else None
+        return Estimate(calls, input_tokens, output_tokens, cost)
 
     @contextmanager
     def reserving(
@@ -158,14 +168,16 @@ class Ledger:
             return self._most(counted, most_input, most_output, beyond_ascii)
 
         def fits() -> bool:
-            possible = self.cost + sum(self._reserved) + self.prices.cost(*most())
+            possible = self.earlier + self.cost + sum(self._reserved) + self.prices.cost(*most())
             return self.max_cost is None or possible <= self.max_cost
 
         with _CHANGED:
             _CHANGED.wait_for(lambda: not self._reserved or fits())
             held = self.prices.cost(*most())
             if not fits():
-                spent, reserved, next_call = (readable(cost, 6) for cost in (self.cost, sum(self._reserved), held))
+                costs = self.earlier + self.cost, sum(self._reserved), held
+                spent, reserved, next_call = (readable(cost, 6) for cost in costs)
+                spent += f" ({readable(self.earlier, 6)} earlier)" if self.earlier else ""
                 raise SpendCapError(
                     f"max_cost={self.max_cost} would be passed: {spent} spent, {reserved} reserved for calls under "
                     f"way, and the next call may cost {next_call} (up to {most()[0]} tokens of prompt and {most()[1]} "

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..common.arguments import arguments_of
 from ..common.presentation import described
+from ..common.registry import own_code
 from .backends import Backend, BackendError, CallableBackend, ContextOverflowError, FirstTokenBackend, Reply
 from .calls import Call, Ledger, Prices
 from .messages import Message, Tokens, bytes_beyond_ascii, most_tokens
@@ -37,6 +38,8 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS replies (
 )"""
 _LOGPROBS = "CREATE TABLE IF NOT EXISTS logprobs (key TEXT PRIMARY KEY, tokens TEXT NOT NULL)"
 """Log-probabilities of first tokens, as JSON, of the replies that have some."""
+_COUNTED = "CREATE TABLE IF NOT EXISTS counted (key TEXT PRIMARY KEY, input_tokens INTEGER, output_tokens INTEGER)"
+"""Tokens by our own count, of the replies whose backend reported none."""
 
 Parsed = TypeVar("Parsed")
 
@@ -95,8 +98,23 @@ class ReplayCache:
         text, tokens_in, tokens_out, tokens = found
         return Reply(text, tokens_in, tokens_out, None if tokens is None else json.loads(tokens))
 
-    def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply) -> None:
-        """Stores a reply; the first one stays."""
+    def tokens(self, model: str) -> tuple[int, int]:
+        """Tokens of all prompts of a model and of its replies, which were paid for."""
+        if not self.path.exists():
+            return 0, 0
+        with self._connected() as connection:
+            # Made by the first reply that needs it: to read a file must not change it.
+            has_counts = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'counted'").fetchone()
+            columns = (f"total(coalesce(replies.{name}, counted.{name}))" for name in ("input_tokens", "output_tokens"))
+            tokens_in, tokens_out = connection.execute(
+                f"SELECT {', '.join(columns)} FROM replies "
+                f"LEFT JOIN {'counted' if has_counts else 'replies'} AS counted USING (key) WHERE replies.model = ?",
+                (model,),
+            ).fetchone()
+        return int(tokens_in), int(tokens_out)
+
+    def put(self, key: str, model: str, settings: Mapping[str, Any], reply: Reply, paid: tuple[int, int]) -> None:
+        """Stores a reply, and the tokens that were paid for if the backend reported none; the first one stays."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         stored = json.dumps(dict(settings), sort_keys=True)
         with self._connected() as connection:
@@ -108,6 +126,9 @@ class ReplayCache:
             if reply.logprobs is not None:
                 tokens = json.dumps(dict(reply.logprobs))
                 connection.execute("INSERT OR IGNORE INTO logprobs (key, tokens) VALUES (?, ?)", (key, tokens))
+            if reply.input_tokens is None or reply.output_tokens is None:
+                connection.execute(_COUNTED)
+                connection.execute("INSERT OR IGNORE INTO counted VALUES (?, ?, ?)", (key, *paid))
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -126,9 +147,10 @@ class LLMClient:
         cache: a sqlite file; replies in it are not asked for again, so that a run that `max_cost` has ended goes on
             with a higher one. None for no cache.
         prices: of a million tokens.
-        max_cost: no call is made that might bring the cost of this object's calls above it; the most that a call may
-            cost is reserved before it is sent, see `Ledger`. Bound the answers by the backend's parameters
-            (`max_tokens`), or 1,024 tokens are reserved for each. Needs `prices`.
+        max_cost: no call is made that might bring the cost of this object's calls, and of the model's replies that are
+            in the cache as this object is made, above it; the most that a call may cost is reserved before it is sent,
+            see `Ledger`. Bound the answers by the backend's parameters (`max_tokens`), or 1,024 tokens are reserved for
+            each. Needs `prices`.
         tokenizer: counts tokens where the backend reports none, and before a call: a Hugging Face tokenizer or its
             name, a tiktoken encoding or a function; None counts four characters as one.
         replay_only: ask nothing that is not in the cache; needs neither key nor network.
@@ -162,7 +184,10 @@ class LLMClient:
                 f"use CallableBackend(function, name=...)"
             )
         self.cache = None if cache is None else ReplayCache(cache)
-        self.ledger = Ledger(prices, max_cost)
+        earlier = 0.0
+        if prices is not None and self.cache is not None and not replay_only:
+            earlier = prices.cost(*self.cache.tokens(self.backend.model))
+        self.ledger = Ledger(prices, max_cost, earlier)
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
         self._busy: dict[str, threading.Lock] = {}
@@ -240,7 +265,7 @@ class LLMClient:
             if self.replay_only:
                 raise NotInCacheError(f"query {qid!r}: {self.cache!r} has no reply to this prompt of {self.backend!r}")
             reply = self._pay(qid, messages, send, settings, count)
-            self.cache.put(key, self.backend.model, settings, reply)
+            self.cache.put(key, self.backend.model, settings, reply, self._tokens_of(reply, count))
             return reply
 
     def _pay(
@@ -269,11 +294,14 @@ class LLMClient:
 
     def _enter(self, qid: str, reply: Reply, count: Callable[[], int], *, replayed: bool) -> None:
         estimated = reply.input_tokens is None or reply.output_tokens is None
-        tokens_in = count() if reply.input_tokens is None else reply.input_tokens
-        tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
         capped = self.ledger.max_cost is not None
         counted = count() if capped and reply.input_tokens is not None else None
-        self.ledger.add(Call(qid, replayed, tokens_in, tokens_out, estimated, counted))
+        self.ledger.add(Call(qid, replayed, *self._tokens_of(reply, count), estimated, counted))
+
+    def _tokens_of(self, reply: Reply, count: Callable[[], int]) -> tuple[int, int]:
+        """Tokens of prompt and answer."""
+        tokens_in = count() if reply.input_tokens is None else reply.input_tokens
+        return tokens_in, self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
 
 
 class AsksLLM:
@@ -315,7 +343,8 @@ def description(asker: Any, *not_asked: str, own_prompt: bool = False) -> dict[s
     }
     if asker.preselect is not None:
         asked["preselect"] = asker.preselect.identity()
-    return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked}
+    parts = [getattr(asker, name, None) for name in ("schedule", "answer", "prompt", "preselect", "windows")]
+    return {"model": backend.model, "settings": dict(backend.settings), "arguments": asked, **own_code(asker, *parts)}
 
 
 def read_reply(

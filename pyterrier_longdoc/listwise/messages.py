@@ -54,6 +54,20 @@ _LINKS = {
 # What may stand before a ranking, or behind it: also the next id of a reply that was cut off.
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
+_ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
+# "[3], then [1] and [2]"
+_IN_WORDS = re.compile(
+    rf"{_ID.pattern}(?:[\s,;*_`\"']{{0,9}}(?:(?:and\s)?(?:then|followed by)\s|and\s)?[*_`\"']{{0,9}}{_ID.pattern})+",
+    re.IGNORECASE,
+)
+_THEN = re.compile(r"then|followed", re.IGNORECASE)
+# Of whoever speaks, or at the beginning of a sentence; "I can't find" is no refusal.
+_REFUSAL = re.compile(
+    r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
+    r"(?:can['\u2019]t|can ?not|could(?:n['\u2019]t| not)|won['\u2019]t|will not|unable|"
+    r"not (?:able|going|willing|comfortable)|decline|refuse)\b(?! (?:find|see|tell|be)\b)",
+    re.IGNORECASE,
+)
 
 # Tokenizers refuse to be used by two threads at the same time; a lock of each could not be pickled.
 _COUNTING = threading.Lock()
@@ -308,14 +322,14 @@ class DocumentReader(Tokens):
     def note(self, query: str, texts: Sequence[str], shown: Sequence[Shown]) -> None:
         """Remembers what a model has read of documents."""
         for text, part in zip(texts, shown, strict=True):
-            pair = ("" if self.passages is None else query, text)
             with self._lock:
-                self._least_shown[pair] = min(part, self._least_shown.get(pair, part), key=lambda each: each.tokens)
+                least = self._least_shown.get((query, text), part)
+                self._least_shown[query, text] = min(part, least, key=lambda each: each.tokens)
 
     def coverage(self, queries: int) -> Coverage:
-        """What was read of the distinct texts shown so far; one shown in several lengths counts with the shortest.
+        """What was read of the texts shown so far, each for each of its queries, with the shortest length.
 
-        With passages a text counts for each of its queries, and what is not shown was passed over.
+        With passages, what is not shown was passed over.
         """
         coverage = Coverage(queries=queries)
         for (_, text), shown in self._least_shown.items():
@@ -357,10 +371,12 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
     """Reads a ranking of `n` documents, which have the ids 1..n.
 
     It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
-    but ids may separate them by spaces or commas too. Amid prose, a ranking stands on lines of its own, or is a chain
-    of `>` that names more than half of the documents, so that `the passages [1] and [2]`, a quotation of the request's
-    `[2] > [1]` or `policy 3.2` is never taken for one. Of several rankings the one with the most documents counts, and
-    of those the last. None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
+    but ids may separate them by spaces or commas too. In a longer reply, a ranking stands on lines of its own, or is a
+    chain of `>` that names more than half of the documents. It begins the reply, comes after a colon, or names all
+    documents; within a sentence more than two of them, for which `[3], then [1] and [2]` will do too. Nothing behind
+    `I can't` and the like counts. So `the passages [1] and [2]`, a quotation of the request's `[2] > [1]` or
+    `policy 3.2` is never taken for a ranking. Of several the one with the most documents counts, and of those the last.
+    None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
 
     Example:
         >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
@@ -369,18 +385,35 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         True
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
+    begins = text.find("[")
+    begun = _is_bare(text[: min(begins, _LONGEST_GAP + 1)])
+    refused = _REFUSAL.search(text)
     best: ParsedReply | None = None
-    lists = ([_number(digits) for digits in _DIGITS.findall(match[0])] for match in _LIST.finditer(text))
-    for ids in (*_chains(text, n), *lists):
+    for start, ids, on_own_lines in _found(text, n):
         known = [i - 1 for i in ids if 1 <= i <= n]
         named = dict.fromkeys(known)
         rest = [position for position in range(n) if position not in named]
-        if known and (best is None or len(rest) <= best.missing):
+        given = (begun and (on_own_lines or start == begins)) or _is_announced(text, start)
+        # Two are as many as a quotation of the request's form names.
+        given = given or (not rest and (on_own_lines or n > 2))
+        is_order = known and given and (refused is None or start < refused.end())
+        if is_order and (best is None or len(rest) <= best.missing):
             best = ParsedReply([*named, *rest], len(rest), len(known) - len(named), len(ids) - len(known))
     return best
 
 
-def _chains(text: str, n: int) -> Iterator[list[int]]:
+def _found(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
+    """What may be rankings: where each begins, its ids, and whether it stands on lines of its own."""
+    yield from _chains(text, n)
+    for match in _IN_WORDS.finditer(text):
+        ids = [_number(digits) for digits in _DIGITS.findall(match[0])]
+        if _THEN.search(match[0]) and len(set(ids)) == n:
+            yield match.start(), ids, False
+    for match in _LIST.finditer(text):
+        yield match.start(), [_number(digits) for digits in _DIGITS.findall(match[0])], True
+
+
+def _chains(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
     """Runs of bracketed ids with nothing but separators between them."""
     found = list(_ID.finditer(text))
     if not found:
@@ -395,13 +428,22 @@ def _chains(text: str, n: int) -> Iterator[list[int]]:
             continue
         ids, joined_by = found[start:end], links[start : end - 1]
         # No more of the line than tells whether it is bare: lines may be very long, and have very many ids.
-        before = text[max(0, ids[0].start() - _LONGEST_GAP - 1) : ids[0].start()].rpartition("\n")[2]
+        before = _just_before(text, ids[0].start()).rpartition("\n")[2]
         after = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
         on_own_lines = _is_bare(before) and _is_bare(after)
         within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
         if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
-            yield [_number(match[1]) for match in ids]
+            yield ids[0].start(), [_number(match[1]) for match in ids], on_own_lines
         start = end
+
+
+def _just_before(text: str, start: int) -> str:
+    return text[max(0, start - _LONGEST_GAP - 1) : start]
+
+
+def _is_announced(text: str, start: int) -> bool:
+    """Whether what begins there comes after a colon, or an opening tag."""
+    return _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
 
 
 def _number(digits: str) -> int:

@@ -158,15 +158,15 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
             inp: as for `transform`.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm`, with one token for each answer; replies in the cache are not
-            deducted. With `preselect` passages are chosen as in a run.
+            Calls, tokens and cost at the prices of `llm` (None if it has none), with one token for each answer; replies
+            in the cache are not deducted. With `preselect` passages are chosen as in a run.
         """
         pairs = self._pairs(inp)
         reader = reader_for(self, pairs)
         fitting = Fitting(lambda qid, messages: messages, reader, self._prompt, self.max_prompt_tokens)
         prompts = [fitting.ask("", query, [text])[1] for query, text in dict.fromkeys(pairs)]
         tokens_in = sum(reader.count_messages(messages) for messages in prompts)
-        return Estimate(len(prompts), tokens_in, len(prompts), self.ledger.prices.cost(tokens_in, len(prompts)))
+        return self.ledger.estimate(len(prompts), tokens_in, len(prompts))
 
     def _pairs(self, inp: pd.DataFrame) -> list[tuple[str, str]]:
         """The query and text of each row."""

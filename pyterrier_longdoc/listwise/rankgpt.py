@@ -200,9 +200,10 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             inp: as for `transform`.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm`. Every answer is reckoned as that of a full list; replies in
-            the cache are not deducted. With `preselect` passages are chosen as in a run. Where answers decide how many
-            prompts there are, the most that there can be, each as long as those of a model that changes no order.
+            Calls, tokens and cost at the prices of `llm` (None if it has none). Every answer is reckoned as that of a
+            full list; replies in the cache are not deducted. With `preselect` passages are chosen as in a run. Where
+            answers decide how many prompts there are, the most that there can be, each as long as those of a model that
+            changes no order.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
@@ -224,7 +225,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             more = self._most_prompts(one) / max(len(sizes), 1)
             total += [self._most_prompts(one), tokens_in[str(one.qid)] * more, tokens_out * more]
         calls, read, written = np.ceil(total).astype(int).tolist()
-        return Estimate(calls, read, written, self.ledger.prices.cost(read, written))
+        return self.ledger.estimate(calls, read, written)
 
     @property
     def _prompt(self) -> Prompt:

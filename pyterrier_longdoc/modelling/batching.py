@@ -123,7 +123,7 @@ class Encoded:
 
 
 NOTHING = np.zeros(0, dtype=np.int32)
-"""The query of an input that is a text alone."""
+"""No tokens: the query of an input that is a text alone, for instance."""
 
 
 def for_each_window(values: Sequence[Any], windows: Sequence[Sequence[Any]]) -> list[Any]:

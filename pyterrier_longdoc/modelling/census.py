@@ -1,4 +1,4 @@
-"""Counts what is read in a run, a training or a survey: each distinct query and text once."""
+"""Counts what is read in a run, a training or a survey: each distinct query, and pair of it and a text, once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Census:
 
     Attributes:
         coverage: the counts.
-        windows: of each text that was counted.
+        windows: of each pair that was counted.
     """
 
     def __init__(self, settings: Settings, layout: PairLayout | ApartLayout, dtype: str | None) -> None:
@@ -31,7 +31,7 @@ class Census:
         self._settings = settings
         self._budget = layout.budget if isinstance(layout, PairLayout) else None
         self._queries: set[str] = set()
-        self._texts: set[int] = set()  # hashes: augmented texts are as many as draws
+        self._pairs: set[int] = set()  # hashes: augmented texts are as many as draws
         self._lost: dict[str, int] = {}
 
     def add_queries(self, queries: Sequence[str], lengths: Sequence[int], limit: int) -> None:
@@ -56,9 +56,9 @@ class Census:
             readings: what is read of each text.
         """
         for query, text, ids, reading in zip(queries, texts, query_ids, readings, strict=True):
-            key = hash((query, text) if self._settings.reads_by_query else text)
-            if key not in self._texts:
-                self._texts.add(key)
+            pair = hash((query, text))
+            if pair not in self._pairs:
+                self._pairs.add(pair)
                 self.windows.append(reading.windows)
                 self.coverage.add(reading, self._settings.left_out(reading))
             if self._budget is not None:

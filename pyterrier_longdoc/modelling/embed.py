@@ -17,6 +17,7 @@ from torch import nn
 
 from ..common.caches import EmbeddingCache
 from ..common.coverage import Work
+from ..common.files import folder_digest
 from ..common.hub import reachable
 from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, load_encoder
@@ -209,11 +210,13 @@ class SharedEncoder:
             self.cache.clear()
 
 
-_LOADED: weakref.WeakValueDictionary[tuple[str, bool, torch.device], SharedEncoder] = weakref.WeakValueDictionary()
+_LOADED: weakref.WeakValueDictionary[tuple[Any, ...], SharedEncoder] = weakref.WeakValueDictionary()
 
 
 def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> SharedEncoder:
     """The encoder of this name, loaded once for all transformers that use it on a device at the same time.
+
+    A folder whose files have changed since is loaded anew.
 
     Bi-encoders with several aggregations, and selectors of windows, then embed a text once between them. A device has
     weights of its own: a model that moves would take those of all others with it.
@@ -226,7 +229,7 @@ def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool =
     name = encoder_folder(name)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    key = (name, trust_remote_code, device)
+    key = (name, folder_digest(name), trust_remote_code, device)
     encoder = _LOADED.get(key)
     if encoder is None:
         name = reachable(name)

@@ -20,7 +20,7 @@ from ..common.coverage import Coverage, Explanation, Reading, Scored, Work
 from ..common.documents import Text
 from .backbones.load import Backbone
 from .backbones.templates import with_trail
-from .batching import ApartLayout, Encoded
+from .batching import NOTHING, ApartLayout, Encoded
 from .census import Census
 from .contexts import tokenize_documents
 from .devices import dtype_name
@@ -140,7 +140,7 @@ class LongDocScorer(nn.Module):
 
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
-        """Within, `forward` counts what it reads: each distinct text and query once, however often it is drawn.
+        """Within, `forward` counts what it reads: each query and text of it once, however often they are drawn.
 
         Args:
             dtype: the precision to note.
@@ -252,7 +252,8 @@ class LongDocScorer(nn.Module):
         tokenized = self.tokens(self.tokenizer, read, lead=self.layout.query_lead)
         if census is not None:
             census.add_queries(queries, list(map(len, tokenized)), limit)
-        cut = [query.ids[:limit] for query in tokenized]
+        lead = self._lead(self.layout.query_lead)
+        cut = [query.ids[:limit] if len(query) else lead for query in tokenized]
         if not self.layout.query_trail:
             return cut
         return with_trail(partial(self.tokens, self.tokenizer), self.layout, read, cut)
@@ -269,12 +270,17 @@ class LongDocScorer(nn.Module):
             cuts = self._cut(queries, texts)
         for query, (_, spans) in zip(query_ids, cuts, strict=True):
             self.head.check_windows(len(spans), max(len(query), self.layout.query_size or 0))
-        windows = each_once(cuts, lambda cut: [cut[0].read(span) for span in cut[1]])
+        lead = self._lead(self.layout.text_lead)
+        windows = each_once(cuts, lambda cut: [ids if len(ids) else lead for ids in map(cut[0].read, cut[1])])
         readings = [
             Reading.through(spans, len(text), document.repeated(spans))
             for (document, spans), text in zip(cuts, texts, strict=True)
         ]
         return Read(query_ids, cuts, windows, readings)
+
+    def _lead(self, lead: str) -> np.ndarray:
+        """What is read of an empty query or text: the white space that any other one begins with."""
+        return self.tokens(self.tokenizer, [lead])[0].ids if lead else NOTHING
 
     def _cut(self, queries: Sequence[str], texts: Sequence[TokenizedText]) -> list[Cut]:
         """What is read of B texts for B queries, and its windows."""

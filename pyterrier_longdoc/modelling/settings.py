@@ -56,11 +56,6 @@ class Settings:
         self.layout.check(self.windows, self.preselect, self.max_query_len, repeats=self.repeat_tokens > 0)
 
     @property
-    def reads_by_query(self) -> bool:
-        """Whether it depends on the query what is read of a text."""
-        return self.preselect is not None or self.layout.shared_budget
-
-    @property
     def largest_window(self) -> int | None:
         """The most tokens of a window with what is read with it; None if only the backbone limits it."""
         largest = self.windows.largest

@@ -1,6 +1,6 @@
 """What a run would read of its queries and texts, told by reading them as it does and encoding nothing.
 
-Shapes: R rows of a run, P distinct pairs of a query and a text, D documents.
+Shapes: R rows of a run, P distinct pairs of a query and a text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Survey:
 
     Attributes:
         coverage: as after a run, apart from what would be computed.
-        windows: `(D,)` windows of each document that counts in `coverage`.
+        windows: `(P,)` windows of each pair, in the order in which they are read.
         rows: `(P,)` the first row of each distinct pair.
         tokens: `(P,)` tokens of its inputs, with query and special tokens.
         inputs: distinct inputs: a query and a window, or a window where that is encoded without its query; equal ones,

@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..common.frames import as_strings, check_columns
 from ..experiment.significance import mean_over_seeds, resampled_means
-from .verdict import Effect, Estimate, paired
+from .verdict import SEEDS, SEEN, UNCHANGED, Effect, Estimate, paired, verdict, within
 
 COLLECTIONS = ("early", "uniform", "far")
 """Where relevant passages are: within the length that FirstP reads, anywhere, behind it; otherwise they are alike."""
@@ -109,6 +109,20 @@ class Outcomes:
         """Of the systems that were trained; 1 if none was."""
         return min((self.seeds[cell] for cell in cells if cell.trained != "none"), default=1)
 
+    def settled(self, cells: Iterable[Cell]) -> bool:
+        """Whether the systems that were trained have `SEEDS` seeds, and another epoch changes nothing: see `verdict`.
+
+        Another epoch of `early>far` is `early>far>far`. It is equivalent at the level .05, by two one-sided tests.
+        """
+        return all(self._converged(cell) for cell in cells if cell.trained != "none")
+
+    def _converged(self, cell: Cell) -> bool:
+        again = cell._replace(trained=f"{cell.trained}>{cell.trained.split('>')[-1]}")
+        if min(self.seeds[cell], self.seeds.get(again, 0)) < SEEDS:
+            return False
+        x, y = self.of([again, cell]).T
+        return verdict(paired(x, y).interval(0.05), within(UNCHANGED).times(y.mean()), settled=False) == SEEN
+
     def figure(self, study: str, figure: str, system: str | None = None) -> pd.DataFrame:
         """Rows of a study's figure, of one system or all.
 
@@ -136,6 +150,7 @@ class Evidence:
         scale: what the claimed effect is a share of.
         queries: that it was computed from.
         seeds: of the system that has the fewest.
+        settled: whether the systems can contradict a paper, see `Outcomes.settled`.
         detail: what of the comparison depends on what was run.
     """
 
@@ -145,6 +160,7 @@ class Evidence:
     scale: float
     queries: int
     seeds: int
+    settled: bool = False
     detail: str = ""
 
 
@@ -209,7 +225,8 @@ class Difference:
         values = outcomes.of(self.needs)
         x, y, *of = values.T
         scale = max(of[0].mean() - of[1].mean(), 0.0) if of else y.mean()
-        return Evidence(x.mean(), y.mean(), paired(x, y), scale, len(x), outcomes.fewest_seeds(self.needs))
+        seeds, settled = outcomes.fewest_seeds(self.needs), outcomes.settled(self.needs)
+        return Evidence(x.mean(), y.mean(), paired(x, y), scale, len(x), seeds, settled)
 
 
 @dataclass(frozen=True)
@@ -262,7 +279,8 @@ class Spread:
         error = float(drawn.std(ddof=1)) if len(values) > 1 else inf
         estimate = Estimate(ours - reference, error, max(len(values) - 1, 1))
         detail = f"{len(settings)} windows and strides"
-        return Evidence(ours, reference, estimate, reference, len(values), outcomes.fewest_seeds(cells), detail)
+        seeds, settled = outcomes.fewest_seeds(cells), outcomes.settled(cells)
+        return Evidence(ours, reference, estimate, reference, len(values), seeds, settled, detail)
 
     def _settings(self, name: str, outcomes: Outcomes) -> set[str]:
         """What stands behind the name, as " 32/24", of all settings that were run."""
@@ -320,7 +338,8 @@ class Trend:
             error = inf
         queries = int(n.min()) if np.isfinite(error) else 0
         detail = f"{len(rows)} iterations"
-        return Evidence(p[-1], p[0], Estimate(float(weights @ p), error), float(p[0]), queries, 1, detail)
+        estimate = Estimate(float(weights @ p), error)
+        return Evidence(p[-1], p[0], estimate, float(p[0]), queries, seeds=1, detail=detail)
 
 
 @dataclass(frozen=True)
@@ -366,7 +385,8 @@ class Gains:
         x, y = in_more.mean(1) - values[:, 0], in_less.mean(1) - values[:, 1]
         scale = float(behind[more] - behind[less]) * values[:, 2].mean()
         detail = f"{more} against {less}; models: {len(run)}"
-        return Evidence(x.mean(), y.mean(), paired(x, y), scale, len(x), outcomes.fewest_seeds(cells), detail)
+        seeds, settled = outcomes.fewest_seeds(cells), outcomes.settled([*firstp, *cells])
+        return Evidence(x.mean(), y.mean(), paired(x, y), scale, len(x), seeds, settled, detail)
 
     @staticmethod
     def _behind(outcomes: Outcomes) -> pd.Series:

@@ -1,4 +1,4 @@
-"""What an interval of a difference says about a claim: four verdicts, and the intervals."""
+"""What an interval of a difference says about a claim: five verdicts, and the intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from scipy import stats
 from ..experiment.significance import quiet, without_rounding
 
 SEEN, NOT_SEEN, CONTRADICTED, UNDECIDED, NOT_RUN = "seen", "not seen", "contradicted", "undecided", "not run"
-WEAKEST_FIRST = (CONTRADICTED, NOT_SEEN, UNDECIDED, SEEN)
+NOT_REACHED = "not reached"
+WEAKEST_FIRST = (CONTRADICTED, NOT_REACHED, NOT_SEEN, UNDECIDED, SEEN)
+
+SEEDS = 3
+"""The fewest with which a trained system can contradict a paper: no interval here knows of seeds."""
+UNCHANGED = 0.05
+"""Share of a mean by which another epoch may change it, if the training counts as converged."""
 
 POWER = 0.8
 """With which the smallest difference that a test could have found is found; Cohen 1988."""
@@ -31,10 +37,10 @@ class Effect:
     Of a claim they are shares of something, see `Comparison`; `times` makes differences of them.
 
     Attributes:
-        side: all differences that do not speak against the claim; one end is finite, the bound that is tested.
+        side: all differences that do not speak against the claim; its finite ends are the bounds that are tested.
         named: those that make its sentence true: the side itself, if it names no size.
         reported: those as large as the papers' figures: at least the smallest effect that they show for it.
-        tails: 2 for a difference from 0, of which both signs are tested; 1 for a margin that is not to be exceeded.
+        tails: 2 for a difference from 0, of which both signs are tested; 1 for margins that are not to be exceeded.
     """
 
     side: Region
@@ -43,9 +49,9 @@ class Effect:
     tails: int = 2
 
     @property
-    def bound(self) -> float:
-        """The finite end of the side."""
-        return next(end for end in self.side if np.isfinite(end))
+    def bounds(self) -> tuple[float, ...]:
+        """The finite ends of the side."""
+        return tuple(end for end in self.side if np.isfinite(end))
 
     def times(self, scale: float) -> Effect:
         """The regions as differences, if this is a share of `scale`."""
@@ -56,7 +62,8 @@ class Effect:
 
     def __str__(self) -> str:
         if self.tails == 1:
-            return f"at most {self.bound:+.3f}"
+            ends = " to ".join(f"{end:+.3f}" for end in self.bounds)
+            return ends if len(self.bounds) == 2 else f"at most {ends}"
         sign, of = ("above" if self.side[1] == inf else "below"), ("says" if self.named != self.side else "papers")
         return f"{sign} 0; {of} {' to '.join(f'{end:+.3f}' for end in self.reported if np.isfinite(end))}"
 
@@ -81,11 +88,17 @@ def at_most(margin: float) -> Effect:
     return Effect((-inf, margin), (-inf, margin), (-inf, margin), tails=1)
 
 
-def verdict(interval: Region, effect: Effect) -> str:
+def within(margin: float) -> Effect:
+    """Equivalent: neither above nor below the reference by more than a margin."""
+    return Effect((-margin, margin), (-margin, margin), (-margin, margin), tails=1)
+
+
+def verdict(interval: Region, effect: Effect, *, settled: bool) -> str:
     """What an interval of a difference says about a claim.
 
     - *contradicted*: the interval lies beside the claim's side. The difference is significantly of the other sign, or
       significantly beyond the margin.
+    - *not reached*: the same of models that are not settled, which more training, or other seeds, may change.
     - *seen*: it lies within what the claim's sentence names. The difference is significantly of the claimed sign, or
       within the margin, or, where a size is named, of that size.
     - *not seen*: neither, and it does not reach the effect that the papers report (of a claim that names a size: that
@@ -98,12 +111,12 @@ def verdict(interval: Region, effect: Effect) -> str:
     Args:
         interval: both ends, at the level of the test.
         effect: as differences.
+        settled: whether the models have `SEEDS` seeds, and another epoch leaves them `UNCHANGED`.
     """
-    low, high = interval
-    beyond, short = low > effect.bound, high < effect.bound
-    inside, outside = (beyond, short) if effect.side[1] == inf else (short, beyond)
-    if outside:
-        return CONTRADICTED
+    (low, high), (least, most) = interval, effect.side
+    if high < least or low > most:
+        return CONTRADICTED if settled else NOT_REACHED
+    inside = (low > least or least == -inf) and (high < most or most == inf)
     if inside and effect.named[0] <= low and high <= effect.named[1]:
         return SEEN
     return UNDECIDED if _meet(interval, effect.reported) else NOT_SEEN

@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from ..common.presentation import HELP_URL
 from .base import LongDocReranker
 
 
@@ -19,7 +18,7 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         path: the model's folder.
     """
 
-    schematic = {"label": "LongDoc", "help_url": HELP_URL}  # noqa: RUF012
+    schematic = {"label": "LongDoc", "help_url": None}  # noqa: RUF012
     ARTIFACT_TYPE = "longdoc_reranker"
     ARTIFACT_FORMAT = "hf"
     ARTIFACT_PACKAGE_HINT = "pyterrier-longdoc"

@@ -45,7 +45,7 @@ from ..common.frames import (
 from ..common.notices import Told, is_news, warn, warn_of_cuts
 from ..common.presentation import HIDDEN, WithBackbone
 from ..common.progress import work_bar
-from ..common.registry import look_up
+from ..common.registry import VOUCH, look_up, own_code, own_code_in
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
 from ..modelling.backbones.templates import Template, resolve_template
@@ -468,6 +468,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             "weights": self._weights_fingerprint(),
             "tokenizer": blake2b(tokenizer).hexdigest(),
             "computed": [settings.device.type, dtype_name(settings.dtype), settings.runtime],
+            **own_code(self, *arguments.values(), settings.windows, settings.preselect),
         }
 
     def _weights_fingerprint(self) -> Any:
@@ -540,7 +541,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             scores after a change of weights wait for the compilation or export.
         score_cache: a file in which scores are kept: a second run of the same model over the same texts reads them,
             and an interrupted one goes on: what was scored is written every few seconds, or after each document that
-            takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`.
+            takes longer. Keyed by weights, settings, query and text; not used with `explain`, nor to validate in `fit`,
+            nor by models with code of one's own whose class has no `describe` of its own.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
     All other arguments: see :class:`~pyterrier_longdoc.rerankers.base.WindowReranker`.
@@ -707,8 +709,16 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self.warn_untrained()
         if self.score_cache is None or self.explain or not self._caches:
             return super().score_pairs(queries, texts, bar)
-        cache = ScoreCache(self.score_cache)
-        return score_with_cache(cache, weights.scorer, self.describe(), queries, texts, bar=bar)
+        identity = self.describe()
+        own = own_code_in(identity)
+        if own:
+            message = (
+                f"score_cache={str(self.score_cache)!r} is left alone: nobody can tell whether the code of "
+                f"{', '.join(own)} is that of the scores in it. Leave score_cache out. {VOUCH}."
+            )
+            self._warn_once(message, UserWarning)
+            return super().score_pairs(queries, texts, bar)
+        return score_with_cache(ScoreCache(self.score_cache), weights.scorer, identity, queries, texts, bar=bar)
 
     def warn_untrained(self) -> None:
         """Warns once that scores mean nothing yet."""
@@ -760,8 +770,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         Where the text column is absent, `text_loader` is asked for the texts of each step's own examples.
 
         Afterwards `trained_on` tells which queries were trained on (a `LeftOutWarning` says if not all were), and
-        `coverage` what was read of their texts, of each distinct one that was drawn (after a kill: since then). With
-        `verbose` each is a line, and the first no warning.
+        `coverage` what was read of the texts that were drawn (after a kill: since then). With `verbose` each is a line,
+        and the first no warning.
         """
         self._refuse_foreign("trained")
         args = self.recipe

@@ -478,8 +478,9 @@ class TKL(LongDocReranker):
         best_regions: how many regions count, with two neighbours on either side of each.
         max_doc_len: 2,000 as published; 4,000 in BeST's table.
         max_query_len: 30 as published.
-        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`, whose learning rates are also those of
-            the published configuration, made for 300,000 steps and more: raise them for small collections.
+        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`. The published code has in effect 1e-5
+            for all weights (7e-6 for word embeddings), a cosine, batches of 32 and at least 300,000 steps: raise the
+            rates for small collections.
 
     All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`; `repeat` and `repeat_headings` are refused.
     """

@@ -16,7 +16,6 @@ import torch
 from ..common.arguments import arguments_of, changed_names
 from ..common.coverage import Coverage, Scored, Work
 from ..common.documents import Text
-from ..common.presentation import HELP_URL
 from ..modelling.batching import Encoded
 from ..modelling.checkpoint import Weights
 from ..modelling.encoder import WindowEncoder
@@ -85,7 +84,7 @@ class FusedRerankers(Fusable, pt.Transformer):
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
         """How PyTerrier draws this transformer."""
-        return {"label": " ** ".join(type(model).__name__ for model in self.models), "help_url": HELP_URL}
+        return {"label": " ** ".join(type(model).__name__ for model in self.models), "help_url": None}
 
     def subtransformers(self) -> dict[str, Any]:
         """The models."""

@@ -16,6 +16,7 @@ from ..common.frames import TextField, field_names, strings, texts_of, validated
 from ..common.notices import Told, is_news, warn, warn_of_cuts
 from ..common.presentation import WithBackbone, described
 from ..common.progress import counting
+from ..common.registry import own_code
 from ..modelling.apart import ExperimentalWarning
 from ..modelling.devices import check_device, check_dtype
 from ..modelling.fingerprint import fingerprint
@@ -99,7 +100,7 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
         """Who this transformer is, JSON-able: its weights, which are loaded for it, and what is read."""
         not_read = ("backbone", "text_loader", "device", "verbose")
         asked = {name: described(value) for name, value in arguments_of(self).items() if name not in not_read}
-        return {"weights": fingerprint(self.load_encoder().state_dict()), "arguments": asked}
+        return {"weights": fingerprint(self.load_encoder().state_dict()), "arguments": asked, **own_code(self)}
 
     def fit(self, *frames: Any) -> NoReturn:
         """Refuses.
@@ -139,7 +140,7 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
         limits = Limits(self.max_doc_len, self.max_query_len, self.block_size, self.max_block_tokens)
         scores = np.zeros(len(inp))
         lists = _lists(inp, queries, texts)
-        least: dict[str, Any] = {}
+        least: dict[tuple[str, str], Any] = {}
         with counting(type(self).__name__, "query", len(lists), shown=self.verbose) as done:
             for query, rows_of in lists:
                 read = encoder.read(query, [text for _, text in rows_of], limits)
@@ -148,7 +149,8 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
                     scores[rows] = score
                 _note(coverage, read, computed)
                 for (_, text), reading in zip(rows_of, read.readings, strict=True):
-                    least[text] = min(reading, least.get(text, reading), key=lambda each: each[0].tokens_read)
+                    so_far = least.get((query, text), reading)
+                    least[query, text] = min(reading, so_far, key=lambda each: each[0].tokens_read)
                 done()
         for reading, left_out in least.values():
             coverage.add(reading, left_out)

@@ -32,7 +32,7 @@ class Summary:
     Attributes:
         model: the reranker as it shows itself.
         coverage: what `coverage` of the model would be afterwards, apart from what is computed.
-        windows_per_document: `(D,)` windows of each document, with `preselect` for each of its queries.
+        windows_per_document: `(P,)` windows of each document, for each of its queries.
         unread: one row for each argument that leaves text out: `of` (`"queries"`, `"documents"`, or `"repeated"`: what
             is read with each window), `tokens` not read, `share` of the tokens, and the `argument`.
         pairs: distinct pairs of a query and a text.

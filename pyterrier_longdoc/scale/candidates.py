@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.files import file_digest
 from ..common.frames import as_strings, check_columns, frame_digest
 from ..experiment.runs import run_parts
 from .tables import arrow, as_frame, as_table
@@ -104,7 +105,7 @@ class Source:
         told = []
         for file in self.files:
             stat = file.name, file.stat().st_size, file.stat().st_mtime_ns
-            digest = before.get(stat) or _file_digest(file)
+            digest = before.get(stat) or file_digest(file)
             told.append({**dict(zip(("name", "size", "time"), stat, strict=True)), "digest": digest})
         return told
 
@@ -256,11 +257,3 @@ def _parquet_parts(path: Path) -> Iterator[pd.DataFrame]:
                 yield as_frame(pa.Table.from_batches([batch]))
     except ValueError as error:  # as all of pyarrow's complaints about contents are
         raise ValueError(f"{str(path)!r} is no Parquet file: {error}") from None
-
-
-def _file_digest(path: Path) -> str:
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while piece := file.read(2**22):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -114,7 +114,8 @@ def rerank_to_disk(
 
     Raises:
         ValueError: if the folder was begun with another pipeline or other candidates (the message names what differs),
-            or files in it are damaged; for candidates without queries, and results that cannot be written.
+            or files in it are damaged; for candidates without queries, results that cannot be written, and models with
+            code of one's own whose class has no `describe` of its own.
         FileExistsError: if the folder holds something else.
         FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.

@@ -14,6 +14,7 @@ import pyterrier as pt
 from ..common.files import write_lines
 from ..common.notices import warn
 from ..common.once import made_once
+from ..common.registry import VOUCH, own_code_in
 from ..experiment.identity import Identities, differences
 from .blocks import BlockFolder
 from .candidates import Candidates, DealtCandidates, Source, deal
@@ -43,13 +44,23 @@ class Job:
 
     def __init__(self, out: Path, pipeline: pt.Transformer, source: Source) -> None:
         self.out, self.pipeline, self.source = out, pipeline, source
+        foreign = _foreign(out)  # before the manifest is looked for, which another process may write at any moment
         manifest = read_manifest(out)
+        if manifest is None and foreign:
+            raise FileExistsError(
+                f"{str(out)!r} holds other files ({', '.join(foreign[:5])}): choose a new or empty folder"
+            )
         told = Identities().of(pipeline)
+        own = own_code_in(told.told)
+        if own:
+            raise ValueError(
+                f"the blocks of a job must be made by the same code, and of {', '.join(own)} nobody can tell: score "
+                f"without rerank_to_disk. {VOUCH}"
+            )
         self._files = source.files_told([] if manifest is None else manifest["files"])
         self._identity = {"format": _FORMAT, "pipeline": told.told, **source.digests(self._files)}
         self.blocks = _blocks(out, self._identity)
         if manifest is None:
-            _check_empty(out)
             return
         self._check(manifest)
         if told.unchecked:
@@ -158,13 +169,7 @@ def _blocks(out: Path, identity: dict[str, Any]) -> BlockFolder:
     return BlockFolder(out / _BLOCKS, job)
 
 
-def _check_empty(out: Path) -> None:
-    """Raises FileExistsError if a folder has something else than blocks whose candidates were deleted."""
+def _foreign(out: Path) -> list[str]:
+    """What a folder has besides blocks whose candidates were deleted."""
     names = [path.name for path in out.iterdir()] if out.is_dir() else []
-    foreign = sorted(
-        name for name in names if name not in (_BLOCKS, _SHARDS) and not name.startswith(f".{_CANDIDATES}.")
-    )
-    if foreign:
-        raise FileExistsError(
-            f"{str(out)!r} holds other files ({', '.join(foreign[:5])}): choose a new or empty folder"
-        )
+    return sorted(name for name in names if name not in (_BLOCKS, _SHARDS) and not name.startswith(f".{_CANDIDATES}."))

@@ -346,8 +346,8 @@ class Distributed(Presented, pt.Transformer):
         verbose: show a bar.
 
     Attributes:
-        coverage: how much of the text the last `transform` read, as the model's own: the sum over all blocks, so that a
-            text that is in several of them counts in each. None before.
+        coverage: how much of the text the last `transform` read, as the model's own would be: the sum over all blocks;
+            only queries of the same words with different qids count in each of theirs. None before.
     """
 
     def __init__(

@@ -216,7 +216,16 @@ def _no_relevant_candidate(
             f"{_examples(results['qid'])}, the qrels {_examples(qrels['qid'])}"
         )
     if not judged - found.without_relevant:
-        highest = labels_of(qrels, "qrels")[as_strings(qrels["qid"]).isin(judged).to_numpy()].max()
+        labels = _keys(qrels).assign(label=labels_of(qrels, "qrels"))
+        labels = labels[labels["qid"].isin(judged)]
+        highest = labels["label"].max()
+        if highest >= min_label:
+            qid, docno, label = labels[labels["label"] == highest].iloc[0]
+            last = labels.loc[(labels["qid"] == qid) & (labels["docno"] == docno), "label"].iloc[-1]
+            return ValueError(
+                f"the qrels judge the document {docno!r} of the query {qid!r} twice, with the labels {label:g} and "
+                f"{last:g}, of which the last counts, so that none is relevant: keep one judgement of each pair"
+            )
         return ValueError(
             f"the qrels have no positives: no document of the {len(judged)} {task} queries that they judge has a label "
             f"of at least {min_label}, the highest is {highest:g}"

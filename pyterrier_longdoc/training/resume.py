@@ -24,12 +24,15 @@ from torch import nn
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing, write_lines
 from ..common.frames import frame_digest
+from ..common.notices import warn
 from ..common.presentation import described
+from ..common.registry import own_code, own_code_in
 from ..experiment.identity import Identities
 from ..experiment.runs import read_run, write_run
 from ..modelling.fingerprint import fingerprint
 from ..modelling.preselection import Preselection
 from .examples import Group, Texts
+from .losses import LOSSES
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
@@ -105,6 +108,7 @@ class Checkpoint:
                 f"it away or restore a copy, or name another checkpoint folder to start afresh"
             ) from error
         check_same(values["identity"], self.identity, self.file.parent)
+        _warn_of_own_code(self.identity, self.file.parent)
         return sections, values
 
     def save(self, sections: Sections, values: dict[str, Any]) -> None:
@@ -148,8 +152,10 @@ def fit_further(model: Any, *data: pd.DataFrame | None) -> None:
 
 def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
     """Class, recipe and arguments of a model; those that decide about weights or scores unless roles are named."""
-    arguments = {name: _shown(value) for name, value in arguments_of(model, *(roles or OF_THE_MODEL)).items()}
-    return {"class": type(model).__name__, "arguments": arguments, "recipe": model.recipe.as_dict()}
+    given, recipe = arguments_of(model, *(roles or OF_THE_MODEL)), model.recipe
+    arguments = {name: _shown(value) for name, value in given.items()}
+    own = own_code(None, model, *given.values(), recipe, LOSSES[recipe.loss].compute)
+    return {"class": type(model).__name__, "arguments": arguments, "recipe": recipe.as_dict(), **own}
 
 
 def training_settings(model: Any, *validation: pd.DataFrame | None, texts: Texts | None = None) -> dict[str, Any]:
@@ -179,6 +185,16 @@ def _wherever(told: Any) -> Any:
     if not isinstance(told, dict):
         return told
     return {name: _wherever(value) for name, value in told.items() if name != "computed"}
+
+
+def _warn_of_own_code(identity: dict[str, Any], folder: Path) -> None:
+    own = own_code_in(identity)
+    if own:
+        warn(
+            f"{str(folder)!r} was begun before; nobody can tell if with the same code of {', '.join(own)}. To train "
+            f"afresh, delete it",
+            UserWarning,
+        )
 
 
 def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
@@ -246,6 +262,7 @@ def fit_or_load(
     finished = _read_json(folder / _FINISHED)
     if finished is not None:
         check_same(finished, identity, folder)
+        _warn_of_own_code(identity, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
     for made in (_SCORED, SELECTION):
         (folder / made).unlink(missing_ok=True)
@@ -282,7 +299,7 @@ def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
 def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
     """`qid, query, docno, score, rank` of candidates by a model of `fit_or_load`, read if they are in its folder."""
     identity = {} if folder is None else {"candidates": frame_digest(candidates), "model": Identities().of(model).told}
-    if folder is not None and _read_json(folder / _SCORED) == identity:
+    if folder is not None and _read_json(folder / _SCORED) == identity and not own_code_in(identity):
         scores = read_run(folder / RUN)["score"].to_numpy()
     else:
         out = model.transform(candidates)

@@ -11,7 +11,13 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis import PositionWarning, RelevantPositions, best_chunk, first_above
+from pyterrier_longdoc.analysis import (
+    PositionWarning,
+    RelevantPositions,
+    best_chunk,
+    calibrated_on_nonrelevant,
+    first_above,
+)
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
@@ -287,6 +293,16 @@ def test_a_threshold_below_nearly_all_numbers_is_warned_of():
     assert found.by(best_chunk).matched["first_token"].median() > 0
     with pytest.raises(ValueError, match=r"estimator='best_chunk' must be best_chunk or first_above"):
         found.by("best_chunk")
+
+
+def test_a_calibrated_threshold_is_not_advised_to_be_calibrated():
+    texts, judge = noisy(40)
+    found = judged(texts, judge)
+    # On documents that are too short, of one chunk, among which too few are above by mistake.
+    calibrated = calibrated_on_nonrelevant(judged([text.partition(". ")[0] for text in texts], judge), share=0.3)
+    with pytest.warns(PositionWarning, match="best_chunk") as caught:
+        found.by(calibrated)
+    assert not [w for w in caught if "calibrated" in str(w.message)]
 
 
 # Bad input.

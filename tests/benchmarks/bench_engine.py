@@ -1,7 +1,7 @@
 """How close scoring comes to what the machine can do, and what it costs besides the encoder.
 
     python tests/benchmarks/bench_engine.py [--tables peak overhead memory linear huge] [--threads 2] [--dtype bfloat16]
-    python tests/benchmarks/bench_engine.py --tables overhead --collection ../shared/data/time --depth 100
+    python tests/benchmarks/bench_engine.py --tables overhead --collection PATH/time --depth 100
 
 peak: GFLOP/s of one large matrix product, and the share of it that the encoder reaches, by window length. Counted are
 the multiplications and additions of real tokens: two for each weight of a linear layer, and four for each pair of

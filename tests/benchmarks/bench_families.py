@@ -1,6 +1,6 @@
 """Time and memory of PARADE, CEDR and LongP beside MaxP, over the same tokens of the same documents.
 
-    python tests/benchmarks/bench_families.py --collection ../shared/data/time [--topics 5] [--depth 100] [--threads 2]
+    python tests/benchmarks/bench_families.py --collection PATH/time [--topics 5] [--depth 100] [--threads 2]
         [--window-size 150] [--stride 150] [--max-doc-len 4000] [--dtype float32] [--systems MaxP CEDR-knrm ...]
     python tests/benchmarks/bench_families.py --words 3000 --topics 1 --depth 20
 

@@ -1,6 +1,6 @@
 """The packaged PARADE on BM25's three best windows, added to BM25: beside BM25, PARADE alone and FirstP.
 
-    python tests/benchmarks/bench_recipe.py [--collection ../shared/data/time] [--topics 100] [--depth 20] [--threads 2]
+    python tests/benchmarks/bench_recipe.py [--collection PATH/time] [--topics 100] [--depth 20] [--threads 2]
 
 Without `--collection`: topics of the docstrings' test split whose relevant document has more than 512 tokens; the
 packaged models never saw any other collection. Reranks BM25's top documents; prints nDCG@10 and reciprocal rank, with

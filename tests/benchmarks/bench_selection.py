@@ -1,7 +1,7 @@
 """What it costs and saves to read only the k best windows of a document: selector by k, beside reading all.
 
     python tests/benchmarks/bench_selection.py [--topics 100] [--depth 20] [--k 1 2 3 5] [--threads 2]
-    python tests/benchmarks/bench_selection.py --collection ../shared/data/time --topics 0
+    python tests/benchmarks/bench_selection.py --collection PATH/time --topics 0
     python tests/benchmarks/bench_selection.py --model longdoc:docstrings-parade-attn --cross-encoder SMALLER
 
 Reranks BM25's top documents among those with more than `--min-tokens` tokens, and judges by the relevant ones among

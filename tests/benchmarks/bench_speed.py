@@ -1,6 +1,6 @@
 """Documents per second of MaxP, runtime by runtime, beside the CrossEncoder of sentence-transformers.
 
-    python tests/benchmarks/bench_speed.py --collection ../shared/data/time [--topics 20] [--depth 100] [--threads 2]
+    python tests/benchmarks/bench_speed.py --collection PATH/time [--topics 20] [--depth 100] [--threads 2]
         [--rounds 3] [--settings torch torch-bf16 openvino openvino-bf16 st st-bf16 st-openvino ...]
 
 BM25's top documents of each topic are reranked by the packaged MaxP, written as a Hugging Face checkpoint that both

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_trained.py [--topics 100] [--depth 20] [--models firstp maxp ...] [--folder FOLDER]
     python tests/benchmarks/bench_trained.py --topics 200 --windows 3 --add-bm25
-    python tests/benchmarks/bench_trained.py --collection ../shared/data/time
+    python tests/benchmarks/bench_trained.py --collection PATH/time
 
 Without `--collection`: topics of the docstrings' test split whose relevant document has more than 512 tokens. Reranks
 BM25's top documents; prints nDCG@10 and reciprocal rank with p-values (paired t-test) against BM25 and against FirstP,

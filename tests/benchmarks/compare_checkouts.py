@@ -1,7 +1,7 @@
 """Whether a change of the code cost time: two checkouts of this repository take turns with the same work.
 
     git worktree add ../before COMMIT
-    python tests/benchmarks/compare_checkouts.py ../before . --collection ../shared/data/time [--rounds 7] [--threads 1]
+    python tests/benchmarks/compare_checkouts.py ../before . --collection PATH/time [--rounds 7] [--threads 1]
 
 A process for each checkout loads its models; then the two work in turn, `before, after, after, before` and so on: MaxP
 and PARADE score 20 documents of the collection, and PARADE takes two training steps (four with `--steps 4`), with the
@@ -106,7 +106,7 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, help="the one before and the one after")
-    parser.add_argument("--collection", type=Path, default=Path("../shared/data/time"))
+    parser.add_argument("--collection", type=Path, required=True)
     for option, default in {"rounds": 7, "threads": 1, "steps": 2}.items():
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--only", nargs="+", choices=WORK, default=list(WORK))

@@ -1,7 +1,7 @@
 """Scores of every kind of model, kept in a file, to show that a change of the code changes no number.
 
-    python tests/benchmarks/reference_scores.py --collection ../shared/data/time --out reference.npz
-    python tests/benchmarks/reference_scores.py --collection ../shared/data/time --compare reference.npz
+    python tests/benchmarks/reference_scores.py --collection PATH/time --out reference.npz
+    python tests/benchmarks/reference_scores.py --collection PATH/time --compare reference.npz
 
 Run the first on the commit before a change and the second on the commit after it, on the same machine. `--compare`
 prints one row per configuration with the largest difference (relative where values are above 1) and exits with 1 if one
@@ -318,7 +318,7 @@ def difference(one: Values, other: Values) -> tuple[float, str]:
 def main() -> int:
     """Writes or compares the scores."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--collection", type=Path, default=Path("../shared/data/time"))
+    parser.add_argument("--collection", type=Path, required=True)
     parser.add_argument("--out", type=Path, help="write the scores to this file")
     parser.add_argument("--compare", type=Path, help="compare with the scores in this file")
     parser.add_argument("--only", nargs="+", default=[""], help="configurations with one of these words in their name")

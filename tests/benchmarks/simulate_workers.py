@@ -1,6 +1,6 @@
 """Workers that take one block of queries after the other: how long a job takes, and what is lost, for up to 1,000.
 
-    python tests/benchmarks/simulate_workers.py [--collection ../shared/data/time] [--blocks 5193] [--hours 2000]
+    python tests/benchmarks/simulate_workers.py [--collection PATH/time] [--blocks 5193] [--hours 2000]
 
 Service times are measured: the packaged MaxP scores BM25's `--depth` best documents of `--topics` topics, one topic a
 block, on one thread, and the simulation draws from these times, scaled so that `--blocks` blocks are `--hours` hours of

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 import pyterrier_longdoc
-from pyterrier_longdoc.common.files import import_extra
+from pyterrier_longdoc.common import files
+from pyterrier_longdoc.common.files import folder_digest, import_extra
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(pyterrier_longdoc.__file__).parent
@@ -56,3 +59,37 @@ def test_modules_and_packages_of_the_extras_agree():
 
 def _missing(name):
     raise ModuleNotFoundError(name)
+
+
+def test_a_folder_is_told_by_the_contents_of_its_files(tmp_path):
+    (tmp_path / "below").mkdir()
+    file = tmp_path / "below" / "weights.bin"
+    seen = []
+    for content in (b"one", b"two", b"one", b"six"):  # at once, and with the same size and time
+        file.write_bytes(content)
+        os.utime(file, ns=(10**18, 10**18))
+        seen.append(folder_digest(tmp_path))
+    assert seen[0] == seen[2]
+    assert len(set(seen)) == 3
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "lock").write_text("x")
+    assert folder_digest(tmp_path) == seen[-1]
+    file.rename(tmp_path / "weights.bin")
+    assert folder_digest(tmp_path) != seen[-1]
+
+
+def test_files_that_have_not_changed_for_long_are_read_once(tmp_path, monkeypatch):
+    file = tmp_path / "weights.bin"
+    file.write_bytes(b"one")
+    read, digest = [], files.file_digest
+    monkeypatch.setattr(files, "file_digest", lambda path: read.append(path) or digest(path))
+    later = time.time_ns() + 10**10
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert len({folder_digest(tmp_path) for _ in range(3)}) == 1
+    assert read == [file]
+    stat = file.stat()
+    time.sleep(0.05)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert folder_digest(tmp_path) == folder_digest(tmp_path)
+    assert read == [file] * 2

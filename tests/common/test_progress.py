@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import warnings
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
@@ -147,3 +150,32 @@ def test_work_that_was_begun_before_shows_no_speed_for_what_was_done(capsys, mon
     states = sys.stderr.getvalue()
     assert "1000/1000" in states
     assert "-" not in states
+
+
+WITHOUT_BARS = """
+import numpy as np
+import pyterrier_longdoc as ld
+from tests.support import tiny
+from tests.support.toy import toy_task
+
+recipe = ld.TrainingArgs(epochs=1, queries_per_step=2)
+models = [ld.FirstP(tiny.encoder(), device="cpu", training=recipe, verbose=verbose) for verbose in (False, True)]
+run, judged = toy_task(0, queries=4)
+for step in ("first", "fitted"):
+    one, other = (model(run)["score"] for model in models)
+    np.testing.assert_array_equal(one, other)
+    if step == "first":
+        losses = [model.fit(run, judged, run, judged).history["loss"].tolist() for model in models]
+        assert losses[0] == losses[1]
+"""
+
+
+def test_bars_that_the_environment_forbids_are_not_shown_and_change_nothing():
+    """In a process of its own, as tqdm reads its variables when it is imported."""
+    root, known = Path(__file__).parents[2], {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**known, "TQDM_DISABLE": "1", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_BARS], cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert "%|" not in told.stderr

@@ -101,6 +101,7 @@ def test_loader_in_pipelines(capsys):
     drawing = pt.schematic.draw(loader)
     assert "TextLoader" in drawing
     assert "alpha" not in drawing
+    assert "<a href=" not in drawing
     capsys.readouterr()
     collection.text_loader(verbose=True)(run(topics))
     assert "TextLoader" in capsys.readouterr().err

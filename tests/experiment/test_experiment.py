@@ -121,6 +121,27 @@ def test_names_of_measures_are_understood_like_the_measures():
     assert table.loc[0, "RR@10"] == pytest.approx(pt.Evaluate(run, QRELS, [RR @ 10])["RR@10"], rel=1e-12)
 
 
+@pytest.mark.parametrize("metrics", [[AP, "map"], ["map", AP], ["ndcg_cut_10", nDCG @ 10], [nDCG @ 10, "ndcg_cut_10"]])
+def test_a_measure_under_two_names_is_named_as_by_pyterrier(metrics):
+    assert_same({"a": synthetic.run(TOPICS, 1.0, 1)}, TOPICS, QRELS, metrics, baseline=None)
+
+
+def test_labels_may_be_whole_numbers_of_any_type():
+    run = synthetic.run(TOPICS, 1.0, 1)
+    expected = Experiment([run], TOPICS, QRELS, METRICS, names=["a"]).table
+    for labels in (QRELS["label"].astype(float), QRELS["label"].astype(str), QRELS["label"].astype("Int64")):
+        found = Experiment([run], TOPICS, QRELS.assign(label=labels), METRICS, names=["a"]).table
+        pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan"), float("inf"), "relevant"])
+def test_labels_that_are_no_whole_numbers_are_named(label):
+    qrels = QRELS.astype({"label": object})
+    qrels.loc[3, "label"] = label
+    with pytest.raises(ValueError, match=f"qrels: the column 'label' holds {label!r} in row 3"):
+        Experiment([synthetic.run(TOPICS, 1.0, 1)], TOPICS, qrels, METRICS, names=["a"])
+
+
 def test_values_are_averaged_over_seeds_before_the_test():
     a, b = ([synthetic.run(TOPICS, quality, seed) for seed in seeds] for quality, seeds in ((1, (0, 1)), (0.5, (2, 3))))
     results = Experiment({"a": a, "b": b}, TOPICS, QRELS, ["nDCG@5", "AP"], baseline=["b"])
@@ -145,6 +166,44 @@ def test_first_stages_are_shared_and_nothing_given_is_changed():
     batched = Experiment({"a": first, "b": first >> damage}, TOPICS, QRELS, ["AP"], batch_size=8)
     assert calls[1:] == [8, 8, 8, 6] * 2
     assert batched.means["AP"].tolist() == results.means["AP"].tolist()[::-1]
+
+
+class FirstStage(pt.Transformer):
+    """The best documents of a run; how many may be changed."""
+
+    def __init__(self, run, depth):
+        self.run, self.depth = run, depth
+
+    def transform(self, inp):
+        return pt.model.add_ranks(inp[["qid", "query"]].merge(self.run, on="qid")).query("rank < @self.depth")
+
+
+def test_a_function_may_change_a_first_stage_that_others_share():
+    first = FirstStage(synthetic.run(TOPICS, 1.0, 0), 3)
+    models = {depth: pt.apply.doc_score(lambda row: row["score"]) for depth in (3, 6)}
+
+    def cut_to(depth):
+        first.depth = depth
+        return first >> models[depth]
+
+    systems = {depth: functools.partial(cut_to, depth) for depth in models}
+    found = Experiment({"given": first >> models[3], **systems}, TOPICS, QRELS, ["num_ret", "AP"]).means
+    for depth in models:
+        expected = pt.Evaluate(FirstStage(first.run, depth)(TOPICS), QRELS, ["num_ret", "map"])
+        assert found.loc[str(depth)].tolist() == pytest.approx([expected["num_ret"], expected["map"]])
+    assert found.loc["3", "num_ret"] * 2 == found.loc["6", "num_ret"]
+
+
+def test_seeds_of_a_function_may_change_what_they_share():
+    first, last = FirstStage(synthetic.run(TOPICS, 1.0, 0), 0), pt.Transformer.identity()
+
+    def deeper(seed):
+        first.depth = seed
+        return first >> last
+
+    results = Experiment({"a": deeper}, TOPICS, QRELS, ["num_ret"], seeds=[3, 6])
+    totals = results.perseed.groupby("seed")["value"].sum()
+    assert totals[6] == 2 * totals[3] > 0
 
 
 def found(*args, **kwargs):
@@ -195,6 +254,22 @@ def test_everything_doubtful_is_named():
     assert warned["equal seeds"] == "1 of 3 seeds of repeated have the values of another one"
     assert warned["different candidates"].startswith("missing and good rank different documents in 2 of 30 queries")
     assert warned["NaN or infinite scores"] == "NaN or infinite scores in 2 of 30 queries of nan"
+
+
+def test_queries_without_a_relevant_candidate_are_counted():
+    run, other = synthetic.run(TOPICS, 1.0, 0), synthetic.run(TOPICS, 0.5, 1)
+    labels = run.merge(QRELS, how="left")["label"].to_numpy()  # all runs have the same documents in the same order
+    kept = ~(run["qid"].isin(["q0", "q1", "q2"]) & (labels > 0))
+    systems = {"a": run[kept], "b": other[kept], "missing": run[kept & (run["qid"] != "q1")], "whole": run}
+    warned, checks = found(systems, TOPICS, QRELS, METRICS)
+    rows = checks[checks["check"] == "no relevant candidate"]
+    # Queries for which nothing was returned are told as missing.
+    assert dict(zip(rows["name"], rows["queries"], strict=True)) == {"a": 3, "b": 3, "missing": 2}
+    assert warned["no relevant candidate"].count("3 of 30 queries") == 1
+    unjudged = QRELS.assign(label=QRELS["label"].where(QRELS["qid"] != "q5", 0))
+    assert found({"whole": run}, TOPICS, unjudged, METRICS)[1][["check", "queries"]].to_numpy().tolist() == [
+        ["no relevant candidate", 1]
+    ]
 
 
 def test_few_queries_are_named():

@@ -20,7 +20,7 @@ from pyterrier_longdoc.experiment.identity import Identities, differences
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.repeat import FoldModels
 
-from ..support import synthetic
+from ..support import own, synthetic
 from ..support.systems import make
 from ..support.toy import toy_task
 
@@ -99,6 +99,51 @@ def test_settings_count(cross_encoder, changes):
     assert same(model, make("MaxP", cross_encoder))
     assert same(model, make("MaxP", cross_encoder, verbose=True, batch_size=3))
     assert not same(model, make("MaxP", cross_encoder, **changes))
+
+
+@pytest.mark.parametrize("kind", own.EDITED)
+def test_runs_that_depend_on_code_of_ones_own_are_made_anew(kind, tmp_path, cross_encoder):
+    make_edited, name = own.EDITED[kind]
+    texts = pt.Transformer.from_df(TEXTS)
+    values = []
+    for sign in (1, -1):
+        model = make_edited(sign, cross_encoder)
+        expected = pt.Evaluate(model(TEXTS), JUDGED, ["map"])["map"]
+        factory = partial(lambda model: texts >> model, model)
+        found, checks = value_of(tmp_path, {"pipeline": texts >> model, "function": factory}, ASKED, JUDGED)
+        assert found == pytest.approx({"pipeline": expected, "function": expected})
+        values.append(expected)
+    assert values[0] != values[1]
+    assert name in checks["made anew"]
+
+
+def test_a_function_that_names_a_class_of_ones_own_is_called_anew(tmp_path, cross_encoder):
+    texts = pt.Transformer.from_df(TEXTS)
+
+    def named(sign):
+        cls = type(own.with_head(sign, cross_encoder))
+        return lambda: texts >> cls(cross_encoder, **own.SMALL)
+
+    values = [value_of(tmp_path, {"a": named(sign)}, ASKED, JUDGED) for sign in (1, -1)]
+    expected = [pt.Evaluate(own.with_head(sign, cross_encoder)(TEXTS), JUDGED, ["map"])["map"] for sign in (1, -1)]
+    assert [found["a"] for found, _ in values] == pytest.approx(expected)
+    assert "WithEditedHead" in values[1][1]["made anew"]
+
+
+def test_a_class_of_ones_own_vouches_for_its_code_by_describe(tmp_path, cross_encoder):
+    texts = pt.Transformer.from_df(TEXTS)
+    for sign, version, expected in ((1, 1, 1), (-1, 1, 1), (-1, 2, -1)):
+        found, checks = value_of(tmp_path, {"a": texts >> own.vouching(sign, version, cross_encoder)}, ASKED, JUDGED)
+        scored = own.vouching(expected, 1, cross_encoder)(TEXTS)
+        assert found["a"] == pytest.approx(pt.Evaluate(scored, JUDGED, ["map"])["map"])
+    assert checks["made anew"].endswith("version")
+
+
+def test_a_function_that_names_a_class_with_a_version_is_called_anew_for_another_one(cross_encoder):
+    first, same_one, other = (type(own.vouching(1, version, cross_encoder)) for version in (1, 1, 2))
+    assert same(lambda: first(cross_encoder), lambda: first(cross_encoder))
+    assert same(partial(identity, first), partial(identity, same_one))
+    assert not same(partial(identity, first), partial(identity, other))
 
 
 def test_sweeps_look_at_the_weights(tmp_path, cross_encoder):

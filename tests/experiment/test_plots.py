@@ -85,6 +85,15 @@ def test_a_system_without_time_is_named():
     alone.figure.draw_without_rendering()
 
 
+def test_a_system_without_partner_is_named():
+    pytest.importorskip("matplotlib")
+    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "alone": synthetic.run(TOPICS, 0.8, 2)}
+    results = with_costs({"base": 1.0, "a": 2.0, "alone": 3.0}, **runs)
+    axes = plot_efficiency(results.retest(partner={"a": "base"}))
+    assert axes.get_xlabel().endswith(": alone")
+    assert [text.get_text() for text in axes.texts] == ["a"]
+
+
 def test_systems_differ_in_colour_and_in_marker_also_without_colours():
     looks = [look_of(system) for system in range(len(COLOURS) * len(MARKERS))]
     assert len({tuple(look.values()) for look in looks}) == len(looks)

@@ -1,6 +1,7 @@
 """Tables in the papers' layout, comparisons, folders of results, groups of queries."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -68,6 +69,25 @@ def test_latex():
 def test_partners_are_named_where_there_are_several():
     text = made_up(partner={"MaxP_1": "FirstP", "P & 50%": "MaxP_1"}).to_markdown()
     assert "In parentheses: gain over its partner (FirstP for MaxP\\_1; MaxP\\_1 for P & 50%)." in text
+
+
+def letters(text):
+    """What a table in Markdown says that its letters stand for."""
+    return dict(re.findall(r"<sup>(\w)</sup> from (.+?)(?=, <sup>| \()", text.splitlines()[-1]))
+
+
+def test_a_partner_that_is_a_baseline_too_has_one_letter():
+    partner = OPTIONS["partner"]
+    results = made_up(baseline=("P & 50%", "FirstP"), partner=partner)
+    text = results.to_markdown()
+    assert letters(text) == {"a": "P & 50%", "b": "FirstP"}
+    assert "**0.650**<sup>ab</sup> (+30.0%)" in text
+    assert "gain over FirstP." in text
+    assert letters(made_up(baseline=("FirstP",), partner=partner).to_markdown()) == {"a": "FirstP"}
+    other = made_up(baseline=("P & 50%", "FirstP"), partner={"MaxP_1": "P & 50%"})
+    text = xp.paper_table({"one": results, "other": other}).to_markdown()
+    assert letters(text) == {"a": "its partner", "b": "P & 50%", "c": "FirstP"}
+    assert text.count("<sup>abc</sup>") == 4
 
 
 def test_restructured_text():

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import (
@@ -28,9 +29,10 @@ from pyterrier_longdoc.listwise import (
     SetwiseHeapsort,
     UnreadableReplyError,
 )
+from pyterrier_longdoc.listwise.answers import logprob
 from pyterrier_longdoc.modelling.windows import SentenceWindows
 
-from ..support import tiny_long
+from ..support import tiny_answers, tiny_long
 from ..support.llm import GRADE, Answer, candidates, completion, order, serving, shown, worth
 
 pytest.importorskip("openai")
@@ -86,6 +88,17 @@ def test_tokens_that_are_a_letter_but_for_white_space_are_added_up():
     told = {"B": math.log(0.5), "A": math.log(0.3), " A": math.log(0.3)}
     out = RankGPT(lambda messages: Reply("", logprobs=told), answer=FirstToken())(candidates(documents=2))
     assert order(out) == ["d0", "d1"]
+
+
+def test_the_least_likely_tokens_are_told_too():
+    """Servers give -9999 for what is all but impossible, of which no exponential is left."""
+    assert logprob({"A": -9999.0, "B": -0.1}, "A") == -9999.0
+    assert logprob({"A": -800.0, " A": -800.0}, "A") == pytest.approx(math.log(2) - 800.0)
+    for none in ({"A": -math.inf}, {"A": math.nan}, {"B": -0.1}):
+        assert logprob(none, "A") == -math.inf
+    values = iter((-750.0, -9999.0, -800.0))
+    sure = Pointwise(lambda messages: Reply("Yes", logprobs={"Yes": 0.0, "No": next(values)}))
+    assert sure(candidates(documents=3))["score"].tolist() == [750.0, 9999.0, 800.0]
 
 
 def test_numbers_where_the_prompt_has_numbers():
@@ -249,12 +262,50 @@ def test_a_local_model_gives_exact_log_probabilities(tmp_path):
     ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with torch.inference_mode():
         expected = model(**ids).logits[0, -1].log_softmax(-1)
-    (letter,), (word,) = (tokenizer.encode(text) for text in ("A", "yes"))
-    assert reply.logprobs["A"] == pytest.approx(expected[letter].item(), abs=1e-5)
-    assert reply.logprobs["yes"] == pytest.approx(expected[word].item(), abs=1e-5)
+    letter, words = tokenizer.encode("A"), [tokenizer.encode(text)[0] for text in ("yes", " yes")]
+    assert logprob(reply.logprobs, "A") == pytest.approx(expected[letter].item(), abs=1e-5)
+    assert logprob(reply.logprobs, "yes") == pytest.approx(expected[words].logsumexp(0).item(), abs=1e-5)
     run = candidates(documents=12)
     ranker = RankGPT(LLMClient(backend, cache=tmp_path / "c.sqlite"), answer=FirstToken(), report=True)
     assert set(ranker(run)["llm_missing"]) == {0}  # also of letters that are not among the likeliest 20
+
+
+def metaspace_tokenizer():
+    """As Llama 2's and other SentencePiece tokenizers: a text begins with the space before its first word."""
+    pieces = [*tiny_long.SPECIALS, "<unk>", "\u2581", "\u2581Yes", "Yes", "\u2581No", "No", "\u2581yes", "Yesterday"]
+    pieces += [*LETTERS, *(f"\u2581{letter}" for letter in LETTERS if letter != "C"), "\u2581\u2581A"]
+    core = Tokenizer(models.Unigram([(piece, -3.0) for piece in pieces], pieces.index("<unk>")))
+    core.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    core.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=tiny_long.SPECIALS[0], unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("make", "forms"),
+    [
+        (
+            metaspace_tokenizer,
+            {"Yes": ["Yes", "\u2581Yes"], "A": ["A", "\u2581A", "\u2581\u2581A"], "C": ["C"], "yes": ["\u2581yes"]},
+        ),
+        (tiny_long.byte_tokenizer, {"yes": ["yes", "\u0120yes"], "no": ["no", "\u0120no"], "A": ["A"]}),
+    ],
+)
+def test_a_word_is_all_tokens_that_are_it_but_for_white_space_each_once(make, forms, tmp_path):
+    tokenizer = make()
+    tokenizer.chat_template = CHAT
+    _, folder = tiny_answers.checkpoint(tmp_path, "llama", tokenizer)
+    backend = HuggingFaceBackend(folder, device="cpu")
+    question = [{"role": "user", "content": "A B?"}]
+    reply = backend.first_token(question, [*forms, "absent"], 20)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    with torch.inference_mode():
+        expected = model(**ids).logits[0, -1].double().log_softmax(-1)
+    vocabulary = tokenizer.get_vocab()
+    for word, tokens in forms.items():
+        told = expected[[vocabulary[token] for token in tokens]].logsumexp(0).item()
+        assert logprob(reply.logprobs, word) == pytest.approx(told, abs=1e-4), word
+    assert logprob(reply.logprobs, "absent") == -math.inf
 
 
 def add_chat_template(folder):

@@ -15,6 +15,7 @@ import traceback
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from pyterrier_longdoc.listwise import (
@@ -405,6 +406,61 @@ def test_a_model_without_a_chat_template_is_refused(causal_model, tmp_path):
     folder = shutil.copytree(causal_model, tmp_path / "plain", ignore=shutil.ignore_patterns("chat_template*"))
     with pytest.raises(ValueError, match="has no chat template: use a chat"):
         small(folder)(QUESTION)
+
+
+def with_other_weights(folder) -> None:
+    """Changes the weights of a folder; names, sizes and times of its files stay."""
+    file = Path(folder, "model.safetensors")
+    before, weights = file.stat(), load_file(file)
+    # Not in place: whoever has the old file open keeps it.
+    file.unlink()
+    save_file({name: -weight.clone() for name, weight in weights.items()}, file, {"format": "pt"})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_replies_are_those_of_the_weights_in_the_folder(causal_model, tmp_path):
+    folder = shutil.copytree(causal_model, tmp_path / "model")
+
+    def client() -> LLMClient:
+        return LLMClient(small(folder), cache=tmp_path / "replies.sqlite")
+
+    first = client()
+    old = first.ask("q", QUESTION)
+    yes = first.first_token("q", QUESTION, ("yes", "no"), 2)
+    who = RankGPT(small(folder)).describe()
+    assert client().ask("q", QUESTION) == old
+    assert len(first.cache) == 2
+    with_other_weights(folder)
+    assert RankGPT(small(folder)).describe() != who
+    second = client()
+    new = second.ask("q", QUESTION)
+    assert new == small(folder)(QUESTION).text != old
+    assert second.first_token("q", QUESTION, ("yes", "no"), 2) != yes
+    # Who has loaded the old ones answers by them.
+    assert first.ask("q", QUESTION) == old
+    assert first.ask("q", [*QUESTION, *QUESTION]) == first.backend([*QUESTION, *QUESTION]).text
+    assert [call.replayed for call in (*first.ledger.calls, *second.ledger.calls)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    with_other_weights(folder)  # the first ones again
+    assert client().ask("q", QUESTION) == old
+    assert len(first.cache) == 5
+
+
+def test_a_folder_that_has_changed_since_it_was_looked_at_is_not_loaded(causal_model, tmp_path):
+    folder = shutil.copytree(causal_model, tmp_path / "model")
+    backend = small(folder)
+    assert backend.settings
+    with_other_weights(folder)
+    with pytest.raises(ValueError, match="has changed"):
+        backend(QUESTION)
+    assert pickle.loads(pickle.dumps(small(folder)))(QUESTION).text
 
 
 @pytest.mark.slow

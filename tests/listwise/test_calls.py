@@ -16,6 +16,7 @@ from pyterrier_longdoc.listwise import (
     ListwisePrompt,
     LLMClient,
     OpenAIBackend,
+    Pointwise,
     Prices,
     RankGPT,
     Reply,
@@ -70,6 +71,44 @@ def test_estimate_asks_nothing_and_is_right():
     for name in ("input_tokens", "output_tokens", "cost"):
         assert getattr(estimate, name) == pytest.approx(table[name].sum(), rel=0.01)
     assert ranker.estimate(run.iloc[:0]).calls == 0
+
+
+def test_without_prices_there_is_no_cost_to_estimate():
+    run = candidates(documents=3)
+    yes = lambda messages: Reply("Yes", logprobs={"Yes": -1.0, "No": -1.0})  # noqa: E731
+    for make in (RankGPT, Pointwise):
+        unknown, free = (make(LLMClient(yes, prices=prices)).estimate(run) for prices in (None, Prices(0, 0)))
+        assert unknown.cost is None
+        assert "cost=None" in repr(unknown)
+        assert free.cost == 0
+        assert free.input_tokens == unknown.input_tokens > 0
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_the_cap_holds_over_restarts(tmp_path, reported):
+    """Also where the backend reports no tokens, so that they are counted here."""
+    run = candidates(queries=80, documents=2)
+    model = Scripted(lambda m: Reply(oracle(m), 80, 9) if reported else oracle(m))
+
+    def client(cap: float | None, name: str = "m") -> LLMClient:  # a call costs 1
+        backend, path = CallableBackend(model, name=name), tmp_path / "replies.sqlite"
+        prices = Prices(1e6 / 80, 0)
+        return LLMClient(backend, cache=path, prices=prices, max_cost=cap, tokenizer=lambda text: 6)
+
+    first = client(None)
+    RankGPT(first)(run[run["qid"].isin([f"q{q}" for q in range(15)])])
+    assert first.ledger.cost == len(model.asked) == 15
+    for _ in range(3):
+        with pytest.raises(SpendCapError, match="max_cost=40"):
+            RankGPT(client(40))(run)
+        assert 15 < len(model.asked) <= 40
+    last = client(100)
+    RankGPT(last)(run)
+    assert len(model.asked) == 80
+    assert last.ledger.cost < 80 - 15  # its own calls
+    other = client(20, "another model")
+    other.ask("q", [{"role": "user", "content": "?"}])  # of which nothing was asked before
+    assert other.ledger.cost > 0
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

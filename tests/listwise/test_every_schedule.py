@@ -188,17 +188,18 @@ def test_what_a_schedule_leaves_out_follows_in_the_order_of_the_first_stage(sche
 
 
 @each_small
-def test_a_refusal_is_never_an_order(schedule):
+@pytest.mark.parametrize("refusal", ["No.", "I can't answer in the form [2] > [1]"])
+def test_a_refusal_is_never_an_order(schedule, refusal):
     run = candidates(documents=9)
     with pytest.raises(UnreadableReplyError, match="of the first stage: no ranking in the reply"):
         RankGPT(Scripted("I cannot rank these (rule 3)."), schedule=schedule, retries=0)(run)
-    ranker = RankGPT(Scripted("No."), schedule=schedule, retries=0, on_failure="keep", report=True)
+    ranker = RankGPT(Scripted(refusal), schedule=schedule, retries=0, on_failure="keep", report=True)
     with pytest.warns(IncompleteReplyWarning, match="had no readable reply"):
         out = ranker(run)
     assert (out["llm_failed"] == out["llm_prompts"]).all()
     assert out["llm_failed"].iloc[0] > 0
     assert out.sort_values("rank")["docno"].tolist() == [f"d{d}" for d in range(9)]
-    ranker = RankGPT(Scripted("No."), schedule=schedule, retries=0, on_failure="nan-free-bottom")
+    ranker = RankGPT(Scripted(refusal), schedule=schedule, retries=0, on_failure="nan-free-bottom")
     with pytest.warns(IncompleteReplyWarning):
         assert (ranker(run)["score"] == 0).any()
 

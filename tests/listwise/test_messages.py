@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise.messages import (
     ListwisePrompt,
     Tokens,
@@ -20,6 +24,8 @@ from pyterrier_longdoc.listwise.messages import (
 )
 
 from ..support import tiny
+
+RECORDED = Path(ld.__file__).parent / "data" / "replies" / "replies.sqlite"
 
 # Prompts.
 
@@ -195,6 +201,78 @@ def test_incomplete_rankings_are_counted(reply, order, missing, duplicates, unkn
 )
 def test_what_is_no_ranking(reply):
     assert parse_ranking(reply, 5) is None
+
+
+REFUSALS = (
+    "I can't answer in the form [2] > [1]",
+    "I'm sorry, but I cannot put these documents in order, not even as [2] > [1].",
+    'I can’t rank these documents in the format "[2] > [1]" because neither is about the query.',
+    "As an AI language model, I am unable to write [1] > [2] > [3] for texts like these.",
+    "I won't answer like this: [2] > [1]",
+    "I must respectfully decline to give a ranking such as\n[2] > [1]",
+    "I'm not able to rank them. You asked for this form:\n\n[2] > [1]",
+    "I cannot say that [3], then [1] and [2] is right.",
+    "Unable to comply. Expected answer: [2] > [1]",
+    "The requested form `[2] > [1]` does not fit documents that say the same.",
+    "Neither [1] > [2] nor [2] > [1] would be right.",
+    "Both are equally relevant, so **[1] > [2]** would be arbitrary.",
+    "There is no basis for [2] > [1] here.",
+    "Without the documents I will not guess [2] > [1], or anything else.",
+    "I refuse to order documents [1], [2] and [3] by relevance.",
+    "<think>They want [2] > [1].</think>I can't help with that, or with [2] > [1].",
+    "Ich kann nicht in der Form [2] > [1] antworten.",
+    "Je ne peux pas répondre sous la forme [2] > [1].",
+    "我无法以 [2] > [1] 的形式回答。",
+    "Я не могу ответить в виде [2] > [1].",
+)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 20])
+@pytest.mark.parametrize("reply", REFUSALS)
+def test_a_refusal_that_quotes_the_form_is_no_ranking(reply, n):
+    assert parse_ranking(reply, n) is None
+
+
+CHATTY = {
+    "Here is the ranking: [2] > [1]": [2, 1],
+    "[2] > [1]. Document 2 names the breed, document 1 does not.": [2, 1],
+    "[2] > [1] because only the second one mentions rain.": [2, 1],
+    "Certainly. My order is:\n\n**[2] > [1]**\n\nI can't say more than that.": [2, 1],
+    "Document 1 can't be about dogs at all.\n\n[2] > [1]": [2, 1],
+    "None of them fully answers the query, but here is my best attempt:\n\n[2] > [1]": [2, 1],
+    "I cannot find the exact phrase anywhere, so by topic: [2] > [1]": [2, 1],
+    "Sorry for the confusion. Here is the order in the requested form: [2] > [1]": [2, 1],
+    "**Ranking:** [2] > [1]": [2, 1],
+    "<answer>[2] > [1]</answer>": [2, 1],
+    "以下是排序：[2] > [1]": [2, 1],
+    "Sure! The ranked passages are:\n[2] > [3] > [1]": [2, 3, 1],
+    "The most relevant is [3], then [1] and [2]": [3, 1, 2],
+    "The best document is **[3]**, followed by **[1]** and then **[2]**.": [3, 1, 2],
+    "Ranking (most to least relevant):\n1. [3]\n2. [1]\n3. [2]\n\nLet me know if you need more.": [3, 1, 2],
+    "The final ranking is [3] > [1] > [2].": [3, 1, 2],
+    "I'd put them as [3] > [1] > [2], because [3] answers the question and [2] cannot.": [3, 1, 2],
+    "Die Reihenfolge lautet: [3] > [2] > [1].": [3, 2, 1],
+    "Of the four, [4] > [2] > [1] > [3] it is.": [4, 2, 1, 3],
+    "Here you go: [4] > [2] > [1] > [3] (document 3 is off topic)": [4, 2, 1, 3],
+}
+
+
+@pytest.mark.parametrize("reply", CHATTY)
+def test_an_order_amid_chat_is_read(reply):
+    parsed = parse_ranking(reply, len(CHATTY[reply]))
+    assert [position + 1 for position in parsed.order] == CHATTY[reply]
+    assert (parsed.missing, parsed.duplicates, parsed.unknown) == (0, 0, 0)
+
+
+def test_recorded_replies_are_read():
+    with closing(sqlite3.connect(f"file:{RECORDED}?immutable=1", uri=True)) as connection:
+        replies = [reply for (reply,) in connection.execute("SELECT text FROM replies WHERE text LIKE '[%'")]
+    assert len(replies) == 355
+    for reply in replies:
+        numbers = [int(number) for number in re.findall(r"\d+", reply)]
+        parsed = parse_ranking(reply, len(numbers))
+        assert [position + 1 for position in parsed.order] == numbers
+        assert parsed.missing == 0
 
 
 @settings(max_examples=200, deadline=None)

@@ -200,11 +200,11 @@ def test_one_truncation_warning(results):
     ranker = RankGPT(by_length, max_doc_len=5, tokenizer=tiny.tokenizer())
     with pytest.warns(
         TruncationWarning,
-        match=r"max_doc_len=5\) did not read 127 of 135 tokens .* by max_doc_len=5 \(",
+        match=r"max_doc_len=5\) did not read 254 of 267 tokens .* by max_doc_len=5 \(",
     ):
         ranker(results)
     with warnings.catch_warnings():
         warnings.simplefilter("error", TruncationWarning)
         ranker(results)
-    assert (ranker.coverage.queries, ranker.coverage.documents) == (2, 3)  # distinct texts
-    assert ranker.coverage.tokens_read == 5 + 3 + 0
+    assert (ranker.coverage.queries, ranker.coverage.documents) == (2, 5)  # a text for each of its queries
+    assert ranker.coverage.tokens_read == 5 + 3 + 0 + 5 + 0

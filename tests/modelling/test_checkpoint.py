@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -460,6 +461,28 @@ def test_start_from_what_has_no_weights_to_give(results, tmp_path):
     with pytest.raises(ValueError, match="tokenizers with different vocabularies"):
         model.start_from(make("MaxP", folder))
     np.testing.assert_array_equal(scores(model, results), before)
+
+
+# Who may read what is saved.
+
+
+@pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
+    """Of a model, an adapter, and the state of a training, also where there was one before."""
+    before = os.umask(umask)
+    try:
+        model = make("MaxP", training=replace(LORA, checkpoint=tmp_path / "state"), preselect=ld.FirstK(2))
+        model.fit(results, QRELS)
+        for _ in range(2):
+            model.save(tmp_path / "model")
+            model.save_adapter(tmp_path / "adapter")
+        ld.rerank_to_disk(model, results, tmp_path / "blocks")
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert len([path for path in modes if path.suffix == ".safetensors"]) == 3
+    assert {path: oct(mode) for path, mode in modes.items() if mode != 0o666 & ~umask} == {}
 
 
 # Adapters: models as small differences from their backbone.

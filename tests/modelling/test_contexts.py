@@ -335,14 +335,14 @@ def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
 # What is told.
 
 
-def test_coverage_counts_titles_once_for_each_text(results, tmp_path):
+def test_coverage_counts_titles_once_for_each_pair(results, tmp_path):
     model = make("MaxP", score_cache=tmp_path / "scores.sqlite", **{**TITLED, "repeat_tokens": 4})
     for _ in range(2):
         with pt.tqdm(file=io.StringIO()) as bar:
             coverage = model.score_pairs(results["query"].tolist(), model.documents(results), bar).coverage
         tokens = 3 + 2 + 15  # of the three titles
         assert (coverage.repeated_tokens, coverage.repeated_tokens_read, coverage.repeats_cut) == (tokens, 3 + 2 + 4, 1)
-        assert coverage.documents == 4  # two of the five rows are empty
+        assert coverage.documents == 5
         assert coverage.is_cut
         assert "cut in 1 documents: 9 of 20 tokens read" in str(coverage)
     summary = make("MaxP", **{**TITLED, "repeat_tokens": 4}).summary(results)

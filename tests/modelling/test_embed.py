@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +252,23 @@ def test_encoders_are_shared(own, tmp_path_factory):
     assert not np.allclose(scores(models[1], inp), before)
     models[1].backbone = own
     np.testing.assert_allclose(scores(models[1], inp), before, atol=1e-6)
+
+
+def test_other_weights_of_the_same_folder_are_loaded(encoder, tmp_path_factory):
+    """Also where names, sizes and times of the files are the same, and a model with the old ones lives on."""
+    first = ld.BiEncoder(encoder, **SMALL)
+    before = scores(first, TWO)
+    other = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
+    expected = scores(ld.BiEncoder(other, **SMALL), TWO)
+    assert np.abs(expected - before).max() > 1e-3
+    file, new = encoder / "model.safetensors", Path(other, "model.safetensors")
+    times = file.stat()
+    file.unlink()  # not in place: whoever has the old file open keeps it
+    shutil.copy(new, file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert file.stat().st_size == times.st_size
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
+    np.testing.assert_array_equal(scores(first, TWO), before)
 
 
 def test_a_model_stays_where_it_is_when_another_moves(own):

@@ -384,7 +384,7 @@ def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
     model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
     with pytest.warns(
         ld.TruncationWarning,
-        match="which selects windows, did not read 77 of 112 tokens .* windows=Tr",
+        match="which selects windows, did not read 154 of 224 tokens .* windows=Tr",
     ):
         model(results)
 

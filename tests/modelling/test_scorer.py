@@ -238,12 +238,12 @@ def test_coverage(backbone):
     texts = [text_of(95), text_of(40), text_of(41), text_of(15), text_of(95), ""]
     coverage = scorer.score(queries, texts).coverage
     assert coverage == Coverage(
-        documents=5,  # the text of 95 tokens is there twice
-        documents_cut=2,  # 95 and 41
-        tokens=95 + 40 + 41 + 15 + 0,
-        tokens_read=40 + 40 + 40 + 15 + 0,
-        tokens_passed_over=55 + 1,
-        windows=3 + 3 + 3 + 1 + 1,
+        documents=6,  # the text of 95 tokens is there for two queries
+        documents_cut=3,  # 95 twice, and 41
+        tokens=95 + 40 + 41 + 15 + 95 + 0,
+        tokens_read=40 + 40 + 40 + 15 + 40 + 0,
+        tokens_passed_over=55 + 1 + 55,
+        windows=3 + 3 + 3 + 1 + 3 + 1,
         queries=4,
         queries_cut=2,
         query_tokens=2 + 4 + 4 + 3,
@@ -251,8 +251,8 @@ def test_coverage(backbone):
     )
     assert coverage.tokens_lost == 0  # by what no argument asked for
     assert coverage.is_cut
-    assert coverage.share_read == (40 + 40 + 40 + 15) / (95 + 40 + 41 + 15)
-    assert coverage.windows_per_document == 11 / 5
+    assert coverage.share_read == (40 + 40 + 40 + 15 + 40) / (95 + 40 + 41 + 15 + 95)
+    assert coverage.windows_per_document == 14 / 6
     whole = scorer.score(["a"], ["the cat"]).coverage  # of this run alone
     assert (whole.documents, whole.queries, whole.tokens, whole.is_cut, whole.share_read) == (1, 1, 2, False, 1.0)
     # With a document budget, and with gaps.

@@ -204,6 +204,41 @@ def test_scores_are_the_logits_of_the_filled_in_prompt(answering, tmp_path):
         assert parade.load_weights().ready
 
 
+MAKERS = {
+    "words": lambda: tiny_answers.tokenizer(chat=CHAT),
+    "words, ended": lambda: tiny_answers.tokenizer(end=True, chat=CHAT),
+    "bytes": tiny_long.byte_tokenizer,
+    "bytes, begun": lambda: tiny_long.byte_tokenizer(begin=True),
+    "word pieces": lambda: tiny.tokenizer(segments=False),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_empty_queries_and_texts_are_read_as_in_the_whole_string(name, maker, tmp_path):
+    """By the scores of a model that reads the filled-in template, tokenized as its owner does."""
+    tokenizer, template = MAKERS[maker](), replace(TEMPLATES[name], answers=(5, 6))
+    tokenizer.chat_template = CHAT
+    model, folder = tiny_answers.checkpoint(tmp_path, "qwen3", tokenizer)
+    frame, said, expected = tiny.frame(["old dog", ""], ["the cat", "", " ", "tree!"]), template.within(tokenizer), []
+    for query, text in frame[["query", "text"]].itertuples(index=False, name=None):
+        if said.apart:
+            parts = [part.replace("{query}", query).replace("{text}", text) for part in said.parts]
+            ids = [token for part in parts for token in plain_ids(tokenizer, part)]
+            around = tokenizer("a", add_special_tokens=said.special_tokens)["input_ids"]
+            at = around.index(plain_ids(tokenizer, "a")[0])
+            ids = [*around[:at], *ids, *around[at + 1 :]]
+        else:
+            ids = tokenizer(said.fill(query, text), add_special_tokens=said.special_tokens)["input_ids"]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        expected.append((logits[5] - logits[6]).item())
+    reranker = ld.FirstP(folder, template=template, **READING)
+    np.testing.assert_allclose(scores(reranker, frame), expected, atol=1e-5)
+    assert len(np.unique(np.round(expected, 3))) >= 4
+    assert reranker.coverage.tokens == reranker.coverage.tokens_read
+
+
 def test_nothing_but_query_and_text_decides(answering):
     _, _, folder, name = answering
     model = ld.MaxP(folder, template=name, window_size=12, stride=8, **READING)

@@ -195,7 +195,7 @@ def test_documents_of_several_queries_are_contextualised_once():
     frame = tiny.frame(["old dog", "red fish", "snow"], [SENTENCE * 3, SENTENCE])
     model = tkl(window_size=10, overlap=2)
     model(frame)
-    assert model.coverage.tokens == 80  # of both texts, which begin alike
+    assert model.coverage.tokens == 3 * 80  # of both texts, which begin alike, for each query
     seams = 5 + 1  # between the windows of ten, where two tokens on either side are read twice
     assert model.coverage.tokens_encoded == 80 + seams * 2 * 2 + (2 + 2 + 1)
 

@@ -222,8 +222,8 @@ def test_as_published_windows_of_padding_are_scored_too(name, read_together):
                 parameter.normal_()
         expected = AGGREGATED[name](states[:, :, 0], (query, query_mask), head).numpy()
     np.testing.assert_allclose(scores(model, DOCUMENTS), expected, atol=1e-5, rtol=1e-5)
-    assert model.coverage.windows == len(TEXTS) * len(STARTS)
-    assert model.coverage.documents_cut == 1
+    assert model.coverage.windows == len(DOCUMENTS) * len(STARTS)
+    assert model.coverage.documents_cut == 2  # that of 70 tokens, for both queries
     alone = [scores(model, DOCUMENTS.iloc[[row]])[0] for row in range(len(DOCUMENTS))]
     np.testing.assert_allclose(alone, expected, atol=1e-5, rtol=1e-5)
     model.windows, model.window_size, model.stride = None, 20, 10

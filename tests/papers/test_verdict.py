@@ -1,4 +1,4 @@
-"""The four verdicts case by case, and intervals against scipy, statsmodels and simulated experiments."""
+"""The five verdicts case by case, and intervals against scipy, statsmodels and simulated experiments."""
 
 from itertools import combinations_with_replacement, product
 from math import inf
@@ -11,6 +11,7 @@ from statsmodels.stats.power import TTestPower
 
 from pyterrier_longdoc.papers.verdict import (
     CONTRADICTED,
+    NOT_REACHED,
     NOT_RUN,
     NOT_SEEN,
     POWER,
@@ -25,6 +26,7 @@ from pyterrier_longdoc.papers.verdict import (
     paired,
     verdict,
     weakest,
+    within,
 )
 
 POINTS = np.arange(-7, 8) / 4
@@ -59,15 +61,27 @@ POINTS = np.arange(-7, 8) / 4
         (at_most(1), (0.5, 0.9), SEEN),
         (at_most(1), (0.5, 1.1), UNDECIDED),
         (at_most(1), (1.1, 2), CONTRADICTED),
+        # No more than 1 above or below.
+        (within(1), (-0.9, 0.9), SEEN),
+        (within(1), (0.5, 0.9), SEEN),
+        (within(1), (0.5, 1.1), UNDECIDED),
+        (within(1), (-1.1, -0.5), UNDECIDED),
+        (within(1), (-2, 2), UNDECIDED),
+        (within(1), (1.1, 2), CONTRADICTED),
+        (within(1), (-9, -8), CONTRADICTED),
         # No difference in any query, and nothing known.
         (above(2), (0.0, 0.0), NOT_SEEN),
         (at_most(1), (0.0, 0.0), SEEN),
         (above(2), (-inf, inf), UNDECIDED),
         (at_most(1), (-inf, inf), UNDECIDED),
+        (within(1), (-inf, inf), UNDECIDED),
     ],
 )
 def test_verdicts_by_hand(effect, interval, expected):
-    assert verdict(interval, effect) == expected
+    assert verdict(interval, effect, settled=True) == expected
+    # Models that may not have learnt enough, or of few seeds, contradict nothing.
+    unsettled = verdict(interval, effect, settled=False)
+    assert unsettled == (NOT_REACHED if expected == CONTRADICTED else expected)
 
 
 def test_verdicts_of_all_intervals_and_regions():
@@ -84,14 +98,14 @@ def test_verdicts_of_all_intervals_and_regions():
             else:
                 expected = UNDECIDED if within[2] else NOT_SEEN
             if points((low, high)):
-                assert verdict((low, high), effect) == expected, (low, high, effect)
+                assert verdict((low, high), effect, settled=True) == expected, (low, high, effect)
                 counts[expected] += 1
     assert min(counts.values()) > 20
 
 
 def effects(ends):
     """All with whole ends whose regions are each within the one before."""
-    sides = [(end, inf) for end in ends] + [(-inf, end) for end in ends]
+    sides = [(end, inf) for end in ends] + [(-inf, end) for end in ends] + [(-1, 1), (-1, 0), (0, 1)]
     for side in sides:
         regions = [r for r in combinations_with_replacement([-inf, *ends, inf], 2) if points(r) <= points(side)]
         regions = [r for r in regions if r[0] < r[1] and r[0] >= side[0] and r[1] <= side[1]]
@@ -102,8 +116,9 @@ def points(region):
     return {float(point) for point in POINTS if region[0] <= point <= region[1]}
 
 
-def test_a_margin_has_three_verdicts():
-    seen = {verdict(i, at_most(1)) for i in combinations_with_replacement(np.arange(-12, 13) / 4, 2)}
+@pytest.mark.parametrize("margin", [at_most(1), within(1)])
+def test_a_margin_has_three_verdicts(margin):
+    seen = {verdict(i, margin, settled=True) for i in combinations_with_replacement(np.arange(-12, 13) / 4, 2)}
     assert seen == {SEEN, CONTRADICTED, UNDECIDED}
 
 
@@ -111,17 +126,22 @@ def test_the_weakest_of_several():
     assert weakest([SEEN, SEEN]) == SEEN
     assert weakest([SEEN, UNDECIDED]) == UNDECIDED
     assert weakest([NOT_SEEN, UNDECIDED, SEEN]) == NOT_SEEN
-    assert weakest([SEEN, NOT_SEEN, CONTRADICTED]) == CONTRADICTED
+    assert weakest([SEEN, NOT_SEEN, NOT_REACHED]) == NOT_REACHED
+    assert weakest([SEEN, NOT_REACHED, NOT_SEEN, CONTRADICTED]) == CONTRADICTED
     assert weakest([]) == NOT_RUN
 
 
 def test_shares_become_differences():
     costs = below(0.05, 0.3, named=True).times(0.5)
     assert costs == Effect((-inf, 0.0), (-0.15, -0.025), (-0.15, -0.025))
-    assert at_most(0.05).times(0.5).bound == 0.025
+    assert at_most(0.05).times(0.5).bounds == (0.025,)
+    assert within(0.05).times(0.5).bounds == (-0.025, 0.025)
     assert above(0.1).times(0.0).side == (0, inf)  # and no NaN
-    assert [str(e.times(0.5)) for e in (above(0.1), above(0.1, named=True), below(0.1, 0.2), at_most(0.1))] == [
+    assert [str(e.times(0.5)) for e in (
+        above(0.1), above(0.1, named=True), below(0.1, 0.2), at_most(0.1), within(0.1)
+    )] == [
         "above 0; papers +0.050", "above 0; says +0.050", "below 0; papers -0.100 to -0.050", "at most +0.050",
+        "-0.050 to +0.050",
     ]  # fmt: skip
 
 

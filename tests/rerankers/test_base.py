@@ -322,6 +322,7 @@ def test_notebooks_show_the_words_too(cross_encoder):
     for model in models:
         assert html.escape(repr(model)) in model._repr_html_()
         assert "MaxP</div>" in re.sub(r"\s+", "", model._repr_html_())  # PyTerrier's drawing
+        assert "<a href=" not in model._repr_html_()  # there is no page to lead to
 
 
 def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
@@ -381,19 +382,39 @@ def test_explanations(loaded, name, results):
 def test_coverage(fresh, name, results):
     assert fresh.coverage is None
     fresh(results)
-    tokens = [6 * 22, 3, 0]  # the long text: 21 words and a full stop, six times
+    tokens = [6 * 22, 3, 0]  # the long text, which both queries have: 21 words and a full stop, six times
     # The tiny backbone takes 128 tokens: 8 of the query, 3 special ones.
     first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name, tokens[0])
     coverage = fresh.coverage
-    assert (coverage.documents, coverage.tokens, coverage.tokens_read) == (3, sum(tokens), first + 3)
+    whole, read = 2 * tokens[0] + 3, 2 * first + 3
+    assert (coverage.documents, coverage.tokens, coverage.tokens_read) == (5, whole, read)
     assert coverage.is_cut == bool(coverage.documents_cut) == (first < tokens[0])
     assert (coverage.queries, coverage.queries_cut) == (2, 0)
-    assert coverage.as_dict()["windows_per_document"] == coverage.windows / 3
+    assert coverage.as_dict()["windows_per_document"] == coverage.windows / 5
+
+
+def test_the_share_that_was_read_has_one_meaning(cross_encoder):
+    """The first window is the same share of the text, whatever keeps it; a text counts once for each of its queries."""
+    long, short = "snow in the city " * 10, "a short dog"
+    frame = tiny.frame(["old dog", "red fish"], [long, short]).iloc[:3]
+    shares = []
+    for name, arguments in (
+        ("FirstP", {}),
+        ("MaxP", {"max_windows": 1}),
+        ("MaxP", {"preselect": ld.FirstK(1)}),
+        ("BiEncoder-first", {}),
+    ):
+        model = make(name, cross_encoder, window_size=20, **arguments)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model(frame)
+        shares.append(model.coverage.share_read)
+    assert shares == [(20 + 3 + 20) / (40 + 3 + 40)] * 4
 
 
 @only("FirstP", "BiEncoder-first")
 def test_one_truncation_warning(fresh, results):
-    with pytest.warns(ld.TruncationWarning, match="did not read 112 of 135 tokens of documents") as caught:
+    with pytest.warns(ld.TruncationWarning, match="did not read 224 of 267 tokens of documents") as caught:
         fresh(results)
     (told,) = [w for w in caught if w.category is ld.TruncationWarning]
     assert told.filename == __file__

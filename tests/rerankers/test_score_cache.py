@@ -21,7 +21,7 @@ from pyterrier_longdoc.modelling import scorer as scorer_module
 from pyterrier_longdoc.modelling.fingerprint import fingerprint
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache, pair_key
 
-from ..support import processes, tiny
+from ..support import own, processes, tiny
 from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
@@ -164,6 +164,25 @@ def test_fingerprints_of_weights_are_made_once_and_never_stale(path, results, pl
         model(results)
         seen.append(told)
         assert len(made) <= 2 * len(seen)
+
+
+@pytest.mark.parametrize("kind", own.EDITED)
+def test_scores_of_code_of_ones_own_are_not_kept(kind, path, results, plain_encoder):
+    make_edited, name = own.EDITED[kind]
+    for sign in (1, -1):
+        model = make_edited(sign, plain_encoder, score_cache=path)
+        with pytest.warns(UserWarning, match=f"the code of .*{name}"):
+            found = scores(model, results)
+        np.testing.assert_array_equal(found, scores(make_edited(sign, plain_encoder), results))
+        assert model.summary(results).cached == 0
+    assert len(ScoreCache(path)) == 0
+
+
+def test_scores_of_a_class_that_tells_its_version_are_kept(path, results, plain_encoder, encoded):
+    for version, pairs in ((1, 5), (1, 0), (2, 5)):
+        encoded.clear()
+        own.vouching(1, version, plain_encoder, score_cache=path)(results)
+        assert sum(encoded) == pairs
 
 
 def test_text_and_query_do_not_run_together():

@@ -18,8 +18,9 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment.runs import EXACT_FLOATS
+from pyterrier_longdoc.scale.candidates import Source
 
-from ..support import memory, processes, systems, tiny
+from ..support import memory, own, processes, systems, tiny
 from ..support.digests import Digests, candidates, write_trec
 from ..support.lines import shown_lines
 
@@ -329,6 +330,25 @@ def test_a_model_with_another_argument_or_other_weights_is_another_one(cross_enc
         ld.rerank_to_disk(other, tiny.longer_results(), tmp_path / "out")
 
 
+@pytest.mark.parametrize("kind", own.EDITED)
+def test_blocks_of_code_of_ones_own_are_never_put_together(kind, cross_encoder, tmp_path):
+    make_edited, name = own.EDITED[kind]
+    for dry_run in (True, False):
+        with pytest.raises(ValueError, match=rf"of .*{name} nobody can tell.* def describe\(self\)"):
+            ld.rerank_to_disk(make_edited(1, cross_encoder), tiny.longer_results(), tmp_path / "out", dry_run=dry_run)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_class_of_ones_own_that_tells_its_version_goes_on(cross_encoder, tmp_path):
+    frame, out = tiny.longer_results(), tmp_path / "out"
+    for shard in ((0, 2), (1, 2)):
+        ld.rerank_to_disk(own.vouching(1, 1, cross_encoder), frame, out, shard=shard)
+    expected = own.vouching(1, 1, cross_encoder)(frame)["score"].tolist()
+    assert sorted(ld.merge_run(out)["score"]) == pytest.approx(sorted(expected), rel=1e-5)
+    with pytest.raises(ValueError, match=r"differs in pipeline\.version"):
+        ld.rerank_to_disk(own.vouching(-1, 2, cross_encoder), frame, out)
+
+
 def test_a_changed_file_is_noticed_and_a_copied_one_is_the_same(tmp_path):
     source, out = write_trec(RUN, tmp_path / "run"), tmp_path / "out"
     ld.rerank_to_disk(Digests(), source, out, topics=TOPICS, shard=(0, 2))
@@ -530,6 +550,36 @@ def test_processes_that_start_at_once_deal_once_and_divide_the_work(whole, tmp_p
     assert dealt.read_text() == "dealt\n"
     assert sorted(qid for call in Digests(log=log).calls() for qid in call) == sorted(TOPICS["qid"])
     assert merged(tmp_path / "out") == merged(whole)
+
+
+def test_processes_that_start_at_once_on_a_new_folder_all_end_well(whole, tmp_path):
+    source = write_trec(RUN, tmp_path / "run")
+    for turn in range(5):
+        out, begin = tmp_path / f"out-{turn}", time.monotonic() + 0.2
+
+        def shard(i: int, out: Path = out, begin: float = begin) -> None:
+            time.sleep(max(0.0, begin - time.monotonic() + 0.004 * i))
+            ld.rerank_to_disk(Digests(), source, out, topics=TOPICS, shard=(i, 6))
+
+        children = [processes.start(lambda i=i: shard(i)) for i in range(6)]
+        assert [processes.wait(child) for child in children] == [0] * 6
+        assert merged(out) == merged(whole)
+
+
+@pytest.mark.parametrize("form", ["frame", "file"])
+def test_a_process_that_begins_while_another_one_does_joins_it(form, whole, tmp_path, monkeypatch):
+    source = RUN if form == "frame" else write_trec(RUN, tmp_path / "run")
+    digests, out = Source.digests, tmp_path / "out"
+
+    def slowly(self, files):
+        if not out.exists():  # another process looked at the folder later, and is through with it
+            out.mkdir()
+            ld.rerank_to_disk(Digests(), source, out, topics=TOPICS, shard=(0, 2))
+        return digests(self, files)
+
+    monkeypatch.setattr(Source, "digests", slowly)
+    ld.rerank_to_disk(Digests(), source, out, topics=TOPICS, shard=(1, 2))
+    assert merged(out) == merged(whole)
 
 
 @pytest.mark.slow

@@ -98,6 +98,35 @@ def test_contract_of_pyterrier(cross_encoder):
     assert repr(fresh) == f"distributed({fresh.model!r}, RayExecutor(2, gpus_per_worker=0))"
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: systems.make("MaxP", max_query_len=1),
+        lambda: systems.make("FirstP"),
+        lambda: systems.make("MaxP", max_windows=1),
+        lambda: systems.make("MaxP", preselect=ld.BM25Windows(1)),
+        lambda: systems.make("FirstP", layout="shared", window_size=10),
+        lambda: systems.make("BiEncoder-max"),
+        lambda: ld.RankGPT(lambda messages: "[1]", max_doc_len=20, on_failure="keep"),
+        lambda: ld.RankGPT(lambda messages: "[1]", max_doc_len=20, on_failure="keep", preselect=ld.BM25Windows(1)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_the_coverage_of_workers_adds_up_to_that_of_one_process(make):
+    """Queries share texts, and not all of them have all."""
+    model, frame, parts = make(), candidates().drop_duplicates(["qid", "docno"]).iloc[:-5], []
+    model(frame)
+    whole = model.coverage
+    for rows in blocks_of(frame, 4):
+        model(frame.iloc[rows])
+        parts.append(model.coverage)
+    assert len(parts) > 2
+    total = Coverage.total(parts)
+    assert total == whole
+    assert (total.documents, total.queries) == (len(frame), frame["qid"].nunique())
+    assert total.share_read == whole.share_read
+
+
 # With two workers.
 
 
@@ -111,9 +140,10 @@ def test_scores_are_those_of_the_same_blocks_bit_for_bit(name, executor):
         out, read = distributed(frame), distributed.coverage
         expected = pd.concat([model(frame.iloc[rows]) for rows in blocks_of(frame, 8)]).loc[frame.index]
     pd.testing.assert_frame_equal(out, expected, check_exact=name != "LateIR", rtol=1e-6)
-    assert (read.documents, read.queries) == (12, 6)
+    assert (read.documents, read.queries) == (24, 6)
     assert read.dtype == "float32"
     assert np.allclose(out["score"], model(frame)["score"], rtol=1e-5)
+    assert read == model.coverage
 
 
 @pytest.mark.slow

@@ -120,6 +120,19 @@ def test_why_nothing_can_be_trained_on_where_queries_differ():
         make_groups(run[of_two], judged)
 
 
+@pytest.mark.parametrize("check", [make_groups, check_validation])
+def test_two_judgements_that_disagree_are_named(check):
+    """The last one counts; where that leaves no positive, there is a label of 1 and the error must not deny it."""
+    twice = pd.concat([JUDGED, JUDGED.assign(label=0)], ignore_index=True)
+    with pytest.raises(ValueError, match="judge") as error:
+        check(RUN, twice)
+    told = str(error.value)
+    assert repr(str(UNJUDGED)) in told  # the first query
+    assert "'d0'" in told
+    assert "labels 1 and 0" in told
+    assert "no document" not in told
+
+
 def test_ids_match_whatever_their_type():
     numbered = RUN.assign(qid=RUN.groupby("qid", sort=False).ngroup())
     judged = qrels(*[(str(number), "d0", 1) for number in range(6)])

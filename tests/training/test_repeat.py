@@ -27,6 +27,7 @@ from pyterrier_longdoc.training import (
 )
 
 from ..support.lines import shown_lines
+from ..support.own import EDITED
 from ..support.systems import make
 from ..support.toy import optimizer_steps, qrels, toy_task
 
@@ -268,6 +269,16 @@ def test_interrupted_and_resumed(maxp, whole, tmp_path, monkeypatch):
     pd.testing.assert_frame_equal(again.run, resumed.run)
     names = [path.name for path in (tmp_path / "fold-1").iterdir()]
     assert sorted(names) == ["finished.json", "model", "run.res.gz", "scored.json"]
+
+
+def test_finished_models_of_ones_own_are_read_with_a_word_and_score_anew(cross_encoder, tmp_path):
+    make_edited, name = EDITED["head"]
+    k_fold_fit(make_edited(1, cross_encoder, training=RECIPE), RUN, QRELS, FOLDS, folder=tmp_path)
+    edited = make_edited(-1, cross_encoder, training=RECIPE)
+    with optimizer_steps() as steps, pytest.warns(UserWarning, match=f"fold-1' was begun before.*code of .*{name}"):
+        again = k_fold_fit(edited, RUN, QRELS, FOLDS, folder=tmp_path)
+    assert not steps
+    assert again.run["score"].tolist() == pytest.approx(again(RUN)["score"].tolist())
 
 
 def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):

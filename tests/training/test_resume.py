@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.training import Lora, ScheduleWarning, TrainingArgs, resume, train
+from pyterrier_longdoc.data import position_augmentation
+from pyterrier_longdoc.training import LOSSES, Lora, Loss, ScheduleWarning, TrainingArgs, resume, train
 from pyterrier_longdoc.training.resume import STATE_FILE
 
 from ..support import processes
@@ -166,6 +167,36 @@ def test_state_of_another_training(stopped):
     assert path.read_bytes() == before
     # How often states are written is not part of the recipe.
     train(Toy(), toy_groups(3), TOY_TEXTS, replace(args, save_steps=2))
+
+
+def shortened(text, rng):
+    return text
+
+
+def squared(scores, labels, teacher, recipe):
+    return (scores[:, 1:] - scores[:, :1] + 1).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"augment": shortened}, "shortened"),
+        ({"augment": position_augmentation("rotate")}, None),
+        ({"loss": "squared"}, "squared"),
+        ({}, None),
+    ],
+)
+def test_going_on_with_a_users_function_is_said(changes, named, cross_encoder, tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSSES, "squared", Loss(squared, pairs=True))
+    args = TrainingArgs(queries_per_step=1, checkpoint=tmp_path, save_steps=1, **changes)
+    with optimizer_steps(stop_at=3), warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is taken up yet
+        make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
+    told = [str(each.message) for each in caught if str(tmp_path) in str(each.message)]
+    assert [f"code of {named}" in each for each in told] == ([] if named is None else [True])
 
 
 def test_finished_run_is_not_trained_again(tmp_path):

@@ -28,8 +28,9 @@ class ParallelBlocks(Schedule):
     Prompts: ceil(n * replicas / block) for n > block, else 1, all in one round: 10 for 100 documents.
 
     Args:
-        block: most documents in a prompt. 20 in the author's code.
-        replicas: in how many blocks each document stands. 2 in Dedov 2025.
+        block: most documents in a prompt.
+        replicas: in how many blocks each document stands. 20 and 2 are the defaults of the author's code, but of none
+            of its configurations: these have 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
         aggregation: `"pagerank"`, in which a document passes its weight on to those that it lost to; or `"winrate"`,
             the share of its comparisons that it won. Dedov 2025 uses the first.
         seed: of the blocks.

@@ -368,7 +368,7 @@ def with_trail(
         queries: Q queries.
         cut: token ids of each query alone, cut to the longest that is allowed.
     """
-    filled = [(layout.query_lead + query if query else "") + layout.query_trail for query in queries]
+    filled = [layout.query_lead + query + layout.query_trail for query in queries]
     *whole, trail = (document.ids for document in tokenize([*filled, layout.query_trail]))
     fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, cut, strict=True)]
     return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, cut, fits, strict=True)]
