@@ -13,13 +13,47 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from .support import tiny
+from pyterrier_longdoc.modelling.heads import base
+
+from .support import other_cpu, tiny
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption("--other-cpu", action="store_true", help="every second model has weights that are an ulp larger")
+
+
 def pytest_configure(config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    if config.getoption("--other-cpu"):
+        reason = pytest.mark.skip(reason="its subject are bytes")
+        for item in items:
+            if item.get_closest_marker("bytes"):
+                item.add_marker(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def every_second_load(pytestconfig):
+    """What `--other-cpu` asks for."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if pytestconfig.getoption("--other-cpu"):
+            other_cpu.change_loads(monkeypatch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def first_load() -> None:
+    other_cpu.start_anew()
+
+
+@pytest.fixture(autouse=True)
+def heads_of_the_package(monkeypatch) -> None:
+    """Forgets the heads that a test has registered."""
+    monkeypatch.setattr(base, "_REGISTRY", base.registered_heads())
 
 
 @pytest.fixture(autouse=True)

@@ -464,6 +464,7 @@ class HuggingFaceBackend:
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             from ..common.hub import reachable
+            from ..modelling.devices import in_own_memory
 
             if folder_digest(self.model) != self.settings["files"]:
                 raise ValueError(f"{self!r}: the folder has changed since this backend looked at it: make a new one")
@@ -474,5 +475,6 @@ class HuggingFaceBackend:
                 raise ValueError(f"{self!r} has no chat template: use a chat (instruct) model")
             model = AutoModelForCausalLM.from_pretrained(place, dtype=self.dtype or "auto", **options)
             device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            in_own_memory(model)
             self._loaded = model.eval().to(device), tokenizer
         return self._loaded

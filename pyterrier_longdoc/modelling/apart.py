@@ -32,7 +32,7 @@ from .backbones.architectures import quiet
 from .backbones.classifiers import Representation
 from .backbones.load import Backbone, build_backbone, checkpoint_config, load_encoder, load_tokenizer
 from .batching import NOTHING, ApartLayout, Encoded, PairLayout, for_each_window, to_dense
-from .devices import current_dtype
+from .devices import current_dtype, in_own_memory
 from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder, micro_batches, of_distinct
 from .fingerprint import WeightsWatch
 from .settings import Settings
@@ -355,6 +355,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {missing[:3]}")
+    in_own_memory(model)
     return _take_apart(model, load_tokenizer(name))
 
 

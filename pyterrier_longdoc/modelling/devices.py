@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..common.arguments import check_choice
 
@@ -66,6 +67,17 @@ def check_dtype(dtype: str | None) -> None:
 def current_dtype(device: torch.device) -> torch.dtype:
     """The precision of matrix products at the moment: autocast's where it is on, else float32."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
+
+
+def in_own_memory(model: nn.Module) -> None:
+    """Moves weights on the CPU to memory of their own, one after the other, so that one more needs room meanwhile.
+
+    transformers and safetensors leave them where the file is mapped to: there they change as it is overwritten, and at
+    addresses that are not multiples of 64 bytes matrix products may be computed in another order.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):  # each once, so that tied weights stay tied
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone()
 
 
 def dtype_name(dtype: torch.dtype) -> str:

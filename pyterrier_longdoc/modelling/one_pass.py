@@ -24,7 +24,7 @@ from transformers import AutoModel
 from ..common.coverage import LeftOut, Reading
 from ..common.hub import find_file, reachable
 from .backbones.load import load_tokenizer
-from .devices import dtype_name, resolve_device, resolve_dtype
+from .devices import dtype_name, in_own_memory, resolve_device, resolve_dtype
 
 DOCUMENT_TOKEN, QUERY_TOKEN = "<|embed_token|>", "<|rerank_token|>"
 """Stand after each document and after the query; their last states are the vectors."""
@@ -212,6 +212,7 @@ def load_one_pass_encoder(name: str) -> OnePassEncoder:
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights of its backbone, {missing[0]} among them")
+    in_own_memory(backbone)
     return OnePassEncoder(backbone, projector, tokenizer).eval()
 
 

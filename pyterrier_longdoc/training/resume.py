@@ -101,7 +101,7 @@ class Checkpoint:
                 values = json.loads(file.metadata()["about"])
                 for key in file.keys():  # noqa: SIM118 - no mapping
                     section, _, name = key.partition("/")
-                    sections.setdefault(section, {})[name] = file.get_tensor(key)
+                    sections.setdefault(section, {})[name] = file.get_tensor(key).clone()  # the file is replaced
         except Exception as error:
             raise ValueError(
                 f"the state of the training in {str(self.file)!r} cannot be read: {error}. It was left as it is; move "

@@ -35,6 +35,7 @@ from pyterrier_longdoc.listwise import (
 
 from ..support import tiny_long
 from ..support.llm import Answer, Scripted, candidates, claude_message, completion, oracle, order, serving
+from ..support.memory import misplaced
 
 openai = pytest.importorskip("openai")
 anthropic = pytest.importorskip("anthropic")
@@ -382,6 +383,7 @@ def test_a_local_model_answers_and_counts_tokens(causal_model):
     shown = AutoTokenizer.from_pretrained(causal_model)("user the old dog a ", add_special_tokens=False)
     assert reply.input_tokens == len(shown["input_ids"])
     assert causal_model not in repr(backend)
+    assert misplaced(backend._load()[0]) == []
     ranker = RankGPT(LLMClient(backend), **SILENT)
     with pytest.warns(IncompleteReplyWarning, match="1 of 1 prompts had no readable reply"):
         out = ranker(RUN)

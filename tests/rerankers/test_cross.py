@@ -363,7 +363,7 @@ def test_sentence_marks_are_saved_and_depend_on_no_batch(longformer, tmp_path):
     assert (again.global_attention, again.attention_window) == ("sentences", 8)
     assert again.load_scorer().encoder.backbone.config.attention_window == [8, 8]
     expected = scores(model, tiny.longer_results())
-    np.testing.assert_array_equal(scores(again, tiny.longer_results()), expected)
+    np.testing.assert_allclose(scores(again, tiny.longer_results()), expected, rtol=1e-5)
     for other in ({"global_attention": "query"}, {"attention_window": None}):
         assert not np.allclose(scores(ld.LongP(longformer, **{**arguments, **other}), tiny.longer_results()), expected)
 

@@ -14,7 +14,7 @@ from pyterrier_caching import SparseScorerCache
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.experiment.identity import Identities
-from pyterrier_longdoc.modelling.heads.base import Head, registered_heads
+from pyterrier_longdoc.modelling.heads.base import Head
 from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support import tiny
@@ -354,8 +354,7 @@ def test_what_is_no_backbone_is_told_how_to_be_one():
         ld.MaxP(ld.PairScorer(overlap, tokenizer=str.split))(tiny.frame(["a"], ["b"]))
 
 
-def test_own_heads_say_whether_scores_are_enough(results, monkeypatch):
-    monkeypatch.setattr("pyterrier_longdoc.modelling.heads.base._REGISTRY", registered_heads())
+def test_own_heads_say_whether_scores_are_enough(results):
 
     class Median(Head, name="median-of-scores"):
         from_scores = True

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.heads.base import Head, registered_heads
+from pyterrier_longdoc.modelling.heads.base import Head
 
 from ..support import tiny_long
 from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
@@ -112,9 +112,8 @@ def test_dependence_is_found(what, caught, results):
 
 
 @pytest.fixture
-def mean_over_all(monkeypatch):
+def mean_over_all():
     """A MaxP whose head averages over all windows of the batch, those that are not there included."""
-    monkeypatch.setattr("pyterrier_longdoc.modelling.heads.base._REGISTRY", registered_heads())
 
     class MeanOverAllHead(Head, name="mean-over-all"):
         def forward(self, encoded):

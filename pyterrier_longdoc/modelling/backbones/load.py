@@ -30,6 +30,7 @@ from transformers import (
 from ...common.hub import find_file, has_file, reachable
 from ...common.packaged import encoder_folder
 from ..batching import PairLayout
+from ..devices import in_own_memory
 from .alibi import AlibiConfig, is_published_layout
 from .architectures import BackboneOptions, InputRules, is_decoder, is_language_model, quiet, rules_for, use_attention
 from .classifiers import (
@@ -328,6 +329,7 @@ def _load_model(auto: Any, name: str, config: Any, attention: str | None, *, tru
     missing = [key for key in report["missing_keys"] if "pooler" not in key or pooled]
     if missing:
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {sorted(missing)[:3]}")
+    in_own_memory(model)
     return model
 
 

@@ -1,0 +1,51 @@
+"""Another processor on this one: every second model that is loaded has weights that are an ulp larger.
+
+Two loads of one model may differ by so much where the addresses of weights, and with them the kernels, differ. Tests
+that compare two loads must hold there too: `pytest --other-cpu`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from transformers import PreTrainedModel
+
+from pyterrier_longdoc.modelling import checkpoint
+from pyterrier_longdoc.modelling.backbones import load, modular
+
+ULP = 1 + 2**-23
+
+_loads = 0
+
+
+def start_anew() -> None:
+    """The next load is the first of a test, which changes nothing."""
+    global _loads
+    _loads = 0
+
+
+def change_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has checkpoints and saved models loaded so."""
+    original = PreTrainedModel.from_pretrained.__func__
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(_every_second(original)))
+    for module in (checkpoint, load, modular):
+        monkeypatch.setattr(module, "load_file", _every_second(module.load_file))
+
+
+def _every_second(read: Callable) -> Callable:
+    @functools.wraps(read)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        global _loads
+        loaded = read(*args, **kwargs)
+        _loads += 1
+        if _loads % 2 == 0:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            for tensor in model.values() if isinstance(model, dict) else model.parameters():
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data * ULP
+        return loaded
+
+    return changed
