@@ -12,7 +12,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import transformers
-from packaging.version import Version
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.hub import find_file, reachable
@@ -114,7 +113,7 @@ def test_a_model_in_the_cache_is_loaded_without_the_hub(hub, cross_encoder, resu
         hub.clear()
         scores = model(NAME, **options).transform(results)["score"].tolist()
         assert len(hub) == 1
-        assert scores == model(cross_encoder, **options).transform(results)["score"].tolist()
+        assert scores == pytest.approx(model(cross_encoder, **options).transform(results)["score"].tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
@@ -198,7 +197,7 @@ def test_a_hub_that_has_the_model(answering, cross_encoder, results):
     answering()
     assert reachable(NAME) == NAME
     scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
-    assert scores == ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist()
+    assert scores == pytest.approx(ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -219,9 +218,8 @@ def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder
     put_into_cache(cross_encoder)
     asked = answering(status)
     scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
-    again = 5 if status == 429 and Version(huggingface_hub.__version__).major < 1 else 0  # of the hub's own client
-    assert len(asked) == 1 + again
-    assert scores == ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist()
+    assert len(set(asked)) == 1, asked  # again, where the hub's own client tries again
+    assert scores == pytest.approx(ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
 
 
 def test_a_named_tokenizer_asks_once(hub, answering, cross_encoder):

@@ -234,6 +234,7 @@ def test_training_needs_only_what_may_be_drawn():
 # MS MARCO.
 
 
+@pytest.mark.bytes
 def test_msmarco(msmarco, models):
     _, retriever, results = msmarco
     assert set(retriever.asked) == {*TRAIN.qids, *DEV.qids}
@@ -313,6 +314,7 @@ def test_judged_documents_that_were_not_retrieved_are_trained_on(cross_encoder, 
 # TREC DL.
 
 
+@pytest.mark.bytes
 def test_years_are_pooled(msmarco, tmp_path):
     v1, v2 = Retriever(*V1), Retriever(DL21)
     first = {"msmarco-document": v1, "msmarco-document-v2": v2}

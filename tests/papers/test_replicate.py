@@ -201,6 +201,7 @@ def test_everything_that_claims_read_is_in_a_study():
     assert {tuple(cell) for cell in needed()} <= done
 
 
+@pytest.mark.bytes
 def test_jobs_are_done_once_and_found_again(replication):
     jobs = jobs_of(["core"], [0], ["random", "BM25", "FirstP"])
     told: list[str] = []
@@ -353,6 +354,7 @@ def test_times():
         seconds("soon")
 
 
+@pytest.mark.bytes
 def test_the_command_does_what_is_left(tmp_path, monkeypatch, backbone, capsys):
     monkeypatch.setattr("pyterrier_longdoc.papers.miniature.docstring_passages", lambda tokenizer: passages())
     sizes = ["--queries", "6", "--test-queries", "4", "--dev-queries", "2", "--depth", "4"]

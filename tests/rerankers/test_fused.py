@@ -94,6 +94,7 @@ def test_empty_frames_missing_columns_and_features(results):
         assert str(raised.value) == str(expected.value)
 
 
+@pytest.mark.bytes
 def test_each_window_is_encoded_once(results, encoded):
     make("MaxP")(results)
     alone = sum(encoded)
@@ -168,6 +169,7 @@ def test_copies_of_trained_models_share_their_encoder(results):
     assert_same(unfused.compile()(results), unfused(results))
 
 
+@pytest.mark.bytes
 def test_training_one_of_them_afterwards(results, encoded):
     models = models_of("MaxP", "SumP")
     unfused = union(models)

@@ -99,6 +99,7 @@ def test_any_number_of_shards_gives_the_same_bytes(whole, tmp_path, n):
     assert merged(tmp_path / "out") == merged(whole)
 
 
+@pytest.mark.bytes
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
 def test_models_that_remember_embeddings_give_the_same_bytes_too(tmp_path):
     rng = np.random.default_rng(0)

@@ -276,7 +276,8 @@ def test_fit_takes_judged_documents_in(cross_encoder):
 
     by_loader = trained(run)
     assert asked == [("2", "far"), ("1", "no"), ("3", "bad")]
-    assert by_loader == trained(add_judged(run, JUDGED, text_loader=loader), text_loader=None)
+    judged = add_judged(run, JUDGED, text_loader=loader)
+    assert by_loader == pytest.approx(trained(judged, text_loader=None), rel=1e-5)
     assert by_loader != trained(run, training=replace(recipe, judged="retrieved"))
     # Where all text is loaded, so is that of the added, the only positive of query 2.
     asked.clear()

@@ -65,7 +65,7 @@ def test_loaded_texts_train_as_those_of_the_frame(sampling, cross_encoder):
     for frame, given in ((run, None), (run.drop(columns="text"), loader())):
         model = make("MaxP", cross_encoder, training=recipe, text_loader=given)
         losses.append(model.fit(frame, JUDGED).history["loss"].tolist())
-    assert losses[0] == losses[1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 def test_a_missing_document_is_named_when_it_is_drawn(cross_encoder):
@@ -103,7 +103,7 @@ def test_a_training_goes_on_without_loading_again(cross_encoder, tmp_path):
         make("MaxP", cross_encoder, training=recipe, text_loader=first).fit(*renamed)
     assert not first.asked
     resumed = make("MaxP", cross_encoder, training=recipe, text_loader=rest).fit(BARE, JUDGED)
-    np.testing.assert_array_equal(resumed(RUN)["score"], whole(RUN)["score"])
+    np.testing.assert_allclose(resumed(RUN)["score"], whole(RUN)["score"], atol=1e-5)
     assert len(rest.asked) == 6 - 3  # of 6 steps
 
 

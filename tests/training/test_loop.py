@@ -270,9 +270,11 @@ def test_a_training_has_the_models_seed_unless_the_recipe_names_one(cross_encode
         return model.history["loss"].tolist()
 
     assert losses(1) != losses(2)
-    assert losses(1) == losses(2, seed=1) == losses(3, seed=1)
+    for model_seed in (2, 3):
+        assert losses(1) == pytest.approx(losses(model_seed, seed=1), rel=1e-5)
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm", "LateIR"])
 def test_the_same_seed_gives_the_same_weights(name, cross_encoder):
     def state(seed: int) -> dict[str, torch.Tensor]:
@@ -479,6 +481,7 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
     assert rates == {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
 def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_encoder):
     plain = fitted(cross_encoder, name)
@@ -488,7 +491,7 @@ def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_e
     model.load_scorer().encoder.backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: passes.append(1))
     model.fit(RUN, JUDGED)
     assert len(passes) == 2 * 2 * 5
-    assert plain.history["loss"].tolist() == pytest.approx(model.history["loss"].tolist())
+    assert plain.history["loss"].tolist() == pytest.approx(model.history["loss"].tolist(), rel=1e-5)
     torch.testing.assert_close(weights(plain), weights(model), rtol=1e-3, atol=1e-4)
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.load_scorer().modules())
     with pytest.raises(ValueError, match="backbone does not support it"):
@@ -509,8 +512,7 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     assert all(parameter.requires_grad for parameter in model.load_scorer().parameters())
     model.save(tmp_path / "saved")
     restored = ld.LongDocReranker.load(tmp_path / "saved")
-    # The last bit depends on where weights lie in memory.
-    np.testing.assert_allclose(restored(RUN)["score"], model(RUN)["score"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(restored(RUN)["score"], model(RUN)["score"], atol=1e-5)
     model.fit(RUN, JUDGED)  # and again
 
 

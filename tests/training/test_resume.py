@@ -215,6 +215,7 @@ def test_finished_run_is_not_trained_again(tmp_path):
     assert found == [{"epoch": 1, "step": 1, "loss": 0.0}, *history]
 
 
+@pytest.mark.bytes
 @pytest.mark.parametrize(
     "changes", [{}, {"lora": Lora(rank=2)}, {"epoch_decay": 0.5, "restart_each_epoch": True}, {"save_steps": 1}]
 )
@@ -347,6 +348,7 @@ def test_interrupted_and_continued_in_the_same_session(tmp_path):
         train(model, toy_groups(3), TOY_TEXTS, args)
 
 
+@pytest.mark.bytes
 def test_adapters_that_were_interrupted_need_the_model_anew(cross_encoder, tmp_path):
     args = replace(RECIPE, epochs=2, save_steps=1, lora=Lora(rank=2))
     whole = make("MaxP", cross_encoder, training=args).fit(RUN, JUDGED)
