@@ -97,7 +97,7 @@ def test_scores_are_those_of_its_owner(kind, tmp_path):
         assert reranker.load_weights().ready
         reranker.save(tmp_path / "ours")
         again = type(reranker).load(tmp_path / "ours", device="cpu")
-        np.testing.assert_allclose(scores(again, FRAME), expected, atol=1e-5)
+        np.testing.assert_allclose(scores(again, FRAME), expected, rtol=1e-5, atol=1e-5)
         assert again.load_weights().backbone.describe() == reranker.load_weights().backbone.describe()
 
 
