@@ -21,7 +21,6 @@ _PUBLIC = {
     "rerankers.biencoder": ["BiEncoder"],
     "rerankers.foreign": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
-    "rerankers.listwise_encoder": ["ListwiseEncoder"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
     "rerankers.invariance": ["check_invariance"],
     "common.arguments": ["argument"],

@@ -87,14 +87,3 @@ class Presented(Cited):
     def subtransformers(self) -> dict[str, Any]:
         """None: a text loader given as argument is no step of its own."""
         return {}
-
-
-class WithBackbone(Presented):
-    """The same for transformers that are named by their backbone."""
-
-    backbone: Any
-
-    def __repr__(self) -> str:
-        shown = changed_arguments(self, ("backbone", *HIDDEN))
-        backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
-        return f"{type(self).__name__}({', '.join([repr(backbone), *shown])})"

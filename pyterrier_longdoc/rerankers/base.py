@@ -43,7 +43,7 @@ from ..common.frames import (
     with_scores,
 )
 from ..common.notices import Told, is_news, warn, warn_of_cuts
-from ..common.presentation import HIDDEN, WithBackbone
+from ..common.presentation import HIDDEN, Presented, changed_arguments
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, look_up, own_code, own_code_in
 from ..modelling.backbones.architectures import BackboneOptions
@@ -104,7 +104,7 @@ class PrecisionWarning(UserWarning):
 
 
 @dataclass(eq=False, repr=False)
-class WindowReranker(WithBackbone, pt.Transformer):
+class WindowReranker(Presented, pt.Transformer):
     """Base of the rerankers that score a document by its windows: cross-encoders and bi-encoders.
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
@@ -179,6 +179,11 @@ class WindowReranker(WithBackbone, pt.Transformer):
         self.warned: Told = set()
         self._current: tuple[list[Any], LongDocScorer] | None = None  # arguments, and the model set up by them
         self.check()
+
+    def __repr__(self) -> str:
+        shown = changed_arguments(self, ("backbone", *HIDDEN))
+        backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
+        return f"{type(self).__name__}({', '.join([repr(backbone), *shown])})"
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Sizes that come from an array: they are written as JSON when the model is saved.

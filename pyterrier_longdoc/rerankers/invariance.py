@@ -40,9 +40,7 @@ def check_invariance(
       alone;
     - `batch size`: one document in each pass;
     - `attention`: by each other implementation that the backbone has;
-    - `dtype`: in other precisions, where a larger difference is natural;
-    - `candidates order`, for models whose scores depend on the other candidates by design: with the first stage's order
-      turned round, which shows how much; there is no verdict. `alone` and `padding` do not apply to them.
+    - `dtype`: in other precisions, where a larger difference is natural.
 
     A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
     Nothing that was scored or encoded before is used, be it remembered in memory or in a `score_cache`; what models
@@ -98,15 +96,10 @@ def _checks(
     order = np.random.default_rng(0).permutation(len(frame))
     yield "repeated", expected, partial(_scores, model, frame), tolerance
     yield "order", expected, partial(_reordered, model, frame, order), tolerance
-    if getattr(model, "depends_on_candidates", False):
-        yield "candidates order", expected, partial(_turned_round, model, frame), np.nan
-        for name in ("alone", "padding"):
-            yield name, expected, _among_candidates, tolerance
-    else:
-        alone = _each(model, frame)
-        yield "alone", expected, lambda: alone, tolerance
-        # Among all rows every row is already padded to the longest one: that would be compared with itself.
-        yield "padding", alone, partial(_padded, model, frame), tolerance
+    alone = _each(model, frame)
+    yield "alone", expected, lambda: alone, tolerance
+    # Among all rows every row is already padded to the longest one: that would be compared with itself.
+    yield "padding", alone, partial(_padded, model, frame), tolerance
     yield "batch size 1", expected, partial(_with, model, frame, batch_size=1), tolerance
     for implementation in ("eager", "sdpa"):
         yield f"attention {implementation}", expected, partial(_by_attention, model, frame, implementation), tolerance
@@ -129,8 +122,6 @@ def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attemp
         np.array_equal(np.argsort(-expected[i], kind="stable"), np.argsort(-scores[i], kind="stable"))
         for i in frame.groupby("qid").indices.values()
     )
-    if np.isnan(limit):
-        return {**row, "difference": difference, "same_order": same, "note": "scores depend on it by design"}
     return {**row, "difference": difference, "same_order": same, "passed": difference <= limit}
 
 
@@ -146,18 +137,6 @@ def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
 
 def _reordered(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
     return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
-
-
-def _turned_round(model: Any, frame: pd.DataFrame) -> np.ndarray:
-    """Scores of the rows with the last candidate of each query first."""
-    keys = [name for name in ("score", "rank") if name in frame.columns]
-    if not keys:
-        raise _NotApplicableError("the frame has no score and no rank, so that candidates have no order")
-    return _scores(model, frame.assign(**{name: -pd.to_numeric(frame[name]) for name in keys}))
-
-
-def _among_candidates() -> np.ndarray:
-    raise _NotApplicableError("scores depend on the other candidates by design")
 
 
 def _each(model: Any, frame: pd.DataFrame, mate: int | None = None) -> np.ndarray:
