@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .presentation import percent
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -175,19 +177,20 @@ class Coverage:
         parts = []
         if self.tokens_lost:
             parts.append(
-                f"{self.tokens_lost} of {self.tokens} tokens of documents ({self.tokens_lost / self.tokens:.1%}), cut "
-                f"by {of_documents}"
+                f"{self.tokens_lost} of {self.tokens} tokens of documents ({percent(self.tokens_lost / self.tokens)}), "
+                f"cut by {of_documents}"
             )
         if self.queries_cut:
             lost = self.query_tokens - self.query_tokens_read
             parts.append(
-                f"{lost} of {self.query_tokens} tokens of queries ({lost / self.query_tokens:.1%}, in "
+                f"{lost} of {self.query_tokens} tokens of queries ({percent(lost / self.query_tokens)}, in "
                 f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
             )
         if self.repeats_cut:
             lost = self.repeated_tokens - self.repeated_tokens_read
+            share = percent(lost / self.repeated_tokens)
             parts.append(
-                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({lost / self.repeated_tokens:.1%}, in "
+                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({share}, in "
                 f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
             )
         if self.windows_cut:
@@ -197,7 +200,7 @@ class Coverage:
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
-            f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document"
+            f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document"
             f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut"
             f"{self._cut_elsewhere()}{self._computed()}"
         )
@@ -216,7 +219,7 @@ class Coverage:
     def _computed(self) -> str:
         if not self.tokens_computed:
             return ""
-        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {self.padding:.1%} of them padding"
+        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {percent(self.padding)} of them padding"
 
 
 @dataclass(frozen=True, eq=False)
