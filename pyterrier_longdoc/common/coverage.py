@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .language import counted
 from .presentation import percent
 
 
@@ -84,6 +85,10 @@ class Coverage:
             remembered, more where windows overlap or a text was read for several queries.
         tokens_computed: the same with the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
+        rows: rows of the frame; in `fit`, of texts that a `text_loader` supplies, those that were drawn.
+        rows_without_text: of these, the ones without text: None, NaN or white space in all text columns.
+        rows_without_query: of these, the ones without a query.
+        queries_empty: qids of these.
     """
 
     documents: int = 0
@@ -104,6 +109,10 @@ class Coverage:
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
+    rows: int = field(default=0, compare=False)
+    rows_without_text: int = field(default=0, compare=False)
+    rows_without_query: int = field(default=0, compare=False)
+    queries_empty: int = field(default=0, compare=False)
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
@@ -197,12 +206,22 @@ class Coverage:
             parts.append(f"{self.windows_cut} windows to their end, cut by the server, which takes no longer inputs")
         return "; ".join(parts)
 
+    def empties(self, columns: str) -> str:
+        """How many rows have no text, or no query, in words; empty if all have both.
+
+        Args:
+            columns: the text columns, in words.
+        """
+        of_query = f"column 'query'; {counted(self.queries_empty, 'qid', 'qids')}"
+        of = [(self.rows_without_text, "text", columns), (self.rows_without_query, "query", of_query)]
+        return ", ".join(f"{n} of {self.rows} rows have no {what} ({where})" for n, what, where in of if n)
+
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
             f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document"
             f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut"
-            f"{self._cut_elsewhere()}{self._computed()}"
+            f"{self._cut_elsewhere()}{self._empty()}{self._computed()}"
         )
 
     def _repeated(self) -> str:
@@ -215,6 +234,11 @@ class Coverage:
 
     def _cut_elsewhere(self) -> str:
         return f"; {self.windows_cut} windows cut by the server" if self.windows_cut else ""
+
+    def _empty(self) -> str:
+        if not self.rows_without_text + self.rows_without_query:
+            return ""
+        return f"; of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"
 
     def _computed(self) -> str:
         if not self.tokens_computed:
