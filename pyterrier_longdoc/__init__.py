@@ -34,7 +34,7 @@ _PUBLIC = {
     "modelling.backbones.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
     "modelling.apart": ["ExperimentalWarning"],
-    "common.frames": ["TruncationWarning"],
+    "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],

@@ -28,6 +28,7 @@ from .analysis import PositionEffectiveness
 from .common.files import import_extra
 from .common.frames import TruncationWarning
 from .common.measures import chance_rr
+from .common.presentation import percent
 from .common.silence import silent_libraries
 from .experiment import Experiment, ExperimentResults, ExperimentWarning, Statistics
 from .experiment.plots import COLOURS
@@ -342,8 +343,8 @@ def _tell(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[Expe
     """Prints a table, what of the documents was read for it, and what makes it doubtful."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
     for name, model in models.items():
-        read = model.coverage
-        print(f"{name} read {read.share_read:.0%} of the documents, {read.windows_per_document:.1f} windows of each")
+        read, share = model.coverage, percent(model.coverage.share_read, 0)
+        print(f"{name} read {share} of the documents, {read.windows_per_document:.1f} windows of each")
     for message in dict.fromkeys(message for each in results for message in each.checks["message"]):
         print(f"note: {message}")
     print(flush=True)

@@ -38,6 +38,12 @@ def as_document(text: Text) -> Document:
     return text if isinstance(text, Document) else Document(text)
 
 
+def is_blank(text: Text) -> bool:
+    """Whether there is nothing but white space, in what is read with its windows neither."""
+    document = as_document(text)
+    return not (document.text.strip() or document.repeated.strip())
+
+
 def on_lines(*parts: str) -> str:
     """What is repeated, each part on a line of its own; empty ones are left out."""
     return "\n".join(filter(None, parts))

@@ -30,7 +30,7 @@ from ..common.arguments import (
 )
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored
-from ..common.documents import Text
+from ..common.documents import Text, is_blank
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -42,7 +42,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.notices import Told, is_news, warn, warn_of_cuts
+from ..common.notices import Told, added_up, count_empty, is_news, warn, warn_of_cuts, warn_of_empty
 from ..common.presentation import HIDDEN, WithBackbone
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, look_up, own_code, own_code_in
@@ -289,6 +289,7 @@ class WindowReranker(WithBackbone, pt.Transformer):
             )
             self._warn_once(message, PrecisionWarning)
         self.warn_of_losses(self.coverage)
+        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
@@ -341,7 +342,9 @@ class WindowReranker(WithBackbone, pt.Transformer):
             return summarise(self, [], [])
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
-            return summarise(self, queries, texts, bar)
+            found = summarise(self, queries, texts, bar)
+        count_empty(found.coverage, candidates, map(is_blank, texts))
+        return found
 
     def unread(self, coverage: Coverage) -> list[tuple[str, int, str]]:
         """What of a run is not read: so many tokens of `"queries"`, `"documents"` or `"repeated"`, and the argument."""
@@ -796,6 +799,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         # In folds and for seeds that are one system, as often as for one model.
         elif self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
             warn(f"{type(self).__name__}: {said}", LeftOutWarning)
+        given = Coverage()
+        if not texts.loaded:
+            warn_of_empty(self, given, *texts.without(field_names(self.text_field)), " in fit")
         weights = self.load_weights()
         with weights.scorer.counting(args.dtype) as coverage:
             try:
@@ -811,7 +817,9 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
                     verbose=self.verbose,
                 )
             finally:
-                self.coverage = coverage
+                if texts.loaded:  # those that were drawn: nobody has seen the others
+                    warn_of_empty(self, given, *texts.without([]), " in fit")
+                self.coverage = coverage = Coverage.total([coverage, given])
         if coverage.documents:
             self._tell(f"trained on {coverage}")
         self.warn_of_losses(coverage, " in fit")
@@ -861,7 +869,8 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             # The cache would fill with scores of weights that no later run has.
             self._caches = False
             try:
-                return evaluate(self.transform(results), qrels, metric)
+                with added_up():  # rows without text are told of once in a training
+                    return evaluate(self.transform(results), qrels, metric)
             finally:
                 self._caches = True
 

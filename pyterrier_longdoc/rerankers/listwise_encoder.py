@@ -12,8 +12,9 @@ import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_checkpoint, check_given, check_positive
 from ..common.coverage import Coverage
+from ..common.documents import is_blank
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
-from ..common.notices import Told, is_news, warn, warn_of_cuts
+from ..common.notices import Told, is_news, warn, warn_of_cuts, warn_of_empty
 from ..common.presentation import WithBackbone, described
 from ..common.progress import counting
 from ..common.registry import own_code
@@ -156,6 +157,7 @@ class ListwiseEncoder(WithBackbone, pt.Transformer):
             coverage.add(reading, left_out)
         self.coverage = coverage
         self._warn_of_losses(coverage)
+        warn_of_empty(self, coverage, inp, map(is_blank, texts))
         return with_scores(inp, scores)
 
     def load_encoder(self) -> OnePassEncoder:

@@ -218,3 +218,12 @@ def test_who_it_is(checkpoint):
     assert json.loads(json.dumps(told)) == told
     assert told != model(checkpoint, block_size=3).describe()
     assert repr(model(checkpoint, block_size=3)).endswith("block_size=3, device='cpu')")
+
+
+def test_documents_without_text_are_counted_and_told(checkpoint):
+    frame = run(3, 2).assign(text=["a river", None, " ", "", "a stone", "music"])
+    ranker = ld.ListwiseEncoder(checkpoint, device="cpu")
+    with pytest.warns(ld.EmptyTextWarning, match=r"3 of 6 rows have no text \(column 'text'\)") as caught:
+        ranker(frame)
+    assert sum(warning.category is ld.EmptyTextWarning for warning in caught) == 1
+    assert (ranker.coverage.rows, ranker.coverage.rows_without_text) == (6, 3)
