@@ -37,16 +37,16 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def every_second_load(pytestconfig):
+def every_second_model(pytestconfig):
     """What `--other-cpu` asks for."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if pytestconfig.getoption("--other-cpu"):
-            other_cpu.change_loads(monkeypatch)
+            other_cpu.change_models(monkeypatch)
         yield
 
 
 @pytest.fixture(autouse=True)
-def first_load() -> None:
+def first_model() -> None:
     other_cpu.start_anew()
 
 

@@ -437,6 +437,7 @@ def _train(folder, backbone) -> None:
     replicate(replication, jobs_of(["core"], [0], ["MaxP"]), tell=lambda line: None)
 
 
+@pytest.mark.bytes
 @pytest.mark.slow
 def test_killed_at_any_moment_it_ends_the_same(tmp_path, backbone):
     _train(tmp_path / "whole", backbone)
@@ -450,6 +451,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, backbone):
     pd.testing.assert_frame_equal(read_outcomes(folder), read_outcomes(tmp_path / "whole"))
 
 
+@pytest.mark.bytes
 @pytest.mark.slow
 def test_two_processes_share_the_jobs(tmp_path, backbone):
     children = [processes.start(partial(_train, tmp_path, backbone)) for _ in range(2)]
