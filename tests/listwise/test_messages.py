@@ -212,6 +212,8 @@ REFUSALS = (
     "I must respectfully decline to give a ranking such as\n[2] > [1]",
     "I'm not able to rank them. You asked for this form:\n\n[2] > [1]",
     "I cannot say that [3], then [1] and [2] is right.",
+    "I don't rank [3], then [1] and [2], for moral reasons.",
+    "We do not feel comfortable ranking these. The format would be:\n[2] > [1]",
     "Unable to comply. Expected answer: [2] > [1]",
     "The requested form `[2] > [1]` does not fit documents that say the same.",
     "Neither [1] > [2] nor [2] > [1] would be right.",
