@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pyterrier_longdoc as ld
 
 from ..support import tiny_long
+from ..support.memory import misplaced
 
 WIDTH = 24
 
@@ -213,6 +214,10 @@ def test_it_says_that_it_is_experimental(checkpoint):
 
 
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.ExperimentalWarning")
+def test_its_weights_lie_in_memory_of_their_own(checkpoint):
+    assert misplaced(model(checkpoint).load_encoder()) == []
+
+
 def test_who_it_is(checkpoint):
     told = model(checkpoint).describe()
     assert json.loads(json.dumps(told)) == told
