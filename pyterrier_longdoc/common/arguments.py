@@ -1,7 +1,7 @@
 """Constructor arguments of transformers: what role each plays, and checks of what users give.
 
 What an argument decides stands once, where it is defined: `max_doc_len: int | None = argument(None, role="windows")`.
-Saving, identities and fusing ask for roles and never keep lists of names.
+Saving and identities ask for roles and never keep lists of names.
 """
 
 from __future__ import annotations

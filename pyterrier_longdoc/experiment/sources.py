@@ -89,7 +89,7 @@ def sources_of(used: Any) -> Sources:
 
 
 def _with_models(pipeline: pt.Transformer) -> Iterator[Any]:
-    """The parts of a pipeline, with models that stand behind one: those of folds, or fused ones."""
+    """The parts of a pipeline, with models that stand behind one: those of folds."""
     for stage in stages_of(pipeline):
         yield stage
         for model in getattr(stage, "models", ()):

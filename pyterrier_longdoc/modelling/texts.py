@@ -363,14 +363,6 @@ def written(part: Any) -> bytes | None:
         return None
 
 
-def same_tokens(tokenizer: Any, other: Any) -> bool:
-    """Whether two fast tokenizers are known to make the same of every text."""
-    if tokenizer is other:
-        return True
-    content = written(tokenizer.backend_tokenizer)
-    return content is not None and content == written(other.backend_tokenizer)
-
-
 def each_once(values: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
     """What is made of each value, of an object that stands there several times once: queries may share a text."""
     made: dict[int, Any] = {}

@@ -89,7 +89,6 @@ from ..training import (
 from ..training.queries import ValidatedOn, check_validation, trained_on
 from ..training.recipe import papers_of_recipe
 from ..training.resume import is_first_process, is_resumed
-from .fused import Fusable
 from .score_cache import ScoreCache, score_with_cache
 from .summary import Summary, summarise
 
@@ -271,16 +270,12 @@ class WindowReranker(WithBackbone, pt.Transformer):
             ValueError: for arguments that do not fit together or the backbone.
             FloatingPointError: if a score is not finite.
         """
-        return self.rerank(inp, self.score_pairs)
-
-    def rerank(self, inp: pd.DataFrame, score: Callable[..., Scored]) -> pd.DataFrame:
-        """`transform` by any function `(queries, texts, bar) -> Scored`; it is called only if there are rows."""
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
             return with_scores(inp, [], **(_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
         with work_bar(type(self).__name__, " tokens", shown=self.verbose) as bar:
-            scored = score(queries, texts, bar)
+            scored = self.score_pairs(queries, texts, bar)
         self.coverage = scored.coverage
         if self.coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
@@ -514,7 +509,7 @@ def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarra
 
 
 @dataclass(eq=False, repr=False)
-class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
+class LongDocReranker(WindowReranker, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
     Scores are logits. The weights stay when an attribute changes that does not decide about them.
@@ -709,7 +704,12 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
         """See the base class."""
         weights = self.load_weights()
         if not weights.ready:
-            self.warn_untrained()
+            message = (
+                f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder "
+                f"as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and "
+                f"others start trained)."
+            )
+            self._warn_once(message, UntrainedWarning)
         if self.score_cache is None or self.explain or not self._caches:
             return super().score_pairs(queries, texts, bar)
         identity = self.describe()
@@ -722,15 +722,6 @@ class LongDocReranker(WindowReranker, Fusable, pt.Estimator):
             self._warn_once(message, UserWarning)
             return super().score_pairs(queries, texts, bar)
         return score_with_cache(ScoreCache(self.score_cache), weights.scorer, identity, queries, texts, bar=bar)
-
-    def warn_untrained(self) -> None:
-        """Warns once that scores mean nothing yet."""
-        message = (
-            f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder as "
-            f"backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and others "
-            f"start trained)."
-        )
-        self._warn_once(message, UntrainedWarning)
 
     # Training.
 

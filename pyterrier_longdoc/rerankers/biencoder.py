@@ -67,7 +67,7 @@ class BiEncoder(WindowReranker):
                 f"{self!r} has no fit, nor has another stage of this pipeline: a bi-encoder needs no training here; to "
                 f"train its encoder as a cross-encoder, put MaxP(...).start_from(BiEncoder(...)) in its place"
             )
-        return self.rerank(inp, self.score_pairs)
+        return super().transform(inp)
 
     def set_up(self) -> LongDocScorer:
         # Never trained, it need not be held on to: copies load it again where they need it.

@@ -174,13 +174,6 @@ for each in ("bert", "electra", "roberta", "deberta-v2", "distilbert", "modernbe
     tiny_family(each)
 
 
-@configuration("fused (MaxP ** PARADE ** FirstP).compile()")
-def fused(frame: pd.DataFrame) -> Values:
-    """Features over one pass through an encoder."""
-    union = ld.MaxP(ENCODER, **SHORT) ** ld.PARADE(ENCODER, **SHORT) ** ld.FirstP(ENCODER, **SHORT)
-    return {"features": np.stack(list(union.compile().transform(frame)["features"]))}
-
-
 @configuration("score cache, read again")
 def cached(frame: pd.DataFrame) -> Values:
     """Scores that come from a file."""

@@ -411,16 +411,6 @@ def test_augmentation_changes_the_text_and_leaves_the_title(results):
     assert [text.repeated for text in example.texts] == [text.repeated for text in texts[groups[0].rows[:2]]]
 
 
-def test_features_share_a_pass_if_they_repeat_the_same(results):
-    pair = make("MaxP", **TITLED), make("SumP", **TITLED)
-    fused = (pair[0] ** pair[1]).compile()
-    assert type(fused).__name__ == "FusedRerankers"
-    expected = np.stack([scores(model, results) for model in pair], 1)
-    np.testing.assert_allclose(np.stack(fused(results)["features"].tolist()), expected, rtol=1e-5)
-    other = (pair[0] ** make("SumP", text_field=("title", "text"))).compile()
-    assert type(other).__name__ != "FusedRerankers"
-
-
 def test_why_shows_the_text_and_not_the_title(results):
     from pyterrier_longdoc.experiment.why import _explained
 

@@ -326,8 +326,3 @@ def test_scores_depend_neither_on_the_batch_nor_on_its_padding(layout, tmp_path)
     passed = table.set_index("check")["passed"]
     assert all(passed[["repeated", "order", "alone", "padding"]])
     assert all(passed.dropna())
-
-
-def test_a_shared_budget_is_not_fused():
-    models = [make("FirstP", layout="shared", window_size=size) for size in (10, 20)]
-    assert models[0].fuse_feature_union(models[1], is_left=True) is None

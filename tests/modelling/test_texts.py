@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling import texts as texts_module
-from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, Pace, TokenCache, blocks, same_tokens, tokenize
+from pyterrier_longdoc.modelling.texts import ENTRY_BYTES, Pace, TokenCache, blocks, tokenize
 
 from ..support import tiny
 from ..support.systems import QUIET, REPRESENTATIVE, make, scores, slow_but
@@ -174,19 +174,6 @@ def test_a_model_with_a_tokenizer_in_python(results, tmp_path):
     model.score_cache = tmp_path / "scores.sqlite"
     with pytest.raises(ValueError, match=r"tokenizer is written in Python, .*: leave score_cache out"):
         model(results)
-
-
-def test_same_tokens():
-    one, other = tiny.tokenizer(), tiny.tokenizer()
-    assert same_tokens(one, one)
-    assert same_tokens(one, other)
-    other.add_tokens(["zebra"])
-    assert not same_tokens(one, other)
-    assert not same_tokens(one, tiny.tokenizer(double_separator=True))
-    python, another = in_python(tiny.tokenizer()), in_python(tiny.tokenizer())
-    assert same_tokens(python, python)
-    assert not same_tokens(python, another)  # their code may differ
-    assert not same_tokens(one, python)
 
 
 def test_blocks_take_about_the_time_that_they_may(monkeypatch):

@@ -132,6 +132,18 @@ def test_rows_columns_index_and_dtypes(loaded, results):
     assert np.isfinite(out["score"]).all()
 
 
+def test_operators_of_pyterrier(results):
+    models = [make(name) for name in ("MaxP", "FirstP")]
+    alone = np.stack([scores(model, results) for model in models], 1)
+    for pipeline in (models[0] ** models[1], (models[0] ** models[1]).compile()):
+        np.testing.assert_array_equal(np.stack(pipeline(results)["features"]), alone)
+    mixed = (2 * models[0] + models[1])(results).set_index(["qid", "docno"])["score"]
+    order = list(zip(results["qid"], results["docno"], strict=True))
+    np.testing.assert_allclose(mixed[order], 2 * alone[:, 0] + alone[:, 1], rtol=1e-12)
+    found = (models[0] | models[1])(results)
+    assert sorted(zip(found["qid"], found["docno"], strict=True)) == sorted(order)
+
+
 def test_a_row_has_one_score(loaded):
     """Alone, in any order, twice, in batches of any size."""
     frame = tiny.longer_results()
