@@ -70,7 +70,7 @@ class Coverage:
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
         repeats_cut: texts of which what is read with each window was not read to its end.
-        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its pair.
+        repeated_tokens: tokens of what is read with each window (titles), each counted once for its pair.
         repeated_tokens_read: tokens of that which were read.
         windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
             cut; what is read from a score cache does not count.
@@ -187,7 +187,7 @@ class Coverage:
         if self.repeats_cut:
             lost = self.repeated_tokens - self.repeated_tokens_read
             parts.append(
-                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({lost / self.repeated_tokens:.1%}, in "
+                f"{lost} of {self.repeated_tokens} tokens of titles ({lost / self.repeated_tokens:.1%}, in "
                 f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
             )
         if self.windows_cut:
@@ -206,7 +206,7 @@ class Coverage:
         if not self.repeated_tokens:
             return ""
         return (
-            f", each with its title or headings, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
+            f", each with its title, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
             f"{self.repeated_tokens} tokens read"
         )
 
