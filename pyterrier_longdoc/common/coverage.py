@@ -73,7 +73,7 @@ class Coverage:
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
         repeats_cut: texts of which what is read with each window was not read to its end.
-        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its pair.
+        repeated_tokens: tokens of what is read with each window (titles), each counted once for its pair.
         repeated_tokens_read: tokens of that which were read.
         windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
             cut; what is read from a score cache does not count.
@@ -199,7 +199,7 @@ class Coverage:
             lost = self.repeated_tokens - self.repeated_tokens_read
             share = percent(lost / self.repeated_tokens)
             parts.append(
-                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({share}, in "
+                f"{lost} of {self.repeated_tokens} tokens of titles ({share}, in "
                 f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
             )
         if self.windows_cut:
@@ -228,7 +228,7 @@ class Coverage:
         if not self.repeated_tokens:
             return ""
         return (
-            f", each with its title or headings, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
+            f", each with its title, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
             f"{self.repeated_tokens} tokens read"
         )
 

@@ -125,8 +125,6 @@ class WindowReranker(WithBackbone, pt.Transformer):
             `text_field=("title", "body"), repeat="title"`. Each is a line before the window, next to `window_size` and
             `max_doc_len`, which are of the others alone. None: all columns are one text, and a window in its middle is
             read without the title.
-        repeat_headings: also read the headings above each window's beginning with it, the highest first, for texts in
-            Markdown. Needs the extra `markdown`.
         repeat_tokens: most tokens of what is read with each window, which is cut at its end; the room is kept in all
             windows, so that no document's windows depend on its title.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
@@ -161,7 +159,6 @@ class WindowReranker(WithBackbone, pt.Transformer):
     max_query_len: int | None = argument(32, role="input")
     text_field: TextField = argument("text", role="input")
     repeat: TextField | None = argument(None, role="input")
-    repeat_headings: bool = argument(False, role="input")
     repeat_tokens: int = argument(32, role="input")
     text_loader: Any = argument(None, role="call")
     batch_size: int = argument(64, role="computing")
@@ -207,18 +204,16 @@ class WindowReranker(WithBackbone, pt.Transformer):
 
     def _check_repeat(self) -> None:
         check_given(repeat_tokens=self.repeat_tokens)
-        if not isinstance(self.repeat_headings, bool):
-            raise ValueError(f"repeat_headings={self.repeat_headings!r} must be True or False")
         if not self.repeats and changed_names(self, ("repeat_tokens",)):
             raise ValueError(
                 f"repeat_tokens={self.repeat_tokens} would have no effect: nothing is read with each window without "
-                f"repeat or repeat_headings"
+                f"repeat"
             )
 
     @property
     def repeats(self) -> bool:
         """Whether anything is read with each window besides its own tokens."""
-        return self.repeat is not None or self.repeat_headings
+        return self.repeat is not None
 
     def cited(self) -> list[str]:
         """The keys of the papers behind this model, with those of what selects its windows."""

@@ -75,7 +75,7 @@ class Summary:
             "documents": f"{coverage.documents:,} with {coverage.tokens:,} tokens{self._not_read('documents')}",
         }
         if coverage.repeated_tokens:
-            lines["repeated"] = f"{coverage.repeated_tokens:,} tokens of titles or headings{self._not_read('repeated')}"
+            lines["repeated"] = f"{coverage.repeated_tokens:,} tokens of titles{self._not_read('repeated')}"
         if not self.pairs:
             return lines
         lines["windows"] = (
