@@ -99,7 +99,7 @@ def ask(url: str) -> None:
     """Runs the notebook's cells with a model that answers."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    code = code.replace("%matplotlib inline", "").replace("replay_only=True", "replay_only=False")
+    code = code.replace("replay_only=True", "replay_only=False")
     code = code.replace("http://localhost:8000", url)
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
