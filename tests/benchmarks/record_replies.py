@@ -23,10 +23,10 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.data import DocstringsDataset
 from pyterrier_longdoc.data.docstrings import installed_packages
 from pyterrier_longdoc.data.provider import docstrings_with
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import write_run
 from pyterrier_longdoc.listwise.messages import Tokens
 from tests.support.llm import Answer, completion, serving
