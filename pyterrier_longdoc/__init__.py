@@ -42,7 +42,7 @@ _PUBLIC = {
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
-        "compare_schedules", "Pointwise",
+        "Pointwise",
     ],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "needle"],
