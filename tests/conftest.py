@@ -25,7 +25,8 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
+    for expected in ("MORESPlus is experimental", ".* rows have no (text|query)"):
+        config.addinivalue_line("filterwarnings", f"ignore:{expected}")
 
 
 def pytest_collection_modifyitems(config, items) -> None:
