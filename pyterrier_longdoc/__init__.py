@@ -33,7 +33,7 @@ _PUBLIC = {
     "modelling.backbones.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
     "modelling.apart": ["ExperimentalWarning"],
-    "common.frames": ["TruncationWarning"],
+    "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
@@ -41,7 +41,7 @@ _PUBLIC = {
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
-        "compare_schedules", "Pointwise",
+        "Pointwise",
     ],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "needle"],

@@ -15,41 +15,35 @@ import math
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
-from ir_measures import AP, RR, nDCG
+from ir_measures import RR
 
 from .analysis import PositionEffectiveness
-from .common.files import import_extra
 from .common.frames import TruncationWarning
-from .common.measures import chance_rr
-from .common.silence import silent_libraries
-from .experiment import Experiment, ExperimentResults, ExperimentWarning, Statistics
-from .experiment.plots import COLOURS
-from .experiment.significance import p_in_words
-from .modelling.preselection import BM25Windows
-
-MODELS = ("FirstP", "MaxP", "PARADE")
-SUM = "MaxP + BM25"
-BEST_WINDOWS = 3
-"""MaxP and PARADE read so many windows of a document, for the time: those that suit the query best by BM25."""
-
-MEASURES = [nDCG @ 10, AP]
-"""With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
-
-PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
-"""Where the relevant passage stands, in words and in the names of the collections."""
+from .common.presentation import percent
+from .demo import (
+    MEASURES,
+    MODELS,
+    SUM,
+    draw,
+    first_stage,
+    in_words,
+    moved_candidates,
+    pipelines,
+    readable,
+    readable_by_place,
+    rerankers,
+    with_chance,
+)
+from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
 MOVED_SHARE, MOVED_DEPTH = 0.5, 5
 """Topics of the second part for each of the first, and documents of each: its effects are large, and a topic is read at
 three places."""
-
-CHANCE = "random order"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,209 +73,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("(There is no second part: where the relevant passages stand is known of the docstrings only.)")
     print(f"\nruns, tables and comparison.png are in {out}/")
     return 0
-
-
-def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
-    """The models to compare, by name.
-
-    Args:
-        backbone: a cross-encoder; None for the models that come with this package.
-        score_cache: a file in which scores are kept, so that none is computed twice.
-    """
-    from .rerankers.base import LongDocReranker
-    from .rerankers.cross import PARADE, FirstP, MaxP
-
-    # With float32 all machines come to the same figures.
-    common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
-    windowed = {"preselect": BM25Windows(BEST_WINDOWS), **common}
-    arguments = {"FirstP": common, "MaxP": windowed, "PARADE": windowed}
-    if backbone is not None:
-        return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
-    packaged = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: LongDocReranker.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in packaged}
-
-
-def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
-    """BM25 over a dataset's documents with PISA, which needs no Java.
-
-    Args:
-        dataset: a PyTerrier dataset with a corpus.
-        folder: where the index goes; one that is there is made anew.
-        depth: documents to retrieve per topic.
-    """
-    pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
-    print("reading the collection ...", flush=True)
-    documents = list(dataset.get_corpus_iter(verbose=False))
-    print(f"indexing {len(documents)} documents ...", flush=True)
-    with silent_libraries():
-        index = pisa.PisaIndex(str(folder), text_field="text", overwrite=True)
-        index.index(documents)
-        return index.bm25(num_results=depth)
-
-
-def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
-    """The systems to compare, by name: the first stage, the models behind it, and the sum of MaxP and the first stage.
-
-    Args:
-        first_stage: a retriever.
-        text_loader: adds the text of the documents.
-        models: see `rerankers`.
-    """
-    behind = {name: first_stage >> text_loader >> model for name, model in models.items()}
-    return {"BM25": first_stage, **behind, SUM: first_stage + behind["MaxP"]}
-
-
-def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
-    """Documents to rerank, with their text, by the place of the passage that answers the query; all else is the same.
-
-    One document is relevant, the others are random. BM25's best would have words of the query at their start, where
-    the relevant one has none if its passage is far, so that a model that reads the start would do worse than chance.
-
-    Args:
-        topics: of the docstrings with moved passages.
-        depth: documents for each topic.
-        seed: of the choice.
-
-    Returns:
-        `qid, query, docno, score, rank, text` by place.
-    """
-    collections: dict[str, Any] = {
-        place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PLACES.items()
-    }
-    far = collections["far"]
-    candidates = far.candidates(depth=depth, seed=seed)
-    candidates = far.text_loader()(candidates[candidates["qid"].isin(topics["qid"])])
-    relevant = candidates.merge(far.get_qrels(), on=["qid", "docno"], how="left")["label"].gt(0).to_numpy()
-    texts = {place: collection.text_loader()(candidates)["text"] for place, collection in collections.items()}
-    return {place: candidates.assign(text=candidates["text"].mask(relevant, own)) for place, own in texts.items()}
-
-
-def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
-    """The results with the expected reciprocal rank of a random order as a further system, which is the baseline.
-
-    Args:
-        results: of an experiment with the measure RR.
-        depth: candidates for each topic, one of them relevant: in a random order it has each rank equally often.
-    """
-    return replace(
-        results,
-        values={**results.values, CHANCE: np.full((1, len(results.qids), 1), chance_rr(depth))},
-        seeds={**results.seeds, CHANCE: [None]},
-        statistics=Statistics(baseline=(CHANCE,), correction="holm"),
-    )
-
-
-def in_words(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> list[str]:
-    """What was seen: a sentence on the first experiment, and one on each model whose passages were moved.
-
-    Args:
-        natural: with one baseline.
-        moved: results by place, each `with_chance`.
-    """
-    by_place = [] if moved is None else [_by_place(moved, name) for name in moved.names if name != CHANCE]
-    return [_compared(natural), *by_place]
-
-
-def _compared(results: ExperimentResults) -> str:
-    """Which systems are above, and which below, the baseline in the first measure; where that is open, what may be."""
-    measure, (baseline,) = results.measures[0], results.statistics.baseline
-    rows = [row for row in results.comparisons.to_dict("records") if row["measure"] == measure]
-    mean = float(results.means[measure][baseline])
-    clauses = [f"On {len(results.qids)} topics {baseline} has an {measure} of {mean:.2f}"]
-    for verdict, words in VERDICTS.items():
-        own = [row for row in rows if _verdict(row) == verdict]
-        may_be = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
-        named = [f"{row['name']} ({row['mean']:.2f}{may_be.format_map(row)})" for row in own]
-        clauses += [f"{words} that: {', '.join(named)}"] if named else []
-    said = f"{'; '.join(clauses)}."
-    if any(_verdict(row) == 0 for row in rows):
-        said += " (Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
-    return said
-
-
-VERDICTS = {1: "significantly above", -1: "significantly below", 0: "not significantly different from"}
-
-
-def _by_place(moved: PositionEffectiveness, model: str) -> str:
-    """What becomes of a model at its worst place."""
-    rows = {row["group"]: row for row in moved.comparisons.to_dict("records") if row["name"] == model}
-    ratio = next(row for row in moved.ratios.to_dict("records") if row["name"] == model)
-    worst, best = rows[ratio["worst group"]], rows[ratio["best group"]]
-    outcome = "shows no significant loss wherever the relevant passage is"
-    if ratio["p-value"] < moved.groups[worst["group"]].statistics.alpha:
-        collapsed = _verdict(best) == 1 and _verdict(worst) == 0
-        fall = "collapses to chance" if collapsed else "falls below chance" if _verdict(worst) == -1 else "loses"
-        outcome = f"{fall} where the relevant passage is {worst['group']}"
-    means = ", ".join(f"{row['mean']:.2f} {place}" for place, row in rows.items())
-    found = f"95 % interval of the difference {worst['low']:+.2f} to {worst['high']:+.2f}"
-    difference = f"{found}, {p_in_words(worst['p-value corrected'])} by Holm's method"
-    return (
-        f"{model} {outcome}: its RR is {means} ({p_in_words(ratio['p-value'])} for worst against best), and at its "
-        f"worst it is {VERDICTS[_verdict(worst)]} the {worst['reference mean']:.2f} of a {CHANCE} ({difference})."
-    )
-
-
-def _verdict(row: Mapping[Any, Any]) -> int:
-    """Of a comparison: 1 for significantly above, -1 for significantly below, else 0."""
-    return int(np.sign(row["difference"])) if row["reject"] else 0
-
-
-def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
-    """A figure with a panel for each experiment; intervals are 95 % ones.
-
-    Args:
-        natural: with one baseline, whose bar is grey; systems that differ from it significantly have a star.
-        moved: results by place, each `with_chance`.
-    """
-    # Not of pyplot, whose backend is the caller's: this picture is for a file, or for the end of a cell.
-    figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
-    figure = figures.Figure(figsize=(5.2 if moved is None else 10.4, 3.8), layout="constrained")
-    axes = figure.subplots(1, 1 if moved is None else 2, squeeze=False)[0]
-    _draw_systems(axes[0], natural)
-    if moved is not None:
-        moved.plot(ax=axes[1]).set_ylim(0, 1.02)
-    return figure
-
-
-def _draw_systems(ax: Any, results: ExperimentResults) -> None:
-    """Bars of the first measure, intervals by normal approximation over topics."""
-    measure, (baseline,) = results.measures[0], results.statistics.baseline
-    rows = results.comparisons[results.comparisons["measure"] == measure]
-    different = set(rows.loc[rows["reject"], "name"])
-    values = pd.DataFrame({name: of_system[:, 0] for name, of_system in results.query_values.items()})
-    names = [f"{name} *" if name in different else name for name in results.names]
-    colours = ["0.6" if name == baseline else COLOURS[0] for name in results.names]
-    ax.barh(names, values.mean(), xerr=1.96 * values.sem(), color=colours, capsize=3)
-    ax.invert_yaxis()
-    ax.set_title("documents as they are", fontsize="medium")
-    ax.set_xlabel(f"{measure}, {len(values)} topics; * differs from {baseline}")
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def readable(table: pd.DataFrame, measures: Sequence[Any] = MEASURES) -> pd.DataFrame:
-    """An experiment's table with rounded means, corrected p-values and stars where a difference is significant."""
-    rows = pd.DataFrame({"system": table["name"]})
-    for measure in map(str, measures):
-        stars = table[f"{measure} reject"].map({True: " *", False: "  "})
-        p_values = table[f"{measure} p-value corrected"].map(_p_value)
-        rows[measure] = table[measure].map("{:.3f}".format)
-        rows[f"{measure} p (Holm)"] = p_values + stars
-    return rows
-
-
-def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
-    """RR by place with p-values against a random order, and the p-value of the worst place against the best."""
-    rows = pd.DataFrame({"system": moved.names})
-    for place, results in moved.groups.items():
-        own = readable(results.table, results.measures)
-        rows[f"RR {place}"], rows[f"p {place}"] = own["RR"], own["RR p (Holm)"]
-    rows["p worst/best"] = moved.ratios["p-value"].map(_p_value)
-    return rows
-
-
-def _p_value(p: float) -> str:
-    """As in words, but for a column of a table."""
-    return "" if np.isnan(p) else p_in_words(p).removeprefix("p ").removeprefix("= ")
 
 
 def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
@@ -342,8 +133,8 @@ def _tell(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[Expe
     """Prints a table, what of the documents was read for it, and what makes it doubtful."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
     for name, model in models.items():
-        read = model.coverage
-        print(f"{name} read {read.share_read:.0%} of the documents, {read.windows_per_document:.1f} windows of each")
+        read, share = model.coverage, percent(model.coverage.share_read, 0)
+        print(f"{name} read {share} of the documents, {read.windows_per_document:.1f} windows of each")
     for message in dict.fromkeys(message for each in results for message in each.checks["message"]):
         print(f"note: {message}")
     print(flush=True)

@@ -25,7 +25,8 @@ def pytest_addoption(parser) -> None:
 
 
 def pytest_configure(config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:MORESPlus is experimental")
+    for expected in ("MORESPlus is experimental", ".* rows have no (text|query)"):
+        config.addinivalue_line("filterwarnings", f"ignore:{expected}")
 
 
 def pytest_collection_modifyitems(config, items) -> None:
@@ -37,16 +38,16 @@ def pytest_collection_modifyitems(config, items) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def every_second_load(pytestconfig):
+def every_second_model(pytestconfig):
     """What `--other-cpu` asks for."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if pytestconfig.getoption("--other-cpu"):
-            other_cpu.change_loads(monkeypatch)
+            other_cpu.change_models(monkeypatch)
         yield
 
 
 @pytest.fixture(autouse=True)
-def first_load() -> None:
+def first_model() -> None:
     other_cpu.start_anew()
 
 

@@ -30,12 +30,13 @@ FLOORS = {
     "scale": 4,
     "analysis": 5,
     "papers": 6,
+    "demo": 6,
     "__main__": 7,
     "": 7,
 }
 """A wing imports from lower floors alone; "" is the package itself."""
 
-FURNITURE = {"__init__.py", "__main__.py", "py.typed", "pt_docs", "models"}
+FURNITURE = {"__init__.py", "__main__.py", "demo.py", "py.typed", "pt_docs", "models"}
 """What stands at the top of the package beside the wings."""
 
 DRAWERS = {"util", "utils", "utilities", "helper", "helpers", "misc", "extras", "checks"}

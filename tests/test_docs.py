@@ -31,3 +31,10 @@ def test_pages_build_without_a_warning_and_describe_every_name(tmp_path):
         assert not page.find_all("cite"), f"{source.name} has autodoc entries, but does not begin with a default role"
         entries += len(described)
     assert entries >= 180
+
+
+def test_the_page_on_checkpoints_does_not_promise_monot5_for_mt5():
+    """mT5 rerankers are trained to answer with other words than monoT5's."""
+    rows = re.split(r"^ +\* - ", (PAGES / "checkpoints.rst").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (row,) = [row for row in rows if 'template="monot5"' in row.partition("\n\n")[0]]
+    assert not re.search(r"\bmT5\b", row.partition("\n\n")[0])

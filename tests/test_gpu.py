@@ -21,27 +21,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from transformers import BertModel
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling import encoder as encoder_module
-from pyterrier_longdoc.modelling import runtimes
 from pyterrier_longdoc.training import Lora, TrainingArgs
 
 from .support import tiny, tiny_long
-from .support.packing import attend_in_groups
-from .support.scorers import Passes
 from .support.systems import QUIET, REPRESENTATIVE, make, scores
 from .support.toy import toy_task
 
 HAS_GPU = torch.cuda.is_available()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no GPU here")]
 pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.PrecisionWarning")]
-exchangeable = pytest.mark.skipif(
-    not getattr(BertModel, "_supports_attention_backend", False),
-    reason="transformers 4 has no exchangeable attention of encoders",
-)
-CAMEMBERT = {"max_position_embeddings": 130, "type_vocab_size": 1, "pad_token_id": 0}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
@@ -101,56 +91,6 @@ def test_a_gpu_is_taken_and_computes_in_bfloat16_unless_asked_otherwise(name):
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     assert model.coverage.dtype == ("bfloat16" if native else "float32")
     assert model.load_scorer().device.type == "cuda"
-
-
-# Passes without padding.
-
-PACKED_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-"""In half precision a CPU has passes of one length, and nothing to pack."""
-
-
-@contextmanager
-def packing(device: str, wanted: bool, monkeypatch) -> Iterator[None]:
-    """Passes of the device have no padding, or are padded; a CPU packs by a kernel that is made for tests."""
-    with monkeypatch.context() as patch:
-        patch.setattr(encoder_module, "PACKING_DEVICES", (device,) if wanted else ())
-        if device == "cpu":
-            patch.setattr(runtimes, "kernel_for", lambda *_: attend_in_groups)
-        yield
-
-
-def skip_without_kernel(device: str) -> None:
-    if device == "cuda" and runtimes.kernel_for(torch.device(device), torch.bfloat16, 8) is None:
-        pytest.skip("no kernel for passes without padding: needs Ampere, and torch 2.12 or flash-attn")
-
-
-@exchangeable
-@pytest.mark.parametrize("family", runtimes.PACKED_FAMILIES)
-def test_passes_without_padding_give_the_scores_of_padded_ones(family, device, monkeypatch, tmp_path):
-    skip_without_kernel(device)
-    backbone = tiny.checkpoint(tmp_path, family, **(CAMEMBERT if family == "camembert" else {}))
-    found = {}
-    for wanted in (False, True):
-        model = ld.FirstP(backbone, window_size=None, max_query_len=8, device=device, dtype=PACKED_DTYPE[device])
-        passes = Passes(model.load_scorer())
-        with packing(device, wanted, monkeypatch):
-            found[wanted] = scores(model, UNEQUAL)
-        # A packed pass is one row without a mask.
-        assert any(inputs.get("attention_mask") is not None for inputs in passes.inputs) is not wanted
-        assert (model.coverage.padding == 0.0) is wanted
-    assert_near(found[True], found[False])
-    assert_near(found[True], scores(ld.FirstP(backbone, window_size=None, max_query_len=8, device="cpu"), UNEQUAL))
-
-
-@exchangeable
-@pytest.mark.parametrize("name", ["CEDR-knrm", "PARADE-transformer", "BiEncoder-max"])
-def test_heads_see_the_same_of_passes_without_padding(name, device, monkeypatch):
-    skip_without_kernel(device)
-    found = []
-    for wanted in (False, True):
-        with packing(device, wanted, monkeypatch):
-            found.append(scores(make(name, device=device, dtype=PACKED_DTYPE[device]), UNEQUAL))
-    assert_near(found[1], found[0])
 
 
 # Where memory runs out.

@@ -18,8 +18,8 @@ import pyterrier as pt
 import pytest
 from scipy import stats
 
-from pyterrier_longdoc import TruncationWarning
-from pyterrier_longdoc import __main__ as demo
+from pyterrier_longdoc import TruncationWarning, demo
+from pyterrier_longdoc import __main__ as command
 from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.data import DocstringsDataset, provider
 from pyterrier_longdoc.experiment import ExperimentResults, ExperimentWarning, Statistics
@@ -102,14 +102,14 @@ def test_a_misspelt_option_costs_no_scores(tmp_path):
     scores.write_bytes(b"hours of work")
     for option in ("--collection", "--backbone"):
         with pytest.raises((ValueError, OSError), match="/no/such/folder"):
-            demo.main(["--output", str(tmp_path), option, "/no/such/folder"])
+            command.main(["--output", str(tmp_path), option, "/no/such/folder"])
         assert scores.read_bytes() == b"hours of work"
 
 
 def test_a_collection_of_ones_own(collection, tmp_path, capsys, pyplot, recwarn, computed):
     out = tmp_path / "out"
     arguments = ["--collection", str(collection), "--queries", "0", "--depth", "4", "--output", str(out)]
-    assert demo.main(arguments) == 0
+    assert command.main(arguments) == 0
     assert sorted(path.parent.name for path in out.glob("natural/runs/*/run.res.gz")) == sorted(SYSTEMS)
     table = pd.read_csv(out / "natural" / "table.csv").set_index("name")
     assert list(table.index) == SYSTEMS
@@ -130,10 +130,10 @@ def test_a_collection_of_ones_own(collection, tmp_path, capsys, pyplot, recwarn,
     # The sum has MaxP's scores, and a resumed job those of the first one.
     assert sum(computed) == 3 * len(FACTS) * len(FACTS)
     computed.clear()
-    assert demo.main([*arguments, "--resume"]) == 0
+    assert command.main([*arguments, "--resume"]) == 0
     assert sum(computed) == 0
     pd.testing.assert_frame_equal(table, pd.read_csv(out / "natural" / "table.csv").set_index("name"))
-    assert demo.main(arguments) == 0
+    assert command.main(arguments) == 0
     assert sum(computed) == 3 * len(FACTS) * len(FACTS)
 
 
@@ -149,18 +149,18 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     out, backbone = tmp_path / "out", tiny.checkpoint(tmp_path / "backbone", max_position_embeddings=512)
     arguments = ["--backbone", backbone, "--queries", "6", "--depth", "3", "--output", str(out)]
     capsys.readouterr()
-    assert demo.main(arguments) == 0
+    assert command.main(arguments) == 0
     printed = capsys.readouterr()
     assert screen(printed.err)[5:] == ["1/2 FirstP", "2/2 MaxP"] * 3
     systems = ["FirstP", "MaxP", demo.CHANCE]
-    chance = np.mean(1 / np.arange(1, demo.MOVED_DEPTH + 1))
+    chance = np.mean(1 / np.arange(1, command.MOVED_DEPTH + 1))
     tables = {place: pd.read_csv(out / place / "table.csv").set_index("name") for place in demo.PLACES}
     for table in tables.values():
         assert list(table.index) == systems
         assert table.loc[demo.CHANCE, "RR"] == pytest.approx(chance)
     # What the words and the table say are these figures, computed anew.
     ranks = {place: reciprocal_ranks(out / place / "runs" / "FirstP" / "run.res.gz") for place in tables}
-    topics_moved = math.ceil(6 * demo.MOVED_SHARE)
+    topics_moved = math.ceil(6 * command.MOVED_SHARE)
     assert len(ranks["far"]) == topics_moved
     for place, table in tables.items():
         assert table.loc["FirstP", "RR"] == pytest.approx(ranks[place].mean())
@@ -173,12 +173,12 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     # By three models and by two; the documents that are not relevant are read once for all places.
     natural_pairs = len(pt.io.read_results(str(out / "natural" / "runs" / "BM25" / "run.res.gz")))
     topics = pt.get_dataset("longdoc:docstrings-far").get_topics().sample(topics_moved, random_state=42)
-    moved = pd.concat(demo.moved_candidates(topics, demo.MOVED_DEPTH, 42).values())
+    moved = pd.concat(demo.moved_candidates(topics, command.MOVED_DEPTH, 42).values())
     moved_pairs = len(moved[["query", "text"]].drop_duplicates())
-    assert moved_pairs <= topics_moved * (demo.MOVED_DEPTH - 1 + 3)
+    assert moved_pairs <= topics_moved * (command.MOVED_DEPTH - 1 + 3)
     assert sum(computed) == 3 * natural_pairs + 2 * moved_pairs
     computed.clear()
-    assert demo.main([*arguments, "--resume"]) == 0
+    assert command.main([*arguments, "--resume"]) == 0
     assert sum(computed) == 0
 
 
@@ -321,17 +321,17 @@ def test_first_stage_and_systems(collection, tmp_path):
 
 def test_help_has_examples_that_can_be_read(capsys):
     with pytest.raises(SystemExit) as ended:
-        demo.main(["--help"])
+        command.main(["--help"])
     assert ended.value.code == 0
     examples = re.findall(r"^  python -m pyterrier_longdoc(.*)$", capsys.readouterr().out, re.MULTILINE)
     assert len(examples) >= 3
     for example in examples:
-        demo._arguments(shlex.split(example.strip().split("  ")[0] if example.startswith(" -") else ""))
+        command._arguments(shlex.split(example.strip().split("  ")[0] if example.startswith(" -") else ""))
 
 
 def test_unknown_baseline_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit):
-        demo.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
+        command.main(["--output", str(tmp_path / "out"), "--baseline", "PL2"])
     assert re.search("--baseline: invalid choice: 'PL2' .choose from '?BM25'?, '?FirstP", capsys.readouterr().err)
     assert not any(tmp_path.iterdir())  # nothing was begun
 
@@ -341,14 +341,14 @@ def test_numbers_that_cannot_be_are_refused(option, value, tmp_path, capsys):
     scores = tmp_path / "scores.sqlite"
     scores.write_bytes(b"of an earlier job")
     with pytest.raises(SystemExit):
-        demo.main(["--output", str(tmp_path), option, value])
+        command.main(["--output", str(tmp_path), option, value])
     assert f"{option} must be" in capsys.readouterr().err
     assert scores.exists()
 
 
 def test_resuming_nothing_is_refused(tmp_path):
     with pytest.raises(SystemExit, match="holds no scores of an earlier job"):
-        demo.main(["--output", str(tmp_path), "--resume"])
+        command.main(["--output", str(tmp_path), "--resume"])
 
 
 def test_missing_demo_package_names_the_install_command(tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ from ..common.frames import (
 )
 from ..common.language import named_tokenizer
 from ..common.notices import warn
+from ..common.presentation import percent
 from ..common.progress import counting
 from ..data.recorded import RecordedTokenizer
 from ..experiment.plots import COLOURS, finish, new_axes
@@ -79,7 +80,7 @@ class RelevantPositions:
     judged: Sequence[JudgedDocument] | None = None
 
     def __repr__(self) -> str:
-        return f"RelevantPositions({len(self.frame)} documents, {self.unmatched:.1%} unmatched)"
+        return f"RelevantPositions({len(self.frame)} documents, {percent(self.unmatched)} unmatched)"
 
     def _repr_html_(self) -> str:
         return self.summary().to_frame("").to_html()
@@ -181,7 +182,8 @@ class RelevantPositions:
         end = max_tokens or np.percentile(lengths, 99) + 1
         edges = bin_tokens * np.arange(max(1, int(np.ceil(end / bin_tokens))) + 1)
         ax = ax or new_axes()
-        missing = f"{self.unmatched:.0%} unmatched" + (f", {self.unread:.0%} of tokens unread" if self.unread else "")
+        unread = f", {percent(self.unread, 0)} of tokens unread" if self.unread else ""
+        missing = f"{percent(self.unmatched, 0)} unmatched{unread}"
         # One filled and one in outline, of which both are seen where they overlap.
         filled = {"color": COLOURS[0], "alpha": 0.45}
         outlined = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "//", "linewidth": 1.5}
@@ -403,8 +405,8 @@ def _warn_of_unread(positions: RelevantPositions) -> None:
     if unread.any():
         warn(
             f"relevant_positions: {unread.sum():,} of {positions.frame['length'].sum():,} tokens "
-            f"({positions.unread:.1%}), in {(unread > 0).sum()} of {len(unread)} documents, are beyond max_chunks and "
-            f"were not looked at (column unread): no position can be there. max_chunks=None reads all.",
+            f"({percent(positions.unread)}), in {(unread > 0).sum()} of {len(unread)} documents, are beyond max_chunks "
+            f"and were not looked at (column unread): no position can be there. max_chunks=None reads all.",
             TruncationWarning,
         )
 
@@ -415,8 +417,8 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
     if share > 0.5:
         # The first chunk then is above more often than not, wherever the relevant text stands.
         found = (
-            f"{share:.0%} of all chunks are above the threshold of {estimator!r}, which makes positions early whatever "
-            f"the documents hold, unless they are relevant throughout"
+            f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, which makes positions early "
+            f"whatever the documents hold, unless they are relevant throughout"
         )
     elif medians is not None and np.ptp(medians) > chunk:
         low, median, high = medians

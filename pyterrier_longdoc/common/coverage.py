@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .language import counted
+from .presentation import percent
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -70,7 +73,7 @@ class Coverage:
         tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
         repeats_cut: texts of which what is read with each window was not read to its end.
-        repeated_tokens: tokens of what is read with each window (titles, headings), each counted once for its pair.
+        repeated_tokens: tokens of what is read with each window (titles), each counted once for its pair.
         repeated_tokens_read: tokens of that which were read.
         windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
             cut; what is read from a score cache does not count.
@@ -82,6 +85,10 @@ class Coverage:
             remembered, more where windows overlap or a text was read for several queries.
         tokens_computed: the same with the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
+        rows: rows of the frame; in `fit`, of texts that a `text_loader` supplies, those that were drawn.
+        rows_without_text: of these, the ones without text: None, NaN or white space in all text columns.
+        rows_without_query: of these, the ones without a query.
+        queries_empty: qids of these.
     """
 
     documents: int = 0
@@ -102,6 +109,10 @@ class Coverage:
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
+    rows: int = field(default=0, compare=False)
+    rows_without_text: int = field(default=0, compare=False)
+    rows_without_query: int = field(default=0, compare=False)
+    queries_empty: int = field(default=0, compare=False)
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
@@ -175,48 +186,64 @@ class Coverage:
         parts = []
         if self.tokens_lost:
             parts.append(
-                f"{self.tokens_lost} of {self.tokens} tokens of documents ({self.tokens_lost / self.tokens:.1%}), cut "
-                f"by {of_documents}"
+                f"{self.tokens_lost} of {self.tokens} tokens of documents ({percent(self.tokens_lost / self.tokens)}), "
+                f"cut by {of_documents}"
             )
         if self.queries_cut:
             lost = self.query_tokens - self.query_tokens_read
             parts.append(
-                f"{lost} of {self.query_tokens} tokens of queries ({lost / self.query_tokens:.1%}, in "
+                f"{lost} of {self.query_tokens} tokens of queries ({percent(lost / self.query_tokens)}, in "
                 f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
             )
         if self.repeats_cut:
             lost = self.repeated_tokens - self.repeated_tokens_read
+            share = percent(lost / self.repeated_tokens)
             parts.append(
-                f"{lost} of {self.repeated_tokens} tokens of titles or headings ({lost / self.repeated_tokens:.1%}, in "
+                f"{lost} of {self.repeated_tokens} tokens of titles ({share}, in "
                 f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
             )
         if self.windows_cut:
             parts.append(f"{self.windows_cut} windows to their end, cut by the server, which takes no longer inputs")
         return "; ".join(parts)
 
+    def empties(self, columns: str) -> str:
+        """How many rows have no text, or no query, in words; empty if all have both.
+
+        Args:
+            columns: the text columns, in words.
+        """
+        of_query = f"column 'query'; {counted(self.queries_empty, 'qid', 'qids')}"
+        of = [(self.rows_without_text, "text", columns), (self.rows_without_query, "query", of_query)]
+        return ", ".join(f"{n} of {self.rows} rows have no {what} ({where})" for n, what, where in of if n)
+
     def __str__(self) -> str:
         return (
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
-            f"read ({self.share_read:.1%}), {self.windows_per_document:.1f} windows per document"
+            f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document"
             f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut"
-            f"{self._cut_elsewhere()}{self._computed()}"
+            f"{self._cut_elsewhere()}{self._empty()}{self._computed()}"
         )
 
     def _repeated(self) -> str:
         if not self.repeated_tokens:
             return ""
         return (
-            f", each with its title or headings, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
+            f", each with its title, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
             f"{self.repeated_tokens} tokens read"
         )
 
     def _cut_elsewhere(self) -> str:
         return f"; {self.windows_cut} windows cut by the server" if self.windows_cut else ""
 
+    def _empty(self) -> str:
+        if not self.rows_without_text + self.rows_without_query:
+            return ""
+        return f"; of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"
+
     def _computed(self) -> str:
         if not self.tokens_computed:
             return ""
-        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {self.padding:.1%} of them padding"
+        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {percent(self.padding)} of them padding"
 
 
 @dataclass(frozen=True, eq=False)

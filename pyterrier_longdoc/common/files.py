@@ -172,7 +172,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
-_PACKAGES = {"markdown_it": "markdown-it-py", "sklearn": "scikit-learn"}
+_PACKAGES = {"sklearn": "scikit-learn"}
 """Modules whose package has another name, but for `-` and `_`."""
 
 

@@ -20,6 +20,10 @@ class TruncationWarning(UserWarning):
     """Some text was not read; `coverage` of the transformer says how much."""
 
 
+class EmptyTextWarning(UserWarning):
+    """Some rows have no text, or no query; `coverage` of the transformer says how many."""
+
+
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
     """The text columns, in order.
 
@@ -183,6 +187,13 @@ def _valid(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-8", "replace").decode("utf-8")
     return text
+
+
+def blank_rows(frame: pd.DataFrame, fields: list[str]) -> np.ndarray:
+    """`(R,)` bool: whether all of these columns are None, NaN or white space in a row; copies no column."""
+    columns = [frame[name] for name in fields]
+    blank = [np.array([not str(value).strip() for value in column], dtype=bool) for column in columns]
+    return np.logical_and.reduce([own | column.isna().to_numpy() for own, column in zip(blank, columns, strict=True)])
 
 
 def check_no_bytes(column: pd.Series, name: str) -> None:

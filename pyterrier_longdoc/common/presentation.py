@@ -38,6 +38,19 @@ def readable(number: float, digits: int = 3) -> str:
     return np.format_float_positional(number, precision=digits, fractional=False, trim="-")
 
 
+def percent(share: float, digits: int = 1) -> str:
+    """A share of 0 to 1 in percent: only all of it is 100%, and only nothing is 0%.
+
+    Example:
+        >>> [percent(share) for share in (1, 0.9996, 0.125, 0.0004, 0)]
+        ['100.0%', '>99.9%', '12.5%', '<0.1%', '0.0%']
+    """
+    shown, least = f"{share:.{digits}%}", 0.1 ** (digits + 2)
+    if share < 1 and shown == f"{1:.{digits}%}":
+        return f">{1 - least:.{digits}%}"
+    return f"<{least:.{digits}%}" if share > 0 and shown == f"{0:.{digits}%}" else shown
+
+
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
     """`name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
     names = changed_names(transformer, arguments_of(transformer).keys() - set(hidden))

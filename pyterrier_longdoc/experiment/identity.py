@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from hashlib import blake2b
@@ -149,7 +149,8 @@ class Identities:
     def _function(self, function: Any) -> Any:
         if isinstance(function, partial):
             arguments = [self._told(function.args), self._told(function.keywords)]
-            return {"function": self._told(function.func), "arguments": arguments}
+            recipes = _recipes([*function.args, *function.keywords.values()])
+            return {"function": self._told(function.func), "arguments": arguments, **recipes}
         if isinstance(function, types.MethodType):
             return {"function": self._told(function.__func__), "of": self._told(function.__self__)}
         if not isinstance(function, types.FunctionType):
@@ -160,12 +161,15 @@ class Identities:
             return described(function)
         if not _is_transparent(function):
             self._unchecked.append(f"function {function.__qualname__}")
-        names = {name: self._named(name, value) for name, value in values_around(function)}
-        for name, value in values_of_module(function):
+        around, of_module = list(values_around(function)), list(values_of_module(function))
+        recipes = _recipes(value for _, value in [*around, *of_module])
+        names = {name: self._named(name, value) for name, value in around}
+        for name, value in of_module:
             is_library = isinstance(value, types.FunctionType) and value.__module__ != function.__module__
             names[name] = code_digest(value.__code__) if is_library else self._named(name, value)
         code, defaults = code_digest(function.__code__), [function.__defaults__, function.__kwdefaults__]
-        return {"function": _qualified(function), "code": code, "defaults": self._told(defaults), "names": names}
+        told = {"function": _qualified(function), "code": code, "defaults": self._told(defaults), "names": names}
+        return {**told, **recipes}
 
     def _class(self, cls: type) -> Any:
         """A class that is named; of a user's own ones those that are made of this package's cannot be told."""
@@ -202,6 +206,13 @@ def stages_of(pipeline: pt.Transformer) -> Iterator[pt.Transformer]:
     yield pipeline
     for stage in stages_below(pipeline):
         yield from stages_of(stage)
+
+
+def _recipes(values: Iterable[Any]) -> dict[str, Any]:
+    """How a function would train the models that it names, of which `describe` says nothing."""
+    stages = (stage for value in values if isinstance(value, pt.Transformer) for stage in stages_of(value))
+    recipes = [{**stage.recipe.as_dict(), **own_code(stage.recipe)} for stage in stages if hasattr(stage, "recipe")]
+    return {"recipes": recipes} if recipes else {}
 
 
 def values_around(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import pandas as pd
 from ..common.arguments import check_choice
 from ..common.files import import_extra
 from ..common.language import counted
+from ..common.presentation import percent
 from .results import DEFAULT_EDGES, ExperimentResults, query_groups, relevant_lengths
 from .significance import resampled_means
 
@@ -168,7 +169,7 @@ def label_group(group: str, queries: int) -> str:
 
 def label_mean(measure: str, confidence: float) -> str:
     """What stands beside means with their intervals."""
-    return f"{measure}: mean and {confidence:.0%} interval"
+    return f"{measure}: mean and {percent(confidence, 0)} interval"
 
 
 def beside(places: Any, systems: int) -> np.ndarray:

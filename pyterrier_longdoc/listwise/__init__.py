@@ -15,7 +15,6 @@ from .backends import (
 )
 from .calls import Estimate, Ledger, Prices, SpendCapError
 from .client import LLMClient, NoLogprobsError, NotInCacheError
-from .comparison import ScheduleComparison, Speed, compare_schedules
 from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
 from .pointwise import Pointwise
 from .rankgpt import RankGPT
@@ -59,13 +58,10 @@ __all__ = [
     "RankGPT",
     "Reply",
     "Schedule",
-    "ScheduleComparison",
     "SetwiseHeapsort",
     "SetwiseInsertion",
-    "Speed",
     "SpendCapError",
     "TopDown",
     "Tournament",
     "UnreadableReplyError",
-    "compare_schedules",
 ]

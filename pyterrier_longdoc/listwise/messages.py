@@ -61,11 +61,13 @@ _IN_WORDS = re.compile(
     re.IGNORECASE,
 )
 _THEN = re.compile(r"then|followed", re.IGNORECASE)
-# Of whoever speaks, or at the beginning of a sentence; "I can't find" is no refusal.
+# Of whoever speaks, or at the beginning of a sentence; "I can't find" is none, nor "I can't be sure, but here is:"
 _REFUSAL = re.compile(
     r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
     r"(?:can['\u2019]t|can ?not|could(?:n['\u2019]t| not)|won['\u2019]t|will not|unable|"
-    r"not (?:able|going|willing|comfortable)|decline|refuse)\b(?! (?:find|see|tell|be)\b)",
+    r"do(?:n['\u2019]t| not) (?:rank|order|want|wish|feel)|not (?:able|going|willing|comfortable)|decline|refuse)\b"
+    r"(?! (?:to )?(?:find|see|tell|be|guarantee|rule out)\b)"
+    r"(?![^.!?\n]{0,200}\b(?:but|however)\b[^.!?\n]{0,200}:)",
     re.IGNORECASE,
 )
 

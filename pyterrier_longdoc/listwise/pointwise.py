@@ -14,8 +14,9 @@ import pyterrier as pt
 from ..common.arguments import check_choice, check_given, check_positive
 from ..common.citations import papers_of
 from ..common.coverage import Coverage
+from ..common.documents import is_blank
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
-from ..common.notices import Told, warn, warn_of_cuts
+from ..common.notices import Told, warn, warn_of_cuts, warn_of_empty
 from ..common.parallel import in_parallel
 from ..common.presentation import Presented, changed_arguments
 from ..common.progress import counting
@@ -149,6 +150,7 @@ class Pointwise(AsksLLM, Presented, pt.Transformer):
             found = dict(zip(asked, in_parallel(score, asked, self.concurrency, on_step=done), strict=True))
         self.coverage = reader.coverage(len({query for query, _ in pairs}))
         self._warn(sum(map(math.isnan, found.values())), len(found))
+        warn_of_empty(self, self.coverage, inp, (is_blank(text) for _, text in pairs))
         return with_scores(inp, _failed_at_the_bottom(np.array([found[pair] for pair in pairs]), inp["qid"]))
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:

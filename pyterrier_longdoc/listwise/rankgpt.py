@@ -13,8 +13,9 @@ import pyterrier as pt
 from ..common.arguments import check_choice, check_given, check_positive
 from ..common.citations import papers_of
 from ..common.coverage import Coverage
+from ..common.documents import is_blank
 from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
-from ..common.notices import Told, warn, warn_of_cuts
+from ..common.notices import Told, warn, warn_of_cuts, warn_of_empty
 from ..common.parallel import in_rounds
 from ..common.presentation import Presented, changed_arguments
 from ..common.progress import counting
@@ -174,7 +175,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         if not len(inp):
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         self._check()
-        candidates = self._candidates(inp, text_columns)
+        texts = texts_of(inp, text_columns, self.text_loader)
+        candidates = self._candidates(inp, texts)
         reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
         ask = self.answer.ask(self.client, self._prompt)
         rankings = self._rank_all(candidates, reader, ask, verbose=self.verbose)
@@ -188,6 +190,7 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
         self.coverage = reader.coverage(len({one.query for one in candidates}))
         self._warn(self.counts, self.coverage)
+        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         counts_of = self.counts.set_index("qid")
         return with_scores(
             inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].to_numpy() for name in report}
@@ -207,7 +210,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
-        candidates = self._candidates(inp, text_columns)
+        texts = texts_of(inp, text_columns, self.text_loader)
+        candidates = self._candidates(inp, texts)
         reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
         tokens_in: Counter[str] = Counter()
         most = max((len(one.texts) for one in candidates), default=0)
@@ -251,8 +255,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             # Prompts that a query turns out not to need are done with it.
             return in_rounds(jobs, self.concurrency, on_task=on_task, on_done=lambda query: done(left[query]))
 
-    def _candidates(self, inp: pd.DataFrame, text_columns: list[str]) -> list[Candidates]:
-        queries, texts = strings(inp["query"], "query"), texts_of(inp, text_columns, self.text_loader)
+    def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[Candidates]:
+        queries = strings(inp["query"], "query")
         qids, docnos = inp["qid"].tolist(), inp["docno"].tolist()
         rows_of: dict[Any, list[int]] = {qid: [] for qid in qids}
         for row in _first_stage_order(inp):

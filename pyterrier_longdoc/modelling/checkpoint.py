@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from ..common.files import replacing
 from ..common.hub import WITHOUT_HUB, unreachable
 from ..common.packaged import model_folder
+from ..common.presentation import percent
 from ..common.registry import defined_in
 from .backbones.load import FORMAT, Backbone, could_be_hub_id, load_tokenizer
 from .encoder import WindowEncoder
@@ -512,8 +513,8 @@ def _factors(name: str, difference: torch.Tensor, rank: int, largest_error: floa
     error = float((b.double() @ a.double() - difference).norm() / difference.norm())
     if error > largest_error:
         raise ValueError(
-            f"the difference of {name!r} from the backbone is not of rank {rank} ({error:.0%} would be lost): raise "
-            f"rank or largest_error, or save the whole model with save()"
+            f"the difference of {name!r} from the backbone is not of rank {rank} ({percent(error, 0)} would be lost): "
+            f"raise rank or largest_error, or save the whole model with save()"
         )
     return {name + _B: b, name + _A: a}
 

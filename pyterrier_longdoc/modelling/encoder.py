@@ -24,7 +24,7 @@ from .backbones.first_step import FirstStep
 from .backbones.load import Backbone, build_backbone
 from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
 from .layout import PUBLISHED_SPECIALS
-from .runtimes import BackboneRuntime, pack
+from .runtimes import BackboneRuntime
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,6 @@ with large ones alone (`tests/benchmarks/README.md`)."""
 EXACT_RUN = 4
 """So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
 is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
-
-PACKING_DEVICES = ("cuda",)
-"""Kinds of devices that may have a kernel for windows of unequal length."""
 
 BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 1_000_000, 150_000
 """Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less. And where states or matches
@@ -334,9 +331,6 @@ class WindowEncoder(nn.Module):
         with recording as earlier, self.rules.around(self.backbone, length):
             if self.runtime.name != "torch":
                 last = self.runtime(self.backbone, inputs)
-            elif mask.device.type in PACKING_DEVICES and (packing := pack(self.backbone, inputs, mask)) is not None:
-                last = packing.encode(self.backbone)
-                return tuple(map(packing.padded, (*earlier, last))), mask, last.shape[0] * last.shape[1]
             else:
                 last = self.backbone(**inputs).last_hidden_state
         return (*earlier, last), mask, mask.numel()

@@ -56,8 +56,8 @@ class InputLayout:
         """Raises ValueError if it is not for models that read so."""
         if self.shared_budget and repeats:
             raise ValueError(
-                "shared_budget is for one window, with which nothing need be repeated: leave repeat and "
-                "repeat_headings out, and name all columns in text_field"
+                "shared_budget is for one window, with which nothing need be repeated: leave repeat out, "
+                "and name all columns in text_field"
             )
         if self.is_for_pairs and max_query_len is None:
             raise ValueError(

@@ -212,8 +212,8 @@ class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
     Words are runs of letters and digits, lower-cased; in scripts without spaces each character is one. There is no
-    stemming. The whole query counts, beyond `max_query_len` too, and with a window the title and headings that are read
-    with it. The mean length is that of the document's windows.
+    stemming. The whole query counts, beyond `max_query_len` too, and with a window the title that is read with it. The
+    mean length is that of the document's windows.
 
     By default a word's rarity is counted in the document's own windows: one that stands in all of them tells nothing
     about which to keep. It must not be counted in the other candidates, or a score would change with them. Li et al.
@@ -442,14 +442,12 @@ class _WindowWords:
             starts[match.group().lower()].append(match.start())
         self._starts = {word: np.array(places) for word, places in starts.items()}
         self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
-        contexts = [] if document.contexts is None else list(map(document.context, spans))
-        self._contexts: list[Counter[str | None]] = each_once(contexts, _words_of)
+        self._context = Counter[str | None]() if document.context is None else _words_of(document.context)
 
     def count(self, word: str | None) -> np.ndarray:
         """`(N,)` numbers."""
         edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
-        own = edges[:, 1] - edges[:, 0]
-        return own + [context[word] for context in self._contexts] if self._contexts else own
+        return edges[:, 1] - edges[:, 0] + self._context[word]
 
 
 def _words_of(context: Context) -> Counter[str | None]:

@@ -1,29 +1,22 @@
-"""Other ways to compute a backbone than torch's own, padded passes: compiled, exported to OpenVINO, or without padding.
+"""Other ways to compute a backbone than torch's own: compiled, or exported to OpenVINO.
 
-For inference; training is always torch's. Shapes: V windows of a pass, T tokens, R real tokens of all windows, A
-attention heads, D width of a head, H hidden size.
+For inference; training is always torch's. Shapes: V windows of a pass, T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import os
 import shutil
-import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.utils import is_flash_attn_2_available
 
 from ..common.arguments import check_choice
 from ..common.files import import_extra
@@ -270,199 +263,3 @@ def _example(backbone: Any, names: tuple[str, ...], shape: tuple[int, int]) -> I
         "position_ids": np.broadcast_to(np.arange(shape[1]), shape).copy(),
     }
     return {name: torch.from_numpy(values[name]) for name in names}
-
-
-# Passes without padding: the real tokens of all windows in one row, which a kernel of a GPU divides again. A CPU has
-# no such kernel: each length would need a call of its own, which saves too little, as the windows of a pass are
-# neighbors in length (tests/benchmarks/bench_packing.py measures it).
-
-PACKED_FAMILIES = ("bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-"""Families that tests/modelling/test_packing.py finds to have the same states packed and padded."""
-
-_POSITIONS_FROM_IDS = ("camembert", "roberta", "xlm-roberta")
-_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
-_NAME = "longdoc_packed"
-
-Kernel = Callable[..., torch.Tensor]
-"""Called with `(R, A, D)` queries, keys and values, twice the `(V + 1,)` int32 boundaries, twice the longest window,
-and by name `scale` and `window`, how many tokens to the left and right are seen, (-1, -1) for all; returns
-`(R, A, D)`."""
-
-_packing: ContextVar[Packing | None] = ContextVar("packing", default=None)
-"""Of the pass under way in this thread. Another thread that uses the model meanwhile has none: it attends as before."""
-
-_lock = threading.Lock()
-"""Held during a pass, in which the model attends in another way."""
-
-
-@dataclass(frozen=True, eq=False)
-class Packing:
-    """The real tokens of a pass in one row.
-
-    Attributes:
-        kernel: attends inside each window.
-        inputs: what the backbone reads, each `(1, R)`.
-        boundaries: `(V + 1,)` int32, where each window begins in the row, and where the last one ends.
-        longest: tokens of the longest window.
-        place: `(R,)` int64, where each token stands in the padded pass, its rows one after the other.
-        shape: V and T.
-    """
-
-    kernel: Kernel
-    inputs: Inputs
-    boundaries: torch.Tensor
-    longest: int
-    place: torch.Tensor
-    shape: tuple[int, int]
-
-    def encode(self, backbone: Any) -> torch.Tensor:
-        """The last layer's states `(1, R, H)`."""
-        with _lock:
-            token = _packing.set(self)
-            backbone.config._attn_implementation = _NAME
-            try:
-                return backbone(**self.inputs).last_hidden_state
-            finally:
-                backbone.config._attn_implementation = "sdpa"
-                _packing.reset(token)
-
-    def padded(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(1, R, H)` as `(V, T, H)`, zeros at padding."""
-        windows, length = self.shape
-        dense = states.new_zeros(windows * length, states.shape[-1])
-        return dense.index_copy_(0, self.place, states[0]).view(windows, length, -1)
-
-
-def pack(backbone: Any, inputs: Inputs, mask: torch.Tensor) -> Packing | None:
-    """A pass without its padding; None where it must, or had better, be left as it is.
-
-    It is left where nothing is padded, in training, for families other than `PACKED_FAMILIES`, where the user has
-    chosen an implementation of attention or compiled the model, and where there is no kernel for it; with
-    transformers 4, whose encoders do not let their attention be exchanged, always.
-
-    Args:
-        backbone: a Hugging Face encoder.
-        inputs: what it would read, each `(V, T)`.
-        mask: `(V, T)` bool, True = real.
-    """
-    if "attention_mask" not in inputs or not _can_pack(backbone, inputs):
-        return None
-    config = backbone.config
-    kernel = kernel_for(mask.device, current_dtype(mask.device), config.hidden_size // config.num_attention_heads)
-    if kernel is None:
-        return None
-    place = mask.flatten().nonzero().squeeze(1)
-    lengths = mask.sum(1)
-    boundaries = nn.functional.pad(lengths.cumsum(0), (1, 0))
-    column = place % mask.shape[1]
-    number = torch.arange(len(place), device=place.device) - boundaries[:-1].repeat_interleave(lengths)
-    # With padding inside a window, neighbors in the row may be too far apart to see each other.
-    if "sliding_attention" in getattr(config, "layer_types", ()) and not torch.equal(column, number):
-        return None
-    values = {name: values for name, values in inputs.items() if name != "attention_mask"}
-    values["position_ids"] = _positions(config, inputs)
-    return Packing(
-        kernel=kernel,
-        inputs={name: value.flatten()[place].unsqueeze(0) for name, value in values.items()},
-        boundaries=boundaries.int(),
-        longest=int(lengths.max()),
-        place=place,
-        shape=(mask.shape[0], mask.shape[1]),
-    )
-
-
-def _can_pack(backbone: Any, inputs: Inputs) -> bool:
-    config = backbone.config
-    return (
-        config.model_type in PACKED_FAMILIES
-        # Code that comes with a checkpoint may go by the name of a family.
-        and type(backbone).__module__.startswith("transformers.")
-        and getattr(backbone, "_supports_attention_backend", False)
-        and getattr(backbone, "_compiled_call_impl", None) is None
-        and config._attn_implementation == "sdpa"
-        and not getattr(config, "is_decoder", False)
-        and not backbone.training
-        and not torch.is_grad_enabled()
-        and inputs.keys() <= _INPUTS
-    )
-
-
-def _positions(config: Any, inputs: Inputs) -> torch.Tensor:
-    """`(V, T)` the position ids that the backbone would use in the padded pass."""
-    ids = inputs["input_ids"]
-    if "position_ids" in inputs:
-        return inputs["position_ids"]
-    if config.model_type in _POSITIONS_FROM_IDS:
-        real = ids != config.pad_token_id
-        return real.cumsum(1) * real + config.pad_token_id
-    return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-
-
-@functools.cache
-def kernel_for(device: torch.device, dtype: torch.dtype, head_size: int) -> Kernel | None:
-    """Attention over windows of unequal length, by flash-attn if it is installed, else by torch 2.12 or later.
-
-    Both need an NVIDIA GPU from Ampere on, half precision, and heads of at most 256 numbers, a multiple of 8.
-
-    Returns:
-        None where there is no such kernel.
-    """
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or head_size % 8 or head_size > 256:
-        return None
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
-        return None
-    return flash_attn_kernel() or torch_kernel()
-
-
-def flash_attn_kernel() -> Kernel | None:
-    """That of the package flash-attn, 2.3.3 or later; None if it is not installed or made for another torch."""
-    if not is_flash_attn_2_available():
-        return None
-    try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
-        return None
-    return lambda *args, scale, window: flash_attn_varlen_func(*args, softmax_scale=scale, window_size=window)
-
-
-def torch_kernel() -> Kernel | None:
-    """Torch's own; None before torch 2.12, where it lacks windows or cannot be kept from looking at the batch."""
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return None
-    if not {"window_size", "num_splits"} <= inspect.signature(varlen_attn).parameters.keys():
-        return None
-    # One split: how keys are split up otherwise depends on the longest window of the pass.
-    attend: Any = functools.partial(varlen_attn, num_splits=1)
-    return lambda *args, scale, window: attend(*args, scale=scale, window_size=window)
-
-
-def attend_packed(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls: `(1, A, R, D)` queries, keys and values to `(1, R, A, D)`."""
-    packing = _packing.get()
-    if packing is None:
-        return AttentionInterface()["sdpa"](module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    rows = (states[0].transpose(0, 1) for states in (query, key, value))
-    # transformers counts the token itself.
-    reach = -1 if sliding_window is None else sliding_window - 1
-    ends, longest = packing.boundaries, packing.longest
-    mixed = packing.kernel(*rows, ends, ends, longest, longest, scale=scaling, window=(reach, reach))
-    return mixed.unsqueeze(0), None
-
-
-def _mask_packed(*args: Any, **kwargs: Any) -> torch.Tensor | None:
-    return AttentionMaskInterface()["sdpa"](*args, **kwargs) if _packing.get() is None else None
-
-
-AttentionInterface.register(_NAME, attend_packed)
-AttentionMaskInterface.register(_NAME, _mask_packed)

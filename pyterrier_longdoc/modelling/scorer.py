@@ -214,12 +214,12 @@ class LongDocScorer(nn.Module):
         settings = self.settings
         chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
         marks = self.layout.marks_sentences
-        needed = offsets or settings.windows.needs_text or chosen_by_text or marks or settings.repeat_headings
+        needed = offsets or settings.windows.needs_text or chosen_by_text or marks
 
         def tokens(own: Sequence[str]) -> list[TokenizedText]:
             return self.tokens(self.tokenizer, settings.layout.read(own), offsets=needed, lead=self.layout.text_lead)
 
-        read = tokenize_documents(tokens, texts, settings.repeat_tokens, headings=settings.repeat_headings)
+        read = tokenize_documents(tokens, texts, settings.repeat_tokens)
         return each_once(read, lambda text: text.with_sentences_marked(self.layout.prefix[0])) if marks else read
 
     def read_block(
@@ -272,10 +272,10 @@ class LongDocScorer(nn.Module):
             self.head.check_windows(len(spans), max(len(query), self.layout.query_size or 0))
         lead = self._lead(self.layout.text_lead)
         windows = each_once(cuts, lambda cut: [ids if len(ids) else lead for ids in map(cut[0].read, cut[1])])
-        readings = [
-            Reading.through(spans, len(text), document.repeated(spans))
-            for (document, spans), text in zip(cuts, texts, strict=True)
-        ]
+        readings = []
+        for (document, spans), text in zip(cuts, texts, strict=True):
+            repeated = (0, 0) if document.context is None else (document.context.tokens, document.context.tokens_read)
+            readings.append(Reading.through(spans, len(text), repeated))
         return Read(query_ids, cuts, windows, readings)
 
     def _lead(self, lead: str) -> np.ndarray:

@@ -25,7 +25,6 @@ class Settings:
         layout: how a query and a window become one input.
         preselect: which windows are read for a query; None reads all.
         repeat_tokens: most tokens of what is read with each window, next to its own; 0 where nothing is.
-        repeat_headings: whether the headings above a window are read with it.
         batch_size: most windows in one pass through the backbone.
         max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for what suits
             the device.
@@ -43,7 +42,6 @@ class Settings:
     layout: InputLayout = LAYOUTS["pair"]
     preselect: Preselection | None = None
     repeat_tokens: int = 0
-    repeat_headings: bool = False
     batch_size: int = 64
     max_batch_tokens: int | None = None
     device: torch.device = CPU

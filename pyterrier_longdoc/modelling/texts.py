@@ -25,7 +25,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What is read with a window besides its own tokens: a title, headings.
+    """What is read with a window besides its own tokens: a title, for instance.
 
     Attributes:
         ids: its tokens, and what stands between it and the window.
@@ -41,20 +41,6 @@ class Context:
 
 
 @dataclass(frozen=True, eq=False)
-class Contexts:
-    """What is read with the windows of a text, by where they begin.
-
-    Attributes:
-        starts: `(C,)` characters, ascending, the first of them 0: windows that begin there or later, and before the
-            next, have the context.
-        texts: C contexts, equal ones being one object.
-    """
-
-    starts: np.ndarray
-    texts: Sequence[Context]
-
-
-@dataclass(frozen=True, eq=False)
 class TokenizedText:
     """A text and its tokens, without special tokens.
 
@@ -62,14 +48,14 @@ class TokenizedText:
         ids: `(L,)` int32 token ids.
         text: the text the tokens come from.
         offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
-        contexts: what is read with each of its windows; None if nothing is.
+        context: what is read with each of its windows; None if nothing is.
         follows: `(L,)` bool, whether each token stands behind the one before it in the text; None if all do.
     """
 
     ids: np.ndarray
     text: str = ""
     offsets: np.ndarray | None = None
-    contexts: Contexts | None = None
+    context: Context | None = None
     follows: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -77,28 +63,12 @@ class TokenizedText:
 
     def read(self, span: Span) -> np.ndarray:
         """The token ids of a window as it is read: those of its context, then its own."""
-        own, context = self.ids[slice(*span)], self.context(span)
-        return own if context is None else np.concatenate([context.ids, own])
-
-    def context(self, span: Span) -> Context | None:
-        """What is read with a window; None if nothing is."""
-        if self.contexts is None or len(self.contexts.starts) == 1:
-            return None if self.contexts is None else self.contexts.texts[0]
-        start, end = self.characters(span)
-        begins = end - len(self.text[start:end].lstrip())  # some tokens begin with the white space before them
-        return self.contexts.texts[int(np.searchsorted(self.contexts.starts, begins, side="right")) - 1]
+        own = self.ids[slice(*span)]
+        return own if self.context is None else np.concatenate([self.context.ids, own])
 
     def shown(self, span: Span) -> str:
         """The text of a window as it is read: its context on lines of their own, then the window."""
-        context = self.context(span)
-        return on_lines("" if context is None else context.text, self.written(span))
-
-    def repeated(self, spans: Sequence[Span]) -> tuple[int, int]:
-        """How many tokens the contexts of these windows have, each counted once, and how many of them are read."""
-        if self.contexts is None:
-            return 0, 0
-        contexts = {id(context): context for context in map(self.context, spans) if context is not None}.values()
-        return sum(context.tokens for context in contexts), sum(context.tokens_read for context in contexts)
+        return on_lines("" if self.context is None else self.context.text, self.written(span))
 
     def head(self, length: int) -> TokenizedText:
         """The same text, of which only the first `length` tokens are kept."""

@@ -26,7 +26,7 @@ class Workload:
     """The tokens that a run has to encode, distinct windows with their queries, by the lengths of its texts.
 
     An estimate: texts are taken to have equally long tokens, queries to be equally long, windows of words or sentences
-    to be as long as they may be. What a preselection computes does not count, nor do headings, nor what is remembered.
+    to be as long as they may be. What a preselection computes does not count, nor what is remembered.
 
     Args:
         tokenizer: of the texts.

@@ -30,7 +30,7 @@ from ..common.arguments import (
 )
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored
-from ..common.documents import Text
+from ..common.documents import Text, is_blank
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -42,7 +42,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.notices import Told, is_news, warn, warn_of_cuts
+from ..common.notices import Told, added_up, count_empty, is_news, warn, warn_of_cuts, warn_of_empty
 from ..common.presentation import HIDDEN, Presented, changed_arguments
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, look_up, own_code, own_code_in
@@ -125,8 +125,6 @@ class WindowReranker(Presented, pt.Transformer):
             `text_field=("title", "body"), repeat="title"`. Each is a line before the window, next to `window_size` and
             `max_doc_len`, which are of the others alone. None: all columns are one text, and a window in its middle is
             read without the title.
-        repeat_headings: also read the headings above each window's beginning with it, the highest first, for texts in
-            Markdown. Needs the extra `markdown`.
         repeat_tokens: most tokens of what is read with each window, which is cut at its end; the room is kept in all
             windows, so that no document's windows depend on its title.
         text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
@@ -161,7 +159,6 @@ class WindowReranker(Presented, pt.Transformer):
     max_query_len: int | None = argument(32, role="input")
     text_field: TextField = argument("text", role="input")
     repeat: TextField | None = argument(None, role="input")
-    repeat_headings: bool = argument(False, role="input")
     repeat_tokens: int = argument(32, role="input")
     text_loader: Any = argument(None, role="call")
     batch_size: int = argument(64, role="computing")
@@ -212,18 +209,16 @@ class WindowReranker(Presented, pt.Transformer):
 
     def _check_repeat(self) -> None:
         check_given(repeat_tokens=self.repeat_tokens)
-        if not isinstance(self.repeat_headings, bool):
-            raise ValueError(f"repeat_headings={self.repeat_headings!r} must be True or False")
         if not self.repeats and changed_names(self, ("repeat_tokens",)):
             raise ValueError(
                 f"repeat_tokens={self.repeat_tokens} would have no effect: nothing is read with each window without "
-                f"repeat or repeat_headings"
+                f"repeat"
             )
 
     @property
     def repeats(self) -> bool:
         """Whether anything is read with each window besides its own tokens."""
-        return self.repeat is not None or self.repeat_headings
+        return self.repeat is not None
 
     def cited(self) -> list[str]:
         """The keys of the papers behind this model, with those of what selects its windows."""
@@ -289,6 +284,7 @@ class WindowReranker(Presented, pt.Transformer):
             )
             self._warn_once(message, PrecisionWarning)
         self.warn_of_losses(self.coverage)
+        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
@@ -341,7 +337,9 @@ class WindowReranker(Presented, pt.Transformer):
             return summarise(self, [], [])
         queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
         with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
-            return summarise(self, queries, texts, bar)
+            found = summarise(self, queries, texts, bar)
+        count_empty(found.coverage, candidates, map(is_blank, texts))
+        return found
 
     def unread(self, coverage: Coverage) -> list[tuple[str, int, str]]:
         """What of a run is not read: so many tokens of `"queries"`, `"documents"` or `"repeated"`, and the argument."""
@@ -792,6 +790,9 @@ class LongDocReranker(WindowReranker, pt.Estimator):
         # In folds and for seeds that are one system, as often as for one model.
         elif self.trained_on.used < self.trained_on.queries and is_news(set(), LeftOutWarning):
             warn(f"{type(self).__name__}: {said}", LeftOutWarning)
+        given = Coverage()
+        if not texts.loaded:
+            warn_of_empty(self, given, *texts.without(field_names(self.text_field)), " in fit")
         weights = self.load_weights()
         with weights.scorer.counting(args.dtype) as coverage:
             try:
@@ -807,7 +808,9 @@ class LongDocReranker(WindowReranker, pt.Estimator):
                     verbose=self.verbose,
                 )
             finally:
-                self.coverage = coverage
+                if texts.loaded:  # those that were drawn: nobody has seen the others
+                    warn_of_empty(self, given, *texts.without([]), " in fit")
+                self.coverage = coverage = Coverage.total([coverage, given])
         if coverage.documents:
             self._tell(f"trained on {coverage}")
         self.warn_of_losses(coverage, " in fit")
@@ -857,7 +860,8 @@ class LongDocReranker(WindowReranker, pt.Estimator):
             # The cache would fill with scores of weights that no later run has.
             self._caches = False
             try:
-                return evaluate(self.transform(results), qrels, metric)
+                with added_up():  # rows without text are told of once in a training
+                    return evaluate(self.transform(results), qrels, metric)
             finally:
                 self._caches = True
 

@@ -482,7 +482,7 @@ class TKL(LongDocReranker):
             for all weights (7e-6 for word embeddings), a cosine, batches of 32 and at least 300,000 steps: raise the
             rates for small collections.
 
-    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`; `repeat` and `repeat_headings` are refused.
+    All other arguments: see :class:`~pyterrier_longdoc.LongDocReranker`; `repeat` is refused.
     """
 
     head_name: ClassVar[str] = "tkl"
@@ -532,10 +532,10 @@ class TKL(LongDocReranker):
         if resolve_layout(self.layout).is_for_pairs:
             raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
         if self.repeats:
-            given = " and ".join(changed_names(self, ("repeat", "repeat_headings")))
             raise ValueError(
-                f"{given} cannot be read by TKL, to which windows are one text again: each window's neighbour would be "
-                f"a title. Leave {given} out: several columns in text_field are one text, the title at its beginning"
+                f"repeat={self.repeat!r} cannot be read by TKL, to which windows are one text again: each window's "
+                f"neighbour would be a title. Leave repeat out: several columns in text_field are one text, the title "
+                f"at its beginning"
             )
         windows = self.make_windows()
         if windows.overlaps:

@@ -24,7 +24,7 @@ _DECIMALS = 5
 class ModelWindows(WindowSelector):
     """Base of the selectors that score a window with a model, as if it were a document of its own.
 
-    It gets the text that the reranker reads, titles and headings before the window included. All windows of many
+    It gets the text that the reranker reads, the title before the window included. All windows of many
     documents are scored together, each distinct one once. In half precision windows that are as
     good as equal may be told apart by rounding, which depends on the batch: give the model `dtype="float32"`.
     """

@@ -13,6 +13,7 @@ import pandas as pd
 from ..common.caches import nothing_remembered
 from ..common.coverage import Coverage
 from ..common.documents import Text
+from ..common.presentation import percent
 from ..common.undisturbed import undisturbed
 from ..modelling.scorer import LongDocScorer
 from ..modelling.survey import Survey, survey
@@ -74,7 +75,7 @@ class Summary:
             "documents": f"{coverage.documents:,} with {coverage.tokens:,} tokens{self._not_read('documents')}",
         }
         if coverage.repeated_tokens:
-            lines["repeated"] = f"{coverage.repeated_tokens:,} tokens of titles or headings{self._not_read('repeated')}"
+            lines["repeated"] = f"{coverage.repeated_tokens:,} tokens of titles{self._not_read('repeated')}"
         if not self.pairs:
             return lines
         lines["windows"] = (
@@ -95,7 +96,7 @@ class Summary:
             return ", all of them read"
         coverage = self.coverage
         cut = {"queries": coverage.queries_cut, "repeated": coverage.repeats_cut}.get(of, coverage.documents_cut)
-        by = "; ".join(f"{row['tokens']:,} ({row['share']:.1%}), cut by {row['argument']}" for row in rows)
+        by = "; ".join(f"{row['tokens']:,} ({percent(row['share'])}), cut by {row['argument']}" for row in rows)
         return f"; tokens not read, in {cut:,} of them: {by}"
 
 

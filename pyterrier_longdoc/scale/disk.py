@@ -16,8 +16,10 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.caches import forget_embeddings
+from ..common.coverage import Coverage
 from ..common.files import write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
+from ..common.notices import told_together
 from ..common.progress import counting
 from ..common.undisturbed import undisturbed
 from ..experiment.identity import stages_of
@@ -66,12 +68,14 @@ class Work:
         rows_before: of its shard that were scored already.
         seconds: that this takes one process.
         cost: of that time; None without a price.
+        coverage: what the last model of this package in the pipeline has read of these rows; None where none has.
     """
 
     rows: int
     rows_before: int
     seconds: float
     cost: float | None
+    coverage: Coverage | None = None
 
 
 def rerank_to_disk(
@@ -137,15 +141,19 @@ def rerank_to_disk(
         candidates = job.begin(shard, lambda line: pt.tqdm.write(f"rerank_to_disk: {line}") if verbose else None)
         rows = candidates.rows
     total, todo = sum(rows[key] for key in mine), job.blocks.unfinished(key for key in mine if rows[key])
-    left = sum(rows[key] for key in todo)
+    left, coverage = sum(rows[key] for key in todo), None
     if dry_run:
         seconds = left * _seconds_per_row(pipeline, FrameCandidates(some)) if left else 0.0
     else:
         start = time.perf_counter()
-        with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as on_rows:
+        with (
+            counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as on_rows,
+            told_together() as read,
+        ):
             _score(job, candidates, todo, executor or InThisProcess(), on_rows)
-        seconds = time.perf_counter() - start
-    return Work(left, total - left, seconds, None if price_per_hour is None else price_per_hour * seconds / 3600)
+        seconds, coverage = time.perf_counter() - start, next(reversed(read.values()), None)
+    cost = None if price_per_hour is None else price_per_hour * seconds / 3600
+    return Work(left, total - left, seconds, cost, coverage)
 
 
 def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "rerank_to_disk") -> Any:

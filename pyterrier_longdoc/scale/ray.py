@@ -25,7 +25,7 @@ from ..common.caches import forget_embeddings
 from ..common.coverage import Coverage
 from ..common.files import import_extra
 from ..common.frames import as_strings
-from ..common.notices import Told, is_news, warn
+from ..common.notices import Empties, Told, added_up, is_news, tell_of_empties, told_together, warn
 from ..common.presentation import Presented
 from ..common.progress import counting
 from ..experiment.identity import Identities, stages_of
@@ -130,11 +130,12 @@ class RayExecutor:
         self._dismiss(actor)
         return self._start()
 
-    def tell(self, notices: list[tuple[str, type[Warning]]]) -> None:
-        """Warns here of what a worker was warned of, once for all workers."""
+    def tell(self, notices: list[tuple[str, type[Warning]]], empties: Empties) -> None:
+        """Warns here of what a worker was warned of, once for all workers, and of what it would have told together."""
+        tell_of_empties(empties)
         for message, category in notices:
             # Other blocks have other figures.
-            self._notices.setdefault((category, re.sub(r"[\d.,%]+", "", message)), message)
+            self._notices.setdefault((category, re.sub(r"[<>\d.,%]+", "", message)), message)
         # Of earlier ones too, as a worker warns once, and perhaps nobody was to be warned then.
         for (category, alike), message in self._notices.items():
             if is_news(self.warned, category, alike):
@@ -231,6 +232,10 @@ class _Task(NamedTuple):
     losses: int = 0
 
 
+_Notices = tuple[list[tuple[str, type[Warning]]], Empties]
+"""What a worker was warned of, and what it has added up."""
+
+
 class _Worker:
     """In an actor: what its tasks share."""
 
@@ -239,19 +244,19 @@ class _Worker:
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         self.name, self.shared = "", None
 
-    def start(self) -> tuple[None, list[Any]]:
+    def start(self) -> tuple[None, _Notices]:
         """Is done as soon as the actor is up."""
-        return None, []
+        return None, ([], {})
 
-    def work(self, name: str, place: list[Any], function: Callable[..., Any], item: Any) -> tuple[Any, list[Any]]:
-        """The function's value, and what was warned of."""
+    def work(self, name: str, place: list[Any], function: Callable[..., Any], item: Any) -> tuple[Any, _Notices]:
+        """The function's value, what was warned of, and what is to be told together with other workers' calls."""
         if name != self.name:
             self.name, self.shared = "", None  # makes room for the next model
             ray = _ray()
             self.shared, self.name = ray.cloudpickle.loads(ray.get(place[0])), name
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, added_up() as empties:
             value = function(self.shared, item)
-        return value, [(str(each.message), each.category) for each in caught]
+        return value, ([(str(each.message), each.category) for each in caught], empties)
 
 
 class _Round:
@@ -288,7 +293,7 @@ class _Round:
                 self.lose(actor, task, error)
                 continue
             self.idle.append(actor)
-            self.executor.tell(notices)
+            self.executor.tell(*notices)
             if task is None:
                 self.failed_starts = 0
             else:
@@ -380,7 +385,7 @@ class Distributed(Presented, pt.Transformer):
         blocks = ((place, inp.iloc[own]) for place, own in enumerate(rows))
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
-        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance:
+        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance, told_together():
             for place, (part, coverage) in self.executor.map(_transform_counted, self.model, blocks):
                 parts[place] = part
                 coverages += [] if coverage is None else [coverage]

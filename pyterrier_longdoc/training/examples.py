@@ -6,7 +6,7 @@ Shapes: R rows of a run, C candidates of a query.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -15,8 +15,17 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import check_given
-from ..common.documents import Document, Text
-from ..common.frames import TextField, as_strings, check_columns, field_names, numbers, strings, with_all_text
+from ..common.documents import Document, Text, is_blank
+from ..common.frames import (
+    TextField,
+    as_strings,
+    blank_rows,
+    check_columns,
+    field_names,
+    numbers,
+    strings,
+    with_all_text,
+)
 from .queries import labels_of_rows, nothing_to_train_on
 from .recipe import TrainingArgs, seed_of
 
@@ -78,11 +87,13 @@ class Texts:
         run: R candidates.
         read: gives the texts of some of these rows, as `documents` of a model does.
         loaded: whether reading is loading: a training that continues then knows the texts by their docnos.
+        blank: of loaded texts, whether those that were drawn are blank, by row.
     """
 
     run: pd.DataFrame
     read: Callable[[pd.DataFrame], Sequence[Text]]
     loaded: bool = False
+    blank: dict[int, bool] = field(default_factory=dict, init=False)
 
     def __getitem__(self, rows: np.ndarray) -> Sequence[Text]:
         """The texts of these rows.
@@ -92,11 +103,21 @@ class Texts:
         """
         asked = self.run.iloc[rows]
         try:
-            return self.read(asked)
+            read = self.read(asked)
         except Exception as error:
             docnos = ", ".join(map(repr, asked["docno"].head(10))) if "docno" in asked.columns else f"rows {rows[:10]}"
             more = f" and {len(asked) - 10} more" if len(asked) > 10 else ""
             raise ValueError(f"the texts of the training documents {docnos}{more} cannot be read: {error}") from error
+        if self.loaded:
+            self.blank.update(zip(rows.tolist(), map(is_blank, read), strict=True))
+        return read
+
+    def without(self, fields: list[str]) -> tuple[pd.DataFrame, Sequence[bool]]:
+        """The candidates, or those that were drawn where texts are loaded, and whether each has no text."""
+        if self.loaded:
+            blank = dict(self.blank)  # whoever loads ahead may still be at it
+            return self.run.iloc[list(blank)], list(blank.values())
+        return self.run, blank_rows(self.run, fields).tolist()
 
     def told(self, rows: np.ndarray) -> tuple[Any, ...]:
         """What tells the texts of these rows from others, without loading them."""

@@ -30,7 +30,6 @@ from .losses import LOSSES
 from .queries import whole_labels
 from .recipe import Lora, TrainingArgs, seed_of
 from .resume import Checkpoint, ScheduleWarning
-from .sharding import Sharding, clip_gradients, divided_as, is_asked_for, is_sharded, own_part, whole
 
 Objective = Callable[[Any, Sequence[Example], TrainingArgs], torch.Tensor]
 """`(scorer, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
@@ -51,8 +50,7 @@ def train(
 ) -> list[dict[str, Any]]:
     """Trains `scorer` in place.
 
-    Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step. With
-    FSDP it keeps those from before: not all processes may have been interrupted.
+    Interrupted, the scorer keeps the weights of the best validation if there was one, else those of the last step.
     With a checkpoint folder, a training that was killed goes on from its last saved state, and one that is finished
     when it is made longer.
 
@@ -94,14 +92,12 @@ def train(
         steps = -(-examples_per_epoch(groups, args) // args.queries_per_step)
         run = Run(scorer, args, objective or ranking_loss, steps, history)
         within.callback(run.end)
-        checkpoint = None
         if args.checkpoint is not None:
             checkpoint = Checkpoint(scorer, groups, texts, args, settings(), len(history))
-        run.shard()
-        if checkpoint is not None and run.restore(checkpoint):
-            on_step()
-            if verbose and run.rank == 0:
-                pt.tqdm.write(run.where())
+            if run.restore(checkpoint):
+                on_step()
+                if verbose and run.rank == 0:
+                    pt.tqdm.write(run.where())
         progress = run.progress
         scorer.train()
         while not progress.finished:
@@ -179,8 +175,7 @@ class Run:
 
     Of several processes each computes the gradients of a part of a step's queries, and these are summed: any number of
     processes computes what one does, up to rounding and dropout. A program that calls `fit` becomes several by
-    `accelerate launch` on GPUs, by `torchrun --nproc_per_node 4` also on CPUs. With `--use_fsdp` each has a part of the
-    backbone's weights, and of what belongs to them.
+    `accelerate launch` on GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
 
     Entries of `history` that are already there belong to earlier trainings.
     """
@@ -196,7 +191,6 @@ class Run:
             self.accelerator = accelerator = start_accelerate(scorer, args, several)
             self.rank, self.processes = accelerator.process_index, accelerator.num_processes
         self.optimizer = make_optimizer(scorer, args)
-        self.sharding: Sharding | None = None
         self.device = next(scorer.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.dtype == "float16")
         self.steps_per_epoch = steps_per_epoch
@@ -205,15 +199,6 @@ class Run:
         self.best: dict[str, torch.Tensor] | None = None  # the weights that validated best
         self.checkpoint: Checkpoint | None = None
         self.earlier_entries = len(history)
-
-    def shard(self) -> None:
-        """Divides the backbone's weights among the processes, if they were started for that."""
-        if self.processes == 1 or not is_asked_for():
-            return
-        if self.args.dtype == "float16":
-            raise ValueError("dtype='float16' does not go with FSDP: use dtype='bfloat16'")
-        self.sharding = Sharding(self.scorer)
-        self.optimizer = make_optimizer(self.scorer, self.args)
 
     # A step.
 
@@ -239,8 +224,7 @@ class Run:
             self._sum_gradients()
         if args.max_grad_norm is not None:
             self.scaler.unscale_(self.optimizer)
-            clip = nn.utils.clip_grad_norm_ if self.sharding is None else clip_gradients
-            clip(list(self.scorer.parameters()), args.max_grad_norm)
+            nn.utils.clip_grad_norm_(self.scorer.parameters(), args.max_grad_norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -255,19 +239,13 @@ class Run:
         """Adds the gradients of some examples; returns the sum of their losses."""
         dtype, together = getattr(torch, self.args.dtype), self.args.queries_per_forward
         divisor = examples_of_all if self.args.reduction == "mean" else 1
-        # Of what is sharded, gradients are computed by all processes at once: as often as by the first, which has most.
-        most = len(examples) if self.sharding is None else -(-examples_of_all // self.processes)
         total = 0.0
         # Texts of like length next to each other, so that little is padded.
         ordered = sorted(examples, key=lambda example: sum(map(len, example.texts)))
-        for start in range(0, most, together):
+        for start in range(0, len(ordered), together):
             with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
-                loss = torch.zeros((), device=self.device)
-                if start < len(ordered):
-                    loss = self.objective(self.scorer, ordered[start : start + together], self.args)
-                total += loss.item()
-                if self.sharding is not None:
-                    loss = loss + self.sharding.join()
+                loss = self.objective(self.scorer, ordered[start : start + together], self.args)
+            total += loss.item()
             self.scaler.scale(loss / divisor).backward()
         return total
 
@@ -286,17 +264,17 @@ class Run:
         return self.accelerator.reduce(total, "sum").tolist()
 
     def _sum_gradients(self) -> None:
-        """Makes each gradient the sum over all processes, but for sharded ones, which are."""
-        parameters = [p for p in self.scorer.parameters() if p.requires_grad and not is_sharded(p)]
+        """Makes each gradient the sum over all processes."""
+        parameters = [p for p in self.scorer.parameters() if p.requires_grad]
         # As in one process, a parameter that no query needed stays as it is, weight decay included.
         counts = self._sum_over_processes(*[float(p.grad is not None) for p in parameters])
         needed = [p for p, count in zip(parameters, counts, strict=True) if count]
         for parameter in needed:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         gradients: list[Any] = [parameter.grad for parameter in needed]
-        if gradients:  # one message, not hundreds
-            summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
-            nn.utils.vector_to_parameters(summed, gradients)
+        # One message, not hundreds.
+        summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
+        nn.utils.vector_to_parameters(summed, gradients)
 
     # After a step.
 
@@ -317,9 +295,7 @@ class Run:
         if not (due or epoch_ends or progress.step % args.save_steps == 0):
             return
         # In all processes; a state that has diverged must not replace a good one.
-        trained = map(own_part, trained_tensors(self.scorer).values())
-        sound = all(bool(torch.isfinite(tensor).all()) for tensor in trained)
-        if any(self._sum_over_processes(float(not sound))):
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained_tensors(self.scorer).values()):
             raise FloatingPointError(
                 f"the training diverged: after step {progress.step} there are weights that are not finite; make a "
                 f"new model and lower learning_rates, or set max_grad_norm"
@@ -338,7 +314,7 @@ class Run:
                 self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
             progress.loss, progress.examples, progress.documents, progress.seconds = 0.0, 0, 0.0, 0.0
         progress.finished = self._is_over()
-        if self.checkpoint is not None and (self.rank == 0 or self.sharding is not None):
+        if self.checkpoint is not None and self.rank == 0:
             self._save(self.checkpoint)
 
     def _is_over(self) -> bool:
@@ -349,8 +325,6 @@ class Run:
         self.scorer.eval()
         with aside("validation"):
             value = validate()
-        if self.sharding is not None:
-            self.sharding.backbone.reshard()
         if self.processes > 1:  # the first one's counts
             (value,) = self._sum_over_processes(value if self.rank == 0 else 0.0)
         self.scorer.train()
@@ -366,9 +340,6 @@ class Run:
         """Leaves the model with its best weights, out of training."""
         if self.best is not None:
             restore_tensors(self.scorer, self.best)
-        if self.sharding is not None:
-            # Others may still be in a step that an error has ended here: then they would be waited for in vain.
-            self.sharding.end(gather=self.progress.finished)
         # An aborted query must not leave its gradients to the next training.
         self.scorer.zero_grad(set_to_none=True)
         self.scorer.eval()
@@ -388,27 +359,14 @@ class Run:
             for parameter, state in self.optimizer.state.items()
             for quantity, value in state.items()
         }
-        sections = {"model": trained_tensors(self.scorer), "best": self.best or {}, "optimizer": optimizer}
-        if self.sharding is not None:
-            sections = {section: self._gathered(tensors) for section, tensors in sections.items()}
-        if self.rank == 0:
-            checkpoint.save(
-                sections,
-                {
-                    "progress": dataclasses.asdict(self.progress),
-                    "history": self.history[self.earlier_entries :],
-                    "scaler": self.scaler.state_dict(),
-                },
-            )
-
-    def _gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """All of each tensor, in the first process's memory of the CPU; nothing in that of the others."""
-        gathered = {}
-        for name, tensor in tensors.items():
-            full = whole(tensor)
-            if self.rank == 0:
-                gathered[name] = full.cpu()
-        return gathered
+        checkpoint.save(
+            {"model": trained_tensors(self.scorer), "best": self.best or {}, "optimizer": optimizer},
+            {
+                "progress": dataclasses.asdict(self.progress),
+                "history": self.history[self.earlier_entries :],
+                "scaler": self.scaler.state_dict(),
+            },
+        )
 
     def restore(self, checkpoint: Checkpoint) -> bool:
         """Continues from the state in the checkpoint folder, which must be of this training, if there is one."""
@@ -424,7 +382,7 @@ class Run:
         parameters = dict(self.scorer.named_parameters())
         for key, value in sections.get("optimizer", {}).items():
             name, _, quantity = key.rpartition("/")
-            self.optimizer.state[parameters[name]][quantity] = divided_as(parameters[name], value)
+            self.optimizer.state[parameters[name]][quantity] = value.to(parameters[name].device)
         if values["scaler"]:
             self.scaler.load_state_dict(values["scaler"])
         # What an interrupted run of this process has written is in the state, or done again.
@@ -432,8 +390,7 @@ class Run:
         self.history[checkpoint.entries :] = values["history"]
         self.progress.finished = self._is_over()
         if "best" in sections:
-            trained = trained_tensors(self.scorer)
-            self.best = {name: divided_as(trained[name], tensor) for name, tensor in sections["best"].items()}
+            self.best = {name: tensor.to(self.device) for name, tensor in sections["best"].items()}
         return True
 
     def _extend(self, length: Mapping[str, Any]) -> None:
@@ -486,25 +443,25 @@ def restore_tensors(scorer: nn.Module, tensors: Mapping[str, torch.Tensor]) -> N
     """Writes tensors of `trained_tensors` back."""
     with torch.no_grad():
         for name, tensor in trained_tensors(scorer).items():
-            tensor.copy_(divided_as(tensor, tensors[name]))
+            tensor.copy_(tensors[name])
 
 
-REFUSED = ("DEEPSPEED", "MEGATRON_LM")
-"""What `accelerate launch` may be told to divide a model's weights by, besides FSDP."""
+REFUSED = ("FSDP", "DEEPSPEED", "MEGATRON_LM")
+"""What `accelerate launch` may be told to divide a model's weights by."""
 
 
 def start_accelerate(scorer: nn.Module, args: TrainingArgs, several: bool) -> Any:
     """Accelerate's Accelerator, for trackers or several processes, which all get the first one's weights.
 
     Raises:
-        ValueError: if the processes were started for another way to divide the weights than FSDP.
+        ValueError: if the processes were started to divide the weights among them.
         ImportError: without accelerate.
     """
     asked = [name for name in REFUSED if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() in ("1", "true")]
     if several and asked:
         raise ValueError(
-            f"accelerate launch was asked for {asked[0]}, which fit cannot: launch with --use_fsdp, which divides "
-            f"the weights among the processes, or with --multi_gpu, where each has all of them"
+            f"accelerate launch was asked for {asked[0]}, which divides a model's weights among the processes, and fit "
+            f"cannot do that: launch with --multi_gpu (DDP), where each process has all of them"
         )
     purpose = "training in several processes" if several else "trackers="
     accelerate = import_extra("accelerate", "train", f"{purpose} needs accelerate")
@@ -531,14 +488,13 @@ def make_optimizer(scorer: nn.Module, args: TrainingArgs) -> torch.optim.AdamW:
         if not any(name.startswith(prefix) for name in parameters):
             parts = ", ".join(dict.fromkeys(f"{name.split('.')[0]}." for name in parameters))
             raise ValueError(f"no parameter's name begins with learning_rates' {prefix!r}; they begin with {parts}")
-    groups: dict[tuple[str, bool, bool], dict[str, Any]] = {}
+    groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
             prefix = max([p for p in args.learning_rates if name.startswith(p)], key=len)
             rate, decays = args.learning_rates[prefix], args.decay == "all" or parameter.ndim > 1
             new = {"params": [], "lr": rate, "peak": rate, "weight_decay": args.weight_decay if decays else 0.0}
-            # The fused kernel does not take sharded parameters and others together.
-            groups.setdefault((prefix, decays, is_sharded(parameter)), new)["params"].append(parameter)
+            groups.setdefault((prefix, decays), new)["params"].append(parameter)
     # The fused kernel reads and writes the weights once per step instead of several times.
     fused = next(scorer.parameters()).device.type in ("cpu", "cuda")
     return torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)

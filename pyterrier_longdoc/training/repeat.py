@@ -16,7 +16,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_seeds
 from ..common.frames import as_strings, check_columns
-from ..common.notices import Told, one_system
+from ..common.notices import Told, one_system, told_together
 from ..common.presentation import Presented
 from ..common.progress import counting, one_line
 from ..experiment.systems import Fold, asked_of, called_with, make_folds
@@ -105,7 +105,7 @@ class FoldModels(Presented, pt.Transformer):
             )
         numbers = np.array([fold_of[qid] for qid in qids])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        with one_system(None, self.warned):
+        with told_together(self), one_system(None, self.warned):
             parts = [self.models[numbers[own[0]]].transform(inp.iloc[own]) for own in rows]
         if [len(part) for part in parts] != [len(own) for own in rows]:
             raise ValueError("a fold's model does not return the rows that it is given: put it after FoldModels")
@@ -222,7 +222,7 @@ def _fit_all(
             with one_line(fit.name, unit, shown=verbose), one_system(None, told):
                 done[place] = _fit(None, fit)
     else:
-        with counting("fit", unit, number, shown=verbose) as advance:
+        with counting("fit", unit, number, shown=verbose) as advance, one_system(None, told), told_together():
             tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new())
             for place, fitted in executor.map(_fit, None, tasks):
                 done[place] = fitted

@@ -56,7 +56,7 @@ def main() -> None:
     from ir_measures import RR
 
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.__main__ import first_stage
+    from pyterrier_longdoc.demo import first_stage
     from pyterrier_longdoc.training import make_groups
 
     data = collection()

@@ -26,7 +26,7 @@ from scipy.stats import kendalltau
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
+from pyterrier_longdoc.demo import first_stage
 
 CHANGES: dict[str, dict[str, Any]] = {
     "batch_size=1": {"batch_size": 1},

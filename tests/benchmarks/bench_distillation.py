@@ -94,7 +94,7 @@ def main() -> None:
     from ir_measures import RR, nDCG
 
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.__main__ import first_stage
+    from pyterrier_longdoc.demo import first_stage
 
     if args.threads:
         torch.set_num_threads(args.threads)

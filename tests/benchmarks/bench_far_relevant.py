@@ -24,8 +24,8 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.data import far_relevant, write_far_relevant
+from pyterrier_longdoc.demo import first_stage
 
 VASWANI = Path(__file__).resolve().parents[3] / "shared" / "data" / "vaswani"
 POSITIONS = ("early", "uniform", "far")

@@ -28,9 +28,9 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.demo import first_stage
 
 PLACES = ("early", "uniform", "far")
 FIRST_WINDOW = ("BiEncoder first", "FirstP")

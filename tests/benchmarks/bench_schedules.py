@@ -26,9 +26,9 @@ from pyterrier_longdoc.listwise import (
     SetwiseInsertion,
     TopDown,
     Tournament,
-    compare_schedules,
 )
 from pyterrier_longdoc.listwise.ranker import mean_order
+from tests.benchmarks.compare_schedules import compare_schedules
 from tests.support.llm import candidates
 from tests.support.noisy import NoisyOracle, noisy_order, play
 

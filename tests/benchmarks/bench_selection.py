@@ -30,7 +30,7 @@ def candidates(args: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]
     import pandas as pd
     import pyterrier as pt
 
-    from pyterrier_longdoc.__main__ import first_stage
+    from pyterrier_longdoc.demo import first_stage
 
     folder = args.collection
     dataset = pt.get_dataset("longdoc:docstrings" if folder is None else f"longdoc:folder:{folder}")

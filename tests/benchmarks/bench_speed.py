@@ -37,8 +37,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import resolve_dtype
 from pyterrier_longdoc.modelling.runtimes import BackboneRuntime

@@ -91,7 +91,7 @@ def main() -> None:
     import torch
 
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.__main__ import first_stage
+    from pyterrier_longdoc.demo import first_stage
 
     if args.threads:
         torch.set_num_threads(args.threads)

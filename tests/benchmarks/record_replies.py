@@ -23,10 +23,10 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.data import DocstringsDataset
 from pyterrier_longdoc.data.docstrings import installed_packages
 from pyterrier_longdoc.data.provider import docstrings_with
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import write_run
 from pyterrier_longdoc.listwise.messages import Tokens
 from tests.support.llm import Answer, completion, serving
@@ -99,7 +99,7 @@ def ask(url: str) -> None:
     """Runs the notebook's cells with a model that answers."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
-    code = code.replace("%matplotlib inline", "").replace("replay_only=True", "replay_only=False")
+    code = code.replace("replay_only=True", "replay_only=False")
     code = code.replace("http://localhost:8000", url)
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)

@@ -24,9 +24,9 @@ import pyterrier as pt
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.__main__ import first_stage
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import FolderDataset
+from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import Experiment
 from pyterrier_longdoc.modelling.batching import Encoded, to_dense
 from pyterrier_longdoc.modelling.heads import build_head

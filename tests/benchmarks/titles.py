@@ -29,7 +29,7 @@ def candidates(args: argparse.Namespace) -> tuple[Any, Any, Any]:
     """Topics, BM25's top documents with text and title, and qrels."""
     import pyterrier as pt
 
-    from pyterrier_longdoc.__main__ import first_stage
+    from pyterrier_longdoc.demo import first_stage
 
     dataset = pt.get_dataset("longdoc:docstrings")
     topics, qrels = dataset.get_topics("test-long"), dataset.get_qrels("test-long")

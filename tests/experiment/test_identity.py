@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial, wraps
 
 import numpy as np
@@ -128,6 +128,30 @@ def test_a_function_that_names_a_class_of_ones_own_is_called_anew(tmp_path, cros
     expected = [pt.Evaluate(own.with_head(sign, cross_encoder)(TEXTS), JUDGED, ["map"])["map"] for sign in (1, -1)]
     assert [found["a"] for found, _ in values] == pytest.approx(expected)
     assert "WithEditedHead" in values[1][1]["made anew"]
+
+
+def test_the_recipe_of_a_model_that_a_function_may_train_counts(cross_encoder):
+    def model(**changes):
+        return make("MaxP", cross_encoder, training=replace(TRAINING, **changes))
+
+    def in_a_partial(model):
+        return partial(identity, model=model)
+
+    def in_a_closure(model):
+        return lambda: model
+
+    def in_a_pipeline(model):
+        return partial(identity, SOME >> model)
+
+    for named in (in_a_partial, in_a_closure, in_a_pipeline):
+        assert same(named(model()), named(model()))
+        assert not same(named(model()), named(model(epochs=7)))
+        assert not same(named(model(augment=shortened)), named(model(augment=shortened)))  # the user's own code
+    assert same(model(), model(epochs=7))  # which nothing trains
+
+
+def shortened(text, rng):
+    return text[:3]
 
 
 def test_a_class_of_ones_own_vouches_for_its_code_by_describe(tmp_path, cross_encoder):

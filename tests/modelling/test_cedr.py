@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.architectures import layer_stack
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.batching import Matches
 from pyterrier_longdoc.modelling.encoder import MatchCollector
@@ -102,6 +103,11 @@ def test_nothing_is_left_on_the_backbone(tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path))
     scorer_of(backbone, "cedr-knrm").score([QUERY], [text_of(50)])
     assert not [m for m in backbone.model.modules() if m._forward_hooks or m._forward_pre_hooks]
+
+
+def test_a_backbone_without_layers_is_refused():
+    with pytest.raises(ValueError, match="a stack of layers, and Linear is not"):
+        layer_stack(torch.nn.Linear(1, 1))
 
 
 def test_matches_of_a_long_document_are_those_of_its_chunks(backbone):

@@ -60,7 +60,7 @@ def test_round_trip(name, results, tmp_path):
     for cls in (type(model), ld.LongDocReranker):
         restored = cls.load(tmp_path / "new" / "folder")
         assert type(restored) is type(model)
-        np.testing.assert_allclose(scores(restored, results), expected, atol=1e-5)
+        np.testing.assert_allclose(scores(restored, results), expected, rtol=1e-5, atol=1e-5)
         assert repr(restored) == repr(pt.inspect.transformer_apply_attributes(model, training=None))
         pd.testing.assert_frame_equal(restored.history, model.history)
     states = [each.load_scorer().state_dict() for each in (restored, model)]

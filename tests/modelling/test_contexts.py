@@ -1,4 +1,4 @@
-"""Titles and headings that are read with each window: token ids, room, selectors, coverage, every family of models."""
+"""Titles that are read with each window: token ids, room, selectors, coverage, every family of models."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_document_may_be_a_title_alone(cross_encoder):
 
 def test_a_long_title_is_cut_and_a_long_text_is_not(cross_encoder):
     model = ld.MaxP(cross_encoder, window_size=6, stride=4, **{**TITLED, "repeat_tokens": 3})
-    with pytest.warns(ld.TruncationWarning, match=r"4 of 7 tokens of titles or headings .*cut by repeat_tokens=3"):
+    with pytest.warns(ld.TruncationWarning, match=r"4 of 7 tokens of titles .*cut by repeat_tokens=3"):
         model(frame("red sun and blue rain on fish", BODY))
     assert inputs(model, frame("red sun and blue rain on fish", BODY)) == [
         "[CLS] old dog [SEP] red sun and dog bird fish tree river mountain [SEP]",
@@ -134,13 +134,6 @@ def test_bytes_are_read_with_a_line_break_between(decoder):
     assert text.split() == [f"Ġ{word}" for word in BODY.split()]
 
 
-def test_white_space_before_a_heading_belongs_to_no_part(decoder):
-    text = "# one\n\ncat\n\n# two\n\ndog"
-    (document,) = ld.MaxP(decoder, repeat_headings=True).load_scorer().tokenize([text])
-    blank = document.tokens_begun(text.index("\n\n# two"))
-    assert [document.context((start, len(document))).text for start in (blank - 1, blank)] == ["one", ""]
-
-
 def test_titles_stand_at_the_beginning_of_a_templates_text(decoder):
     words = {"template": ld.Template.of("Q: {query} D: {text} R:", answers=("yes", "no"))}
     titled, joined = ld.LongP(decoder, **words, **TITLED), ld.LongP(decoder, **words)
@@ -157,53 +150,6 @@ def test_marks_stand_before_the_sentences_of_the_text_alone(tmp_path):
 def test_cased_tokenizers_read_titles_in_lower_case_too(cross_encoder):
     model = ld.MaxP(cross_encoder, layout="padded-lowercase", window_size=20, stride=10, **TITLED)
     assert inputs(model, frame("RED sun", "Dog")) == inputs(model, frame("red sun", "dog"))
-
-
-# Headings.
-
-MARKDOWN = """# red sun
-dog bird fish tree
-## blue rain
-river mountain city wind
-# old snow
-cat dog"""
-
-
-def test_windows_are_read_with_the_headings_above_their_beginning(cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=5, stride=5, repeat_headings=True)
-    assert inputs(model, frame("", MARKDOWN)) == [
-        "[CLS] old dog [SEP] [UNK] red sun dog bird [SEP]",
-        "[CLS] old dog [SEP] red sun fish tree [UNK] [UNK] blue [SEP]",
-        "[CLS] old dog [SEP] red sun blue rain rain river mountain city wind [SEP]",
-        "[CLS] old dog [SEP] [UNK] old snow cat dog [SEP]",
-    ]
-
-
-def test_headings_stand_behind_the_title(cross_encoder):
-    model = ld.MaxP(cross_encoder, window_size=5, stride=5, repeat_headings=True, **TITLED)
-    assert inputs(model, frame("a cat", MARKDOWN))[1:3] == [
-        "[CLS] old dog [SEP] a cat red sun fish tree [UNK] [UNK] blue [SEP]",
-        "[CLS] old dog [SEP] a cat red sun blue rain rain river mountain city wind [SEP]",
-    ]
-    assert (model(frame("a cat", MARKDOWN)), model.coverage.repeats_cut)[1] == 0
-    assert model.coverage.repeated_tokens == 2 + 4 + 6  # the title; with one heading; with both
-
-
-def test_headings_of_byte_level_tokens_are_found(decoder):
-    model = ld.MaxP(tiny.encoder(), windows=ld.SlidingWords(3, 3), repeat_headings=True)
-    assert inputs(model, frame("", "cat\n\n ## red sun\ndog bird fish"))[1].startswith(
-        "[CLS] old dog [SEP] red sun sun dog"
-    )
-    longp = ld.LongP(decoder, template="plain", repeat_headings=True)
-    assert inputs(longp, frame("", MARKDOWN)) == inputs(ld.LongP(decoder, template="plain"), frame("", MARKDOWN))
-
-
-def test_key_blocks_bring_the_headings_above_the_first(cross_encoder):
-    blocks = ld.KeyBlocks(ld.BM25Windows(1), blocks=ld.GreedyChunks(5))
-    model = ld.FirstP(cross_encoder, preselect=blocks, repeat_headings=True)
-    assert inputs(model, frame("", MARKDOWN, query="mountain")) == [
-        "[CLS] mountain [SEP] red sun blue rain rain river mountain city wind [SEP]"
-    ]
 
 
 # Room.
@@ -272,7 +218,7 @@ def test_spans_point_into_the_text(results):
 
 def test_scores_do_not_depend_on_other_rows(results):
     for name in ("MaxP", "CEDR-knrm"):
-        table = ld.check_invariance(make(name, repeat_headings=True, **TITLED), results, verbose=False)
+        table = ld.check_invariance(make(name, **TITLED), results, verbose=False)
         assert table["passed"].dropna().all()
     made_up = ld.check_invariance(make("MaxP", **TITLED), verbose=False)
     assert made_up["passed"].dropna().all()
@@ -299,15 +245,17 @@ def test_sliding_of_pyterrier_prepends_titles_by_default():
 # Selectors.
 
 
-def test_bm25_counts_the_words_of_titles_and_headings(cross_encoder):
-    text = "# sun\ncat cat cat cat\n# rain\nfish fish fish fish\n# wind\nbird bird bird bird"
-    model = ld.MaxP(cross_encoder, windows=ld.SlidingWords(2, 2), preselect=ld.BM25Windows(1), explain=True)
+def test_bm25_counts_the_words_of_titles(cross_encoder):
+    """Each window holds the title's word then, so that it tells nothing about which to keep."""
+    text = "cat cat rain cat fish cat wind bird"
     chosen = {}
-    for headings in (False, True):
-        model.repeat_headings = headings
-        (span,) = model(frame("", text, query="rain fish"))["window_spans"][0]
-        chosen[headings] = text[slice(*span)]
-    assert chosen == {False: "# rain", True: "fish fish"}
+    for title in ("", "rain rain rain"):
+        model = ld.MaxP(
+            cross_encoder, windows=ld.SlidingWords(2, 2), preselect=ld.BM25Windows(1), explain=True, **TITLED
+        )
+        (span,) = model(frame(title, text, query="rain fish"))["window_spans"][0]
+        chosen[title] = text[slice(*span)]
+    assert chosen == {"": "rain cat", "rain rain rain": "fish cat"}
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "cross-encoder"])
@@ -349,7 +297,7 @@ def test_coverage_counts_titles_once_for_each_pair(results, tmp_path):
     assert summary.coverage == coverage
     unread = summary.unread.set_index("of").loc["repeated"]
     assert unread[["tokens", "share", "argument"]].tolist() == [11, 11 / 20, "repeat_tokens=4"]
-    assert "20 tokens of titles or headings; tokens not read, in 1 of them: 11 (55.0%), cut by repeat" in repr(summary)
+    assert "20 tokens of titles; tokens not read, in 1 of them: 11 (55.0%), cut by repeat" in repr(summary)
 
 
 def test_without_titles_nothing_is_said_of_them(results):
@@ -379,11 +327,11 @@ def test_text_loaders_supply_all_columns(results):
 
 @pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "PARADE-attn", "CEDR-knrm"]))
 def test_a_saved_model_goes_on_reading_titles(name, results, tmp_path):
-    model = make(name, repeat_headings=True, **{**TITLED, "repeat": ("title",)})
+    model = make(name, **{**TITLED, "repeat": ("title",)})
     expected = scores(model, results)
     model.save(tmp_path)
     again = LongDocReranker.load(tmp_path)
-    assert (again.repeat, again.repeat_headings, again.repeat_tokens) == (("title",), True, 10)
+    assert (again.repeat, again.repeat_tokens) == (("title",), 10)
     np.testing.assert_allclose(scores(again, results), expected, rtol=1e-5)
     plain = make(name, text_field=("title", "text"))
     assert model.describe() != plain.describe()
@@ -431,7 +379,6 @@ def test_why_shows_the_text_and_not_the_title(results):
         ({"repeat": ()}, r"repeat=\(\) must be the name of a column"),
         ({"repeat": 3}, "repeat=3 must be the name of a column"),
         ({"repeat_tokens": 10}, "repeat_tokens=10 would have no effect: nothing is read with each window without"),
-        ({"repeat_headings": "yes"}, "repeat_headings='yes' must be True or False"),
         ({**TITLED, "repeat_tokens": 0}, "repeat_tokens=0 must be at least 1"),
         ({**TITLED, "repeat_tokens": None}, "repeat_tokens=None must be a whole number"),
     ],
@@ -454,5 +401,5 @@ def test_a_missing_title_column_is_named(results):
 
 def test_settings_of_nothing_repeated_are_those_of_before(cross_encoder):
     settings = ld.MaxP(cross_encoder).settings()
-    assert (settings.repeat_tokens, settings.repeat_headings) == (0, False)
+    assert settings.repeat_tokens == 0
     assert replace(settings, repeat_tokens=5).largest_window == 155

@@ -459,16 +459,16 @@ def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
     frame = results.assign(query=[query, query, *results["query"][2:4], query])
     whole, short = make(name, max_query_len=None), make(name, max_query_len=4)
     expected = scores(make(name, max_query_len=31), frame)
-    np.testing.assert_allclose(scores(whole, frame), expected, atol=1e-5)
-    assert not np.allclose(scores(short, frame), expected, atol=1e-5)
+    np.testing.assert_allclose(scores(whole, frame), expected, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(scores(short, frame), expected, rtol=1e-5, atol=1e-5)
     assert whole.coverage.query_tokens_read == whole.coverage.query_tokens == 28 + 4
-    np.testing.assert_allclose(scores(whole, frame.iloc[[0]]), expected[:1], atol=1e-5)
+    np.testing.assert_allclose(scores(whole, frame.iloc[[0]]), expected[:1], rtol=1e-5, atol=1e-5)
     assert "max_query_len=None" in repr(whole)
     if isinstance(whole, ld.LongDocReranker):
         whole.save(tmp_path / "model")
         restored = ld.LongDocReranker.load(tmp_path / "model")
         assert restored.max_query_len is None
-        np.testing.assert_allclose(scores(restored, frame), expected, atol=1e-5)
+        np.testing.assert_allclose(scores(restored, frame), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,9 @@ def test_sizes_left_open_are_words_that_mostly_fit():
     assert (whole.windows.largest, whole.max_query_len) == (288, None)  # a quarter is left to queries
 
 
-@pytest.mark.parametrize("too_much", [{"max_query_len": 384}, {"repeat_headings": True, "repeat_tokens": 352}])
+@pytest.mark.parametrize(
+    "too_much", [{"max_query_len": 384}, {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": 352}]
+)
 def test_no_words_are_left_for_a_window(too_much):
     with pytest.raises(ValueError, match=f"lower {list(too_much)[-1]}"):
         ld.FirstP(ld.PairScorer(overlap), **too_much).load_scorer()

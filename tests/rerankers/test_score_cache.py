@@ -54,7 +54,6 @@ def encoded(monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.bytes
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
 def test_second_run_reads(name, path, results, encoded):
     model, plain = make(name, score_cache=path), make(name)

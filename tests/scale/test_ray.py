@@ -262,6 +262,7 @@ def test_a_place_in_an_experiment(executor, cross_encoder):
     assert table["ndcg"].nunique() == 1
 
 
+@pytest.mark.bytes
 @pytest.mark.slow
 def test_folds_and_seeds_are_trained_by_workers(executor, cross_encoder, tmp_path):
     run, judged = toy_task(0, queries=6)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from pyterrier_longdoc.training import Example, Group, Texts
-from pyterrier_longdoc.training.sharding import whole
 
 from . import tiny
 
@@ -112,8 +111,7 @@ def optimizer_steps(*, stop_at: int = 0, stop: Callable[[], None] = interrupt) -
     def spy(self, *args, **kwargs):
         if len(seen) + 1 == stop_at:
             stop()
-        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [whole(p.grad).flatten() for p in parameters]
+        gradients = [p.grad.flatten() for group in self.param_groups for p in group["params"] if p.grad is not None]
         seen.append((self.param_groups[0]["lr"], torch.cat(gradients), not self.state))
         return step(self, *args, **kwargs)
 

@@ -570,10 +570,10 @@ def test_trackers(cross_encoder):
     assert Memory.store_init_configuration.mock_calls[0].args[0]["margin"] == "1.0"
 
 
-def launch(*arguments: str, dies: bool = False, **variables: str) -> None:
+def launch(*arguments: str, dies: bool = False) -> None:
     program = str(Path(__file__).parents[1] / "support" / "fit_in_processes.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", program]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode != 0) == dies, done.stderr[-3000:]
 
@@ -589,14 +589,13 @@ def alone(tmp_path_factory) -> tuple[str, Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [{}, {"ACCELERATE_USE_FSDP": "true"}], ids=["whole", "sharded"])
-def test_two_processes(variables, alone, tmp_path):
+def test_two_processes(alone, tmp_path):
     pytest.importorskip("accelerate")
     backbone, of_one = alone
     # Killed in the second epoch, they go on after the first one's state.
-    launch(backbone, str(tmp_path), "5", dies=True, **variables)
+    launch(backbone, str(tmp_path), "5", dies=True)
     assert not (tmp_path / "model-0").exists()
-    launch(backbone, str(tmp_path), **variables)
+    launch(backbone, str(tmp_path))
     every, first, second = (
         load_file(folder / f"gradients-{rank}.safetensors")
         for folder, rank in ((of_one, 0), (tmp_path, 0), (tmp_path, 1))
@@ -621,10 +620,11 @@ def test_two_processes(variables, alone, tmp_path):
     np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-4)
 
 
-def test_a_launcher_that_divides_the_weights_otherwise_is_refused(cross_encoder, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
+def test_a_launcher_that_divides_the_weights_is_refused(name, cross_encoder, monkeypatch):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=r"was asked for DEEPSPEED, which fit cannot: launch with --use_fsdp"):
+    with pytest.raises(ValueError, match=rf"was asked for {name}, .* launch with --multi_gpu \(DDP\)"):
         make("MaxP", cross_encoder, training=RECIPE, device="cpu").fit(RUN, JUDGED)
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns
-from ..experiment.significance import mean_over_seeds, resampled_means
+from pyterrier_longdoc.common.frames import as_strings, check_columns
+from pyterrier_longdoc.experiment.significance import mean_over_seeds, resampled_means
+
 from .verdict import SEEDS, SEEN, UNCHANGED, Effect, Estimate, paired, verdict, within
 
 COLLECTIONS = ("early", "uniform", "far")
@@ -173,10 +174,10 @@ class Comparison(Protocol):
     """
 
     @property
-    def claimed(self) -> Effect: ...  # noqa: D102
+    def claimed(self) -> Effect: ...
 
     @property
-    def published(self) -> tuple[float | None, float | None]: ...  # noqa: D102
+    def published(self) -> tuple[float | None, float | None]: ...
 
     @property
     def needs(self) -> Sequence[Cell]:

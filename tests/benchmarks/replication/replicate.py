@@ -30,19 +30,19 @@ import pyterrier as pt
 import torch
 from filelock import FileLock, Timeout
 
-from ..analysis import relevant_positions
-from ..common.files import replacing
-from ..common.language import named_tokenizer
-from ..common.measures import chance_rr
-from ..common.packaged import ENCODER, encoder_folder
-from ..data.rotation import rotate
-from ..modelling.backbones.architectures import use_attention
-from ..modelling.devices import FASTEST, dtype_name, resolve_device, resolve_dtype
-from ..rerankers.base import LongDocReranker
-from ..rerankers.biencoder import BiEncoder
-from ..training import BestResult, Segments, TeacherScores, TrainingArgs, fit_on_best_segments
-from ..training.examples import drawable
-from ..training.resume import TrainingData, fit_or_load
+from pyterrier_longdoc import BiEncoder, LongDocReranker
+from pyterrier_longdoc.analysis import relevant_positions
+from pyterrier_longdoc.common.files import replacing
+from pyterrier_longdoc.common.language import named_tokenizer
+from pyterrier_longdoc.common.measures import chance_rr
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
+from pyterrier_longdoc.data.rotation import rotate
+from pyterrier_longdoc.modelling.backbones.architectures import use_attention
+from pyterrier_longdoc.modelling.devices import FASTEST, dtype_name, resolve_device, resolve_dtype
+from pyterrier_longdoc.training import BestResult, Segments, TeacherScores, TrainingArgs, fit_on_best_segments
+from pyterrier_longdoc.training.examples import drawable
+from pyterrier_longdoc.training.resume import TrainingData, fit_or_load
+
 from .encoders import as_longformer, first_layers
 from .miniature import FIRST, PASSAGE, POSITIONS, QUERY, STRIDE, WHOLE, WINDOW, Miniature, by_absence
 

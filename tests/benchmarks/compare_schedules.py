@@ -1,34 +1,44 @@
-"""Schedules side by side: what they cost, how long they take, how well they rank."""
+"""Schedules of language models side by side: what they cost, how long they take, how well they rank.
+
+Prints the comparison of notebook 5: its candidates and the recorded replies of a stand-in come with the package.
+
+Run: python -m tests.benchmarks.compare_schedules
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ir_measures
 import pandas as pd
+import pyterrier as pt
 
-from ..common.arguments import check_choice, check_given
-from ..common.frames import as_strings, check_columns
-from ..common.measures import measure_named
-from ..common.presentation import changes
-from ..common.progress import one_line
-from ..experiment.plots import COLOURS, finish, label_points, new_axes
-from .calls import Call
-from .client import LLMClient
-from .rankgpt import RankGPT
-from .schedules import (
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.arguments import check_choice, check_given
+from pyterrier_longdoc.common.frames import as_strings, check_columns
+from pyterrier_longdoc.common.measures import measure_named
+from pyterrier_longdoc.common.presentation import changes
+from pyterrier_longdoc.common.progress import one_line
+from pyterrier_longdoc.experiment import read_run
+from pyterrier_longdoc.experiment.plots import COLOURS, finish, label_points, new_axes
+from pyterrier_longdoc.listwise import (
     BackToFront,
+    LLMClient,
     ParallelBlocks,
+    Prices,
+    RankGPT,
     Schedule,
     SetwiseHeapsort,
     SetwiseInsertion,
     TopDown,
     Tournament,
 )
-from .schedules.base import Rounds
+from pyterrier_longdoc.listwise.calls import Call
+from pyterrier_longdoc.listwise.schedules.base import Rounds
 
 SCHEDULES = (BackToFront(), TopDown(), ParallelBlocks(), Tournament(), SetwiseHeapsort(), SetwiseInsertion())
 """Compared by default: all but the pairwise ones, which take a thousand prompts and more for 100 documents."""
@@ -275,3 +285,29 @@ def _with_measures(
     }
     values = {str(m): [found.get((str(m), qid), math.nan) for qid in costs["qid"]] for m in measures}
     return costs.assign(**values)
+
+
+def main() -> None:
+    recorded = Path(ld.__file__).parent / "data" / "replies"
+    dataset = pt.get_dataset(f"longdoc:folder:{recorded}")
+    bm25 = pt.Transformer.from_df(read_run(recorded / "bm25.res")) >> dataset.text_loader()
+    stand_in = ld.OpenAIBackend(
+        "longdoc-maxp", base_url="http://localhost:8000/v1", parameters={"temperature": 0, "max_tokens": 200}
+    )
+    llm = LLMClient(
+        stand_in, cache=recorded / "replies.sqlite", prices=Prices(input=0.15, output=0.60), replay_only=True
+    )
+    schedules = [
+        BackToFront(window=10, stride=5),
+        TopDown(window=10, pivot=5, budget=10),
+        ParallelBlocks(block=10, replicas=2),
+        Tournament(stages=((10, 5), (10, 5), (5, 2))),
+        SetwiseHeapsort(children=3, k=5),
+    ]
+    candidates, evidence = bm25(dataset.get_topics()), {"preselect": ld.BM25Windows(2), "max_doc_len": 150}
+    compared = compare_schedules(llm, candidates, dataset.get_qrels(), schedules, metrics=["RR"], **evidence)
+    print(compared.table.to_string(index=False))
+
+
+if __name__ == "__main__":
+    main()

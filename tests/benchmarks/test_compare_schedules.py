@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -14,12 +17,11 @@ from pyterrier_longdoc.listwise import (
     ParallelBlocks,
     Prices,
     Reply,
-    Speed,
     TopDown,
-    compare_schedules,
 )
 
 from ..support.llm import Scripted, candidates, oracle, worth
+from .compare_schedules import Speed, compare_schedules, main
 
 RUN = candidates(queries=3, documents=12)
 QRELS = RUN.assign(label=(worth(RUN) >= 9).astype(int))[["qid", "docno", "label"]]
@@ -123,3 +125,9 @@ def test_wrong_arguments(arguments, message):
         compare_schedules(**{"llm": oracle, "candidates": RUN, **arguments})
     with pytest.raises(ValueError, match="rates must be positive"):
         Speed(input_rate=0)
+
+
+def test_the_page_has_the_table_that_is_printed(capsys):
+    main()
+    page = Path(ld.__file__).parent / "pt_docs" / "language-models.rst"
+    assert textwrap.indent(capsys.readouterr().out, "    ") in page.read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """The papers' experiments in miniature, and what they say about the papers' claims.
 
-python -m pyterrier_longdoc.papers replicate FOLDER [--budget 4h]
-python -m pyterrier_longdoc.papers claims FOLDER
+python -m tests.benchmarks.replication replicate FOLDER [--budget 4h]
+python -m tests.benchmarks.replication claims FOLDER
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 EXAMPLES = """examples:
-  python -m pyterrier_longdoc.papers replicate replication --budget 4h
-  python -m pyterrier_longdoc.papers replicate replication --studies core others --seeds 0 1 2 --device cuda
-  python -m pyterrier_longdoc.papers tables replication --pictures pictures
-  python -m pyterrier_longdoc.papers claims replication
+  python -m tests.benchmarks.replication replicate replication --budget 4h
+  python -m tests.benchmarks.replication replicate replication --studies core others --seeds 0 1 2 --device cuda
+  python -m tests.benchmarks.replication tables replication --pictures pictures
+  python -m tests.benchmarks.replication claims replication
 """
 PASSAGES = (
     "a passage dataset, e.g. irds:msmarco-passage/train/judged: its first 20,000 topics, what is relevant for them, "
@@ -42,7 +42,8 @@ def replicate(args: argparse.Namespace) -> int:
     """Trains and tests what is not done yet."""
     from transformers.utils import logging
 
-    from ..common.packaged import ENCODER
+    from pyterrier_longdoc.common.packaged import ENCODER
+
     from .miniature import Miniature, Sizes, passages_of
     from .replicate import STUDIES, Replication, jobs_of
     from .replicate import replicate as do
@@ -126,7 +127,7 @@ def seconds(text: str) -> float:
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m pyterrier_longdoc.papers",
+        prog="python -m tests.benchmarks.replication",
         description="The papers' experiments in miniature, and what they say about the papers' claims.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

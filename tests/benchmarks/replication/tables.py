@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.files import import_extra
-from ..experiment.plots import COLOURS
-from ..experiment.results import ExperimentResults, PaperTable, list_table, paper_table
-from ..experiment.significance import Statistics
-from ..experiment.sweeps import Sweep
+from pyterrier_longdoc.common.files import import_extra
+from pyterrier_longdoc.experiment import ExperimentResults, PaperTable, Statistics, Sweep, paper_table
+from pyterrier_longdoc.experiment.plots import COLOURS
+from pyterrier_longdoc.experiment.results import list_table
+
 from .replicate import SYSTEMS, UNTRAINED
 
 MEASURE = "RR"

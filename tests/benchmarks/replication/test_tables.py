@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-from pyterrier_longdoc.papers.__main__ import main
-from pyterrier_longdoc.papers.tables import (
+from .__main__ import main
+from .tables import (
     TABLES,
     by_seed,
     chunks,
@@ -125,7 +125,7 @@ def test_fine_tuning_has_a_row_for_what_was_trained_on_far():
 
 def test_a_run_without_sweeps_says_that_there_are_no_pictures(tmp_path, capsys, monkeypatch):
     without = FOUND[FOUND["system"].isin(["BM25", "FirstP"]) & (FOUND["trained"] != "early>far")]
-    monkeypatch.setattr("pyterrier_longdoc.papers.replicate.read_outcomes", lambda folder: without)
+    monkeypatch.setattr("tests.benchmarks.replication.replicate.read_outcomes", lambda folder: without)
     assert main(["tables", str(tmp_path), "--pictures", str(tmp_path / "pictures")]) == 0
     told = capsys.readouterr()
     assert "no pictures: nothing that the papers draw was run" in told.err

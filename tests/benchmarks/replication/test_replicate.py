@@ -15,11 +15,12 @@ import pandas as pd
 import pytest
 import torch
 
-from pyterrier_longdoc.papers import replicate as module
-from pyterrier_longdoc.papers.__main__ import main, seconds
-from pyterrier_longdoc.papers.claims import needed
-from pyterrier_longdoc.papers.encoders import as_longformer, first_layers
-from pyterrier_longdoc.papers.miniature import (
+from ...support import processes, tiny
+from . import replicate as module
+from .__main__ import main, seconds
+from .claims import needed
+from .encoders import as_longformer, first_layers
+from .miniature import (
     FIRST,
     PASSAGE,
     POSITIONS,
@@ -31,7 +32,7 @@ from pyterrier_longdoc.papers.miniature import (
     by_absence,
     passages_of,
 )
-from pyterrier_longdoc.papers.replicate import (
+from .replicate import (
     STUDIES,
     SYSTEMS,
     TRAININGS,
@@ -46,8 +47,6 @@ from pyterrier_longdoc.papers.replicate import (
     reciprocal_ranks,
     replicate,
 )
-
-from ..support import processes, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -356,7 +355,7 @@ def test_times():
 
 @pytest.mark.bytes
 def test_the_command_does_what_is_left(tmp_path, monkeypatch, backbone, capsys):
-    monkeypatch.setattr("pyterrier_longdoc.papers.miniature.docstring_passages", lambda tokenizer: passages())
+    monkeypatch.setattr("tests.benchmarks.replication.miniature.docstring_passages", lambda tokenizer: passages())
     sizes = ["--queries", "6", "--test-queries", "4", "--dev-queries", "2", "--depth", "4"]
     command = ["replicate", str(tmp_path), "--backbone", backbone, "--device", "cpu", "--dtype", "float32", *sizes]
     assert main([*command, "--models", "random", "BM25", "--budget", "0s"]) == 0
@@ -416,7 +415,7 @@ def test_passages_may_have_numbers_for_names_and_must_have_texts(monkeypatch, do
     asked = pd.DataFrame({"qid": ["q"], "query": ["what"]})
     relevant = pd.DataFrame({"qid": ["q"], "docno": ["3"]})
     rows = [{"docno": docno(number), "text": f"passage {number}"} for number in range(5)]
-    monkeypatch.setattr("pyterrier_longdoc.papers.miniature.read_source", lambda *args: (rows, asked, relevant))
+    monkeypatch.setattr("tests.benchmarks.replication.miniature.read_source", lambda *args: (rows, asked, relevant))
     assert [row["docno"] for row in passages_of("name", filler=1).corpus] == ["0", "3"]
     rows[1] = {"docno": docno(1), "body": "passage 1"}
     with pytest.raises(ValueError, match=r"document '?1'? has no text in field 'text'"):
@@ -437,6 +436,7 @@ def _train(folder, backbone) -> None:
     replicate(replication, jobs_of(["core"], [0], ["MaxP"]), tell=lambda line: None)
 
 
+@pytest.mark.bytes
 @pytest.mark.slow
 def test_killed_at_any_moment_it_ends_the_same(tmp_path, backbone):
     _train(tmp_path / "whole", backbone)
@@ -450,6 +450,7 @@ def test_killed_at_any_moment_it_ends_the_same(tmp_path, backbone):
     pd.testing.assert_frame_equal(read_outcomes(folder), read_outcomes(tmp_path / "whole"))
 
 
+@pytest.mark.bytes
 @pytest.mark.slow
 def test_two_processes_share_the_jobs(tmp_path, backbone):
     children = [processes.start(partial(_train, tmp_path, backbone)) for _ in range(2)]

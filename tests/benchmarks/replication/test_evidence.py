@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import Table
 
-from pyterrier_longdoc.papers.evidence import (
+from .evidence import (
     COLLECTIONS,
     FIGURES,
     Cell,
@@ -17,7 +17,7 @@ from pyterrier_longdoc.papers.evidence import (
     Spread,
     Trend,
 )
-from pyterrier_longdoc.papers.verdict import above, at_most, below
+from .verdict import above, at_most, below
 
 MAXP, FIRSTP, RANDOM = Cell("MaxP", "early", "far"), Cell("FirstP", "early", "far"), Cell("random", "none", "far")
 

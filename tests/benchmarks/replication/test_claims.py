@@ -13,7 +13,8 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.papers.claims import (
+
+from .claims import (
     AT_CHANCE,
     CLAIMS,
     DEBIASED,
@@ -30,10 +31,10 @@ from pyterrier_longdoc.papers.claims import (
     published,
     verdicts,
 )
-from pyterrier_longdoc.papers.evidence import COLLECTIONS, FIGURES, Cell
-from pyterrier_longdoc.papers.verdict import CONTRADICTED, NOT_REACHED, NOT_RUN, NOT_SEEN, SEEN, UNDECIDED
+from .evidence import COLLECTIONS, FIGURES, Cell
+from .verdict import CONTRADICTED, NOT_REACHED, NOT_RUN, NOT_SEEN, SEEN, UNDECIDED
 
-PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
+PAPERS = Path(__file__).resolve().parents[4] / "shared" / "papers"
 
 WINDOWS = ("", " 32/24", " 128/96")
 NAMES = [claim.name for claim in CLAIMS]

@@ -21,16 +21,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pyterrier as pt
 
-from ..common.files import import_extra
-from ..common.frames import frame_digest
-from ..common.language import sentence_starts, token_counter
-from ..common.packaged import ENCODER
-from ..common.silence import silent_libraries
-from ..data import far_relevant
-from ..data.collection import PositionedCollection
-from ..data.docstrings import DocstringsDataset
-from ..data.passages import docno_and_text, read_source
-from ..training import add_judged
+from pyterrier_longdoc.common.files import import_extra
+from pyterrier_longdoc.common.frames import frame_digest
+from pyterrier_longdoc.common.language import sentence_starts, token_counter
+from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.common.silence import silent_libraries
+from pyterrier_longdoc.data import DocstringsDataset, PositionedCollection, far_relevant
+from pyterrier_longdoc.data.passages import docno_and_text, read_source
+from pyterrier_longdoc.training import add_judged
 
 FIRST = 128
 """Tokens that FirstP reads, and the chunks of AvgP, CEDR and Neural Model 1; *far* is behind them. 477 in the paper."""

@@ -9,7 +9,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
-from pyterrier_longdoc.papers.verdict import (
+from .verdict import (
     CONTRADICTED,
     NOT_REACHED,
     NOT_RUN,

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..experiment.results import list_table
-from ..experiment.significance import correct
+from pyterrier_longdoc import presets
+from pyterrier_longdoc.experiment.results import list_table
+from pyterrier_longdoc.experiment.significance import correct
+
 from .evidence import Cell, Comparison, Difference, Evidence, Gains, NotRunError, Outcomes, Spread, Trend
-from .presets import presets
 from .verdict import NOT_RUN, Effect, above, at_most, below, holm_levels, verdict, weakest, within
 
 ALPHA = 0.05

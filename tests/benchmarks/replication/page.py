@@ -20,7 +20,7 @@ This page is made of the results in ``{folder}`` by
 
 .. code-block:: console
 
-    $ python -m pyterrier_longdoc.papers page {folder} > pyterrier_longdoc/pt_docs/replication-results.rst
+    $ python -m tests.benchmarks.replication page {folder} > pyterrier_longdoc/pt_docs/replication-results.rst
 
 {run}
 

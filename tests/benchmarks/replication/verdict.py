@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 from scipy import stats
 
-from ..experiment.significance import quiet, without_rounding
+from pyterrier_longdoc.experiment.significance import quiet, without_rounding
 
 SEEN, NOT_SEEN, CONTRADICTED, UNDECIDED, NOT_RUN = "seen", "not seen", "contradicted", "undecided", "not run"
 NOT_REACHED = "not reached"
