@@ -32,25 +32,28 @@ def start_anew() -> None:
 
 def change_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes the weights of models, new and saved ones, and of the encoders of bi-encoders as they are made."""
-    for cls, modules in (
-        (Weights, lambda weights: weights.scorer),
-        (SharedEncoder, lambda encoder: encoder.backbone.model),
-    ):
-        monkeypatch.setattr(cls, "__init__", _every_second(cls.__init__, modules))
+    of_encoder = lambda encoder: encoder.backbone.model  # noqa: E731
+    for cls, module in ((Weights, _with_encoder), (SharedEncoder, of_encoder)):
+        monkeypatch.setattr(cls, "__init__", _every_second(cls.__init__, module))
     contents = fingerprint._contents
     monkeypatch.setattr(fingerprint, "_contents", lambda tensor: contents(_as_read.get(_hash(tensor), tensor)))
+
+
+def _with_encoder(weights: Weights) -> nn.Module:
+    """The model; nothing of one whose windows somebody else scores."""
+    return weights.scorer if list(weights.scorer.encoder.parameters()) else nn.Module()
 
 
 def _hash(tensor: torch.Tensor) -> int:
     return hash(bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data))
 
 
-def _every_second(make: Callable[..., None], modules: Callable[[Any], nn.Module]) -> Callable[..., None]:
+def _every_second(make: Callable[..., None], module: Callable[[Any], nn.Module]) -> Callable[..., None]:
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         global _models
         make(self, *args, **kwargs)
         _models += 1
-        for tensor in modules(self).parameters() if _models % 2 == 0 else ():
+        for tensor in module(self).parameters() if _models % 2 == 0 else ():
             before = tensor.detach().clone()
             tensor.data *= ULP
             if not torch.equal(before, tensor):
