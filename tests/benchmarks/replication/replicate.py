@@ -543,7 +543,8 @@ def read_figures(folder: str | Path) -> pd.DataFrame:
 
 
 def _read(folder: Path, kind: str, columns: Sequence[str]) -> pd.DataFrame:
-    files = sorted([*folder.glob(f"{kind}/*.csv*"), *folder.glob(f"{kind}.csv*")])
+    found = [*folder.glob(f"{kind}/*.csv*"), *folder.glob(f"{kind}.csv*")]
+    files = sorted(file for file in found if file.suffix != ".part")  # of a writer that was killed
     if not files:
         raise FileNotFoundError(f"{str(folder)!r} has no {kind}: replicate writes them")
     return pd.concat([pd.read_csv(file, dtype={"qid": str})[list(columns)] for file in files], ignore_index=True)
