@@ -73,6 +73,7 @@ def cosines(query, document):
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-pacrr", "cedr-drmm"])
 def test_layers_start_as_those_of_the_published_code(name):
     """All of CEDR's and FlexNeuART's layers start as torch starts them: uniform up to 1 / sqrt(inputs)."""
+    torch.manual_seed(0)
     heads = [build_head(name, 48, channels=3) for _ in range(20)]
     layers = [m for m in heads[0].modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
     assert any(layer is heads[0].final for layer in layers)
