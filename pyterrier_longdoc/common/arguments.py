@@ -6,9 +6,9 @@ Saving and identities ask for roles and never keep lists of names.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from dataclasses import field, fields
-from numbers import Integral
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -31,22 +31,96 @@ The first five make a model what it is: they are saved with it and belong to its
 OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
 
 
-def argument(default: Any, *, role: Role) -> Any:
-    """A field of a transformer's dataclass with its role.
+def argument(
+    default: Any = MISSING,
+    *,
+    role: Role | None = None,
+    choices: Sequence[Any] | None = None,
+    at_least: float | None = None,
+    needs: str | Mapping[str, Any] | None = None,
+) -> Any:
+    """Return a dataclass field that declares its rules, which `validate` enforces.
 
     Args:
-        default: value where none is given.
-        role: what the argument decides: `"checkpoint"`, `"weights"`, `"head"`, `"windows"`, `"input"`, `"computing"` or
-            `"call"`; all but the last two are saved with the model.
+        default: value where none is given; without one the argument must be given.
+        role: what the argument of a transformer decides: `"checkpoint"`, `"weights"`, `"head"`, `"windows"`, `"input"`,
+            `"computing"` or `"call"`; all but the last two are saved with the model.
+        choices: the values allowed.
+        at_least: the smallest number allowed.
+        needs: the argument without which this one has no effect, or its values: `needs="repeat"`,
+            `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. Another value than the
+            default is refused where the need is not met.
 
     Raises:
         ValueError: for an unknown role: the argument would not be saved.
 
     Example:
-        `share: float = ld.argument(0.5, role="head")`.
+        `share: float = ld.argument(0.5, role="head", at_least=0)`.
     """
-    check_choice("role", role, get_args(Role))
-    return field(default=default, metadata={"role": role})
+    if role is not None:
+        check_choice("role", role, get_args(Role))
+    rules = {"choices": choices, "at_least": at_least, "needs": needs}
+    metadata = {name: rule for name, rule in {"role": role, **rules}.items() if rule is not None}
+    return field(default=default, metadata=metadata)
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "bool": (bool, "True or False"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+}
+"""What the annotation of a field asks for: a type, and the same in words."""
+
+
+def validate(instance: Any) -> None:
+    """Hold the fields of a dataclass against their annotations and declared rules; numpy's numbers become Python's.
+
+    An annotation of `bool`, `int` or `float`, also with `| None`, is a rule by itself.
+
+    Raises:
+        ValueError: that names the first argument that breaks a rule, its value, and what it must be.
+    """
+    for f in fields(instance):
+        value = plain(getattr(instance, f.name))
+        object.__setattr__(instance, f.name, value)
+        rule = _broken_rule(f, value)
+        if rule is not None:
+            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} must be {rule}")
+        unmet = _unmet_need(instance, f, value)
+        if unmet is not None:
+            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} has no effect without {unmet}")
+
+
+def _broken_rule(f: Field[Any], value: Any) -> str | None:
+    """Return what the field's value must be, in words; None if it is so."""
+    annotation = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
+    kind, _, optional = annotation.partition(" | ")
+    if value is None and optional == "None":
+        return None
+    choices, least = f.metadata.get("choices"), f.metadata.get("at_least")
+    if choices is not None and value not in choices:
+        return f"one of {', '.join(map(repr, choices))}"
+    if optional not in ("", "None") or kind not in _KINDS:
+        return None
+    wanted, words = _KINDS[kind]
+    is_kind = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
+    if not is_kind or (least is not None and not value >= least):
+        return words if least is None else f"{words} of at least {least}"
+    return None
+
+
+def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
+    """Return what the field needs and does not have, in words; None if it has its default, or all it needs."""
+    needs = f.metadata.get("needs")
+    if needs is None or value is f.default or repr(value) == repr(f.default):
+        return None
+    if isinstance(needs, str):
+        return None if getattr(instance, needs) not in (None, False) else needs
+    for name, wanted in needs.items():
+        values = wanted if isinstance(wanted, tuple) else (wanted,)
+        if getattr(instance, name) not in values:
+            return f"{name}={' or '.join(map(repr, values))}"
+    return None
 
 
 def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
