@@ -13,16 +13,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "rerankers.base": ["LongDocReranker", "PrecisionWarning", "UntrainedWarning"],
-    "rerankers.cross": [
+    "rerankers.reranker": ["CrossEncoder", "PrecisionWarning", "UntrainedWarning"],
+    "rerankers.models": [
         "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
         "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
-    "rerankers.foreign": ["PairScorer"],
+    "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
-    "rerankers.invariance": ["check_invariance"],
     "common.arguments": ["argument"],
     "modelling.heads": ["Head"],
     "modelling.windows": [
@@ -30,24 +29,25 @@ _PUBLIC = {
         "SentenceWindows",
     ],
     "modelling.layout": ["InputLayout"],
-    "modelling.backbones.templates": ["Template"],
+    "modelling.templates": ["Template"],
     "modelling.preselection": ["FirstK", "BM25Windows", "KeyBlocks"],
-    "modelling.apart": ["ExperimentalWarning"],
+    "modelling.mores": ["ExperimentalWarning"],
     "common.frames": ["EmptyTextWarning", "TruncationWarning"],
     "training": ["Lora", "TrainingArgs", "recipes"],
     "papers.presets": ["presets"],
     "papers.protocols": ["protocols"],
-    "experiment": ["Experiment", "ExperimentWarning", "show"],
+    "experiment": ["Experiment", "ExperimentWarning"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
     "listwise": [
-        "RankGPT", "LLMClient", "OpenAIBackend", "AnthropicBackend", "HuggingFaceBackend", "CallableBackend",
-        "Pointwise",
+        "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],
     "scale": ["distributed"],
     "data": ["far_relevant", "read_far_relevant", "needle"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
     ],
+    "analysis.invariance": ["check_invariance"],
+    "analysis.show": ["show"],
 }  # fmt: skip
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}
 

@@ -22,23 +22,10 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import RR
 
+from . import demo
 from .analysis import PositionEffectiveness
 from .common.frames import TruncationWarning
 from .common.presentation import percent
-from .demo import (
-    MEASURES,
-    MODELS,
-    SUM,
-    draw,
-    first_stage,
-    in_words,
-    moved_candidates,
-    pipelines,
-    readable,
-    readable_by_place,
-    rerankers,
-    with_chance,
-)
 from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
 MOVED_SHARE, MOVED_DEPTH = 0.5, 5
@@ -47,28 +34,22 @@ three places."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the main job.
-
-    Args:
-        argv: command-line arguments; None takes those of the process.
-
-    Returns:
-        The process's exit code.
-    """
+    """Run the main job with command-line arguments, by default those of the process; return the exit code."""
     args = _arguments(argv)
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
-    models = rerankers(args.backbone, out / "scores.sqlite")
-    models["FirstP"].load_scorer()  # or else a misspelt backbone would cost the scores of an earlier job
-    _prepare_scores(out / "scores.sqlite", resume=args.resume)
+    models = demo.rerankers(args.backbone, out / "scores.sqlite")
+    _ = models["FirstP"].model  # or else a misspelt backbone would cost the scores of an earlier job
+    if not args.resume:
+        (out / "scores.sqlite").unlink(missing_ok=True)
     with warnings.catch_warnings():
         # What was not read, and what makes numbers doubtful, is told in the output, once.
         warnings.simplefilter("ignore", TruncationWarning)
         warnings.simplefilter("ignore", ExperimentWarning)
         natural = _natural(args, dataset, models, out / "natural")
         moved = None if args.collection else _moved(args, models, out)
-    print(*in_words(natural, moved), sep="\n")
-    draw(natural, moved).savefig(out / "comparison.png", dpi=150)
+    print(*demo.findings(natural, moved), sep="\n")
+    demo.draw(natural, moved).savefig(out / "comparison.png", dpi=150)
     if moved is None:
         print("(There is no second part: where the relevant passages stand is known of the docstrings only.)")
     print(f"\nruns, tables and comparison.png are in {out}/")
@@ -76,17 +57,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
-    """The first part: BM25, the models and the sum on documents as they are."""
+    """Run the first part: BM25, the models and the sum on documents as they are."""
     variant = None if args.collection else "test-long"
     with tempfile.TemporaryDirectory() as scratch:
-        bm25 = first_stage(dataset, Path(scratch) / "index", args.depth)
+        bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
         topics = _sample(dataset.get_topics(variant), args.queries, args.seed)
         print(f"{len(topics)} topics, {args.depth} documents each, tested against {args.baseline}", flush=True)
         results = Experiment(
-            pipelines(bm25, dataset.text_loader(), models),
+            demo.pipelines(bm25, dataset.text_loader(), models),
             topics,
             dataset.get_qrels(variant),
-            MEASURES,
+            demo.DEMO_MEASURES,
             baseline=args.baseline,
             correction="holm",
             filter_by_qrels=True,
@@ -94,17 +75,17 @@ def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], 
             save_mode="overwrite",
             verbose=True,
         )
-    _tell(readable(results.table), models, [results])
+    _tell(demo.readable_table(results.table), models, [results])
     return results
 
 
 def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> PositionEffectiveness:
-    """The second part: FirstP and MaxP on the same documents but for the place of the relevant passage."""
+    """Run the second part: FirstP and MaxP on the same documents but for the place of the relevant passage."""
     collection: Any = pt.get_dataset("longdoc:docstrings-far")
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
     moved_models = {name: models[name] for name in ("FirstP", "MaxP")}
     groups = {}
-    for place, candidates in moved_candidates(topics, MOVED_DEPTH, args.seed).items():
+    for place, candidates in demo.moved_candidates(topics, MOVED_DEPTH, args.seed).items():
         print(f"{len(topics)} topics, {MOVED_DEPTH} documents each, relevant passage {place}", flush=True)
         results = Experiment(
             {name: pt.Transformer.from_df(candidates) >> model for name, model in moved_models.items()},
@@ -115,22 +96,22 @@ def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> Po
             save_mode="overwrite",
             verbose=True,
         )
-        groups[place] = with_chance(results, MOVED_DEPTH)
+        groups[place] = demo.with_chance(results, MOVED_DEPTH)
         groups[place].save(out / place)
     moved = PositionEffectiveness(groups)
-    _tell(readable_by_place(moved), moved_models, list(groups.values()))
+    _tell(demo.readable_by_place(moved), moved_models, list(groups.values()))
     return moved
 
 
 def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
-    """So many topics; 0 takes all."""
+    """Draw so many topics; 0 takes all."""
     if not 0 < number < len(topics):
         return topics
     return topics.sample(number, random_state=seed).sort_values("qid").reset_index(drop=True)
 
 
 def _tell(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[ExperimentResults]) -> None:
-    """Prints a table, what of the documents was read for it, and what makes it doubtful."""
+    """Print a table, what of the documents was read for it, and what makes it doubtful."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
     for name, model in models.items():
         read, share = model.coverage, percent(model.coverage.share_read, 0)
@@ -154,13 +135,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     depth = f"documents to rerank per topic (default 8; the second part takes {MOVED_DEPTH})"
     parser.add_argument("--depth", type=int, default=8, help=depth)
     baseline = "system that the others are tested against (default BM25)"
-    parser.add_argument("--baseline", default="BM25", choices=("BM25", *MODELS, SUM), help=baseline)
+    parser.add_argument("--baseline", default="BM25", choices=("BM25", *demo.MODELS, demo.SUM), help=baseline)
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and picture")
     parser.add_argument("--resume", action="store_true", help="keep the scores that an interrupted job has computed")
     parser.add_argument("--seed", type=int, default=42, help="of the samples of topics and documents (default 42)")
     args = parser.parse_args(argv)
-    if args.queries < 0:
-        parser.error(f"--queries must be 0, which takes all, or more, got {args.queries}")
     if args.depth < 1:
         parser.error(f"--depth must be at least 1, got {args.depth}")
     return args
@@ -172,14 +151,6 @@ EXAMPLES = """examples:
   python -m pyterrier_longdoc --collection my-collection         your own documents, topics and judgements
   python -m pyterrier_longdoc --backbone cross-encoder/ms-marco-MiniLM-L6-v2
 """
-
-
-def _prepare_scores(scores: Path, *, resume: bool) -> None:
-    """Without `resume` the scores of an earlier job are deleted."""
-    if resume and not scores.is_file():
-        raise SystemExit(f"--resume: {scores.parent} holds no scores of an earlier job")
-    if not resume:
-        scores.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

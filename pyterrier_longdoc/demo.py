@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,8 @@ from ir_measures import AP, nDCG
 from .analysis import PositionEffectiveness
 from .common.files import import_extra
 from .common.measures import chance_rr
-from .common.silence import silent_libraries
+from .common.plots import COLOURS
 from .experiment import ExperimentResults, Statistics
-from .experiment.plots import COLOURS
 from .experiment.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
@@ -26,24 +28,22 @@ SUM = "MaxP + BM25"
 BEST_WINDOWS = 3
 """MaxP and PARADE read so many windows of a document, for the time: those that suit the query best by BM25."""
 
-MEASURES = [nDCG @ 10, AP]
+DEMO_MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
 
-PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
+PASSAGE_PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
 """Where the relevant passage stands, in words and in the names of the collections."""
 
 CHANCE = "random order"
 
 
 def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
-    """The models to compare, by name.
+    """Return the models to compare, by name: those that come with this package, or made of another cross-encoder.
 
-    Args:
-        backbone: a cross-encoder; None for the models that come with this package.
-        score_cache: a file in which scores are kept, so that none is computed twice.
+    A file `score_cache` keeps scores, so that none is computed twice.
     """
-    from .rerankers.base import LongDocReranker
-    from .rerankers.cross import PARADE, FirstP, MaxP
+    from .rerankers.models import PARADE, FirstP, MaxP
+    from .rerankers.reranker import CrossEncoder
 
     # With float32 all machines come to the same figures.
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
@@ -52,56 +52,51 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
     if backbone is not None:
         return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
     packaged = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: LongDocReranker.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in packaged}
+    return {name: CrossEncoder.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in packaged}
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
-    """BM25 over a dataset's documents with PISA, which needs no Java.
+    """Index a dataset's documents with PISA, which needs no Java, and return BM25.
 
-    Args:
-        dataset: a PyTerrier dataset with a corpus.
-        folder: where the index goes; one that is there is made anew.
-        depth: documents to retrieve per topic.
+    The index goes to a folder, in place of one that is there; `depth` documents are retrieved per topic.
     """
     pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
     print("reading the collection ...", flush=True)
     documents = list(dataset.get_corpus_iter(verbose=False))
     print(f"indexing {len(documents)} documents ...", flush=True)
-    with silent_libraries():
-        index = pisa.PisaIndex(str(folder), text_field="text", overwrite=True)
+    index = pisa.PisaIndex(str(folder), text_field="text", overwrite=True)
+    with _without_log():
         index.index(documents)
-        return index.bm25(num_results=depth)
+    return index.bm25(num_results=depth)
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Drop what PISA logs, which goes past Python's own streams."""
+    sys.stdout.flush()
+    before = os.dup(1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
 
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
-    """The systems to compare, by name: the first stage, the models behind it, and the sum of MaxP and the first stage.
-
-    Args:
-        first_stage: a retriever.
-        text_loader: adds the text of the documents.
-        models: see `rerankers`.
-    """
+    """Return the systems to compare: the first stage, the models behind it, and the sum of MaxP and the first stage."""
     behind = {name: first_stage >> text_loader >> model for name, model in models.items()}
     return {"BM25": first_stage, **behind, SUM: first_stage + behind["MaxP"]}
 
 
 def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
-    """Documents to rerank, with their text, by the place of the passage that answers the query; all else is the same.
+    """Return documents to rerank, with text, by the place of the passage that answers the query; all else is the same.
 
     One document is relevant, the others are random. BM25's best would have words of the query at their start, where
     the relevant one has none if its passage is far, so that a model that reads the start would do worse than chance.
-
-    Args:
-        topics: of the docstrings with moved passages.
-        depth: documents for each topic.
-        seed: of the choice.
-
-    Returns:
-        `qid, query, docno, score, rank, text` by place.
     """
-    collections: dict[str, Any] = {
-        place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PLACES.items()
-    }
+    collections: Any = {place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PASSAGE_PLACES.items()}
     far = collections["far"]
     candidates = far.candidates(depth=depth, seed=seed)
     candidates = far.text_loader()(candidates[candidates["qid"].isin(topics["qid"])])
@@ -111,11 +106,9 @@ def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[s
 
 
 def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
-    """The results with the expected reciprocal rank of a random order as a further system, which is the baseline.
+    """Add the expected reciprocal rank of a random order to the results as a system, which is the baseline.
 
-    Args:
-        results: of an experiment with the measure RR.
-        depth: candidates for each topic, one of them relevant: in a random order it has each rank equally often.
+    The measure is RR; of `depth` candidates for each topic one is relevant, with each rank equally often.
     """
     return replace(
         results,
@@ -125,19 +118,17 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
     )
 
 
-def in_words(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> list[str]:
-    """What was seen: a sentence on the first experiment, and one on each model whose passages were moved.
+def findings(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> list[str]:
+    """Say what was seen: a sentence on an experiment with one baseline, and one on each model of moved passages.
 
-    Args:
-        natural: with one baseline.
-        moved: results by place, each `with_chance`.
+    Moved passages are results by place, each `with_chance`.
     """
     by_place = [] if moved is None else [_by_place(moved, name) for name in moved.names if name != CHANCE]
     return [_compared(natural), *by_place]
 
 
 def _compared(results: ExperimentResults) -> str:
-    """Which systems are above, and which below, the baseline in the first measure; where that is open, what may be."""
+    """Say which systems are above or below the baseline in the first measure; where that is open, what may be."""
     measure, (baseline,) = results.measures[0], results.statistics.baseline
     rows = [row for row in results.comparisons.to_dict("records") if row["measure"] == measure]
     mean = float(results.means[measure][baseline])
@@ -157,7 +148,7 @@ VERDICTS = {1: "significantly above", -1: "significantly below", 0: "not signifi
 
 
 def _by_place(moved: PositionEffectiveness, model: str) -> str:
-    """What becomes of a model at its worst place."""
+    """Say what becomes of a model at its worst place."""
     rows = {row["group"]: row for row in moved.comparisons.to_dict("records") if row["name"] == model}
     ratio = next(row for row in moved.ratios.to_dict("records") if row["name"] == model)
     worst, best = rows[ratio["worst group"]], rows[ratio["best group"]]
@@ -176,16 +167,14 @@ def _by_place(moved: PositionEffectiveness, model: str) -> str:
 
 
 def _verdict(row: Mapping[Any, Any]) -> int:
-    """Of a comparison: 1 for significantly above, -1 for significantly below, else 0."""
+    """Return 1 for significantly above, -1 for significantly below, else 0."""
     return int(np.sign(row["difference"])) if row["reject"] else 0
 
 
 def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> Any:
-    """A figure with a panel for each experiment; intervals are 95 % ones.
+    """Draw a panel for each experiment, with 95 % intervals; the arguments are those of `findings`.
 
-    Args:
-        natural: with one baseline, whose bar is grey; systems that differ from it significantly have a star.
-        moved: results by place, each `with_chance`.
+    The bar of the baseline is grey; systems that differ from it significantly have a star.
     """
     # Not of pyplot, whose backend is the caller's: this picture is for a file, or for the end of a cell.
     figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
@@ -198,7 +187,7 @@ def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None)
 
 
 def _draw_systems(ax: Any, results: ExperimentResults) -> None:
-    """Bars of the first measure, intervals by normal approximation over topics."""
+    """Draw bars of the first measure, with intervals by normal approximation over topics."""
     measure, (baseline,) = results.measures[0], results.statistics.baseline
     rows = results.comparisons[results.comparisons["measure"] == measure]
     different = set(rows.loc[rows["reject"], "name"])
@@ -212,8 +201,8 @@ def _draw_systems(ax: Any, results: ExperimentResults) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def readable(table: pd.DataFrame, measures: Sequence[Any] = MEASURES) -> pd.DataFrame:
-    """An experiment's table with rounded means, corrected p-values and stars where a difference is significant."""
+def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES) -> pd.DataFrame:
+    """Return a table with rounded means, corrected p-values and stars where a difference is significant."""
     rows = pd.DataFrame({"system": table["name"]})
     for measure in map(str, measures):
         stars = table[f"{measure} reject"].map({True: " *", False: "  "})
@@ -224,15 +213,15 @@ def readable(table: pd.DataFrame, measures: Sequence[Any] = MEASURES) -> pd.Data
 
 
 def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
-    """RR by place with p-values against a random order, and the p-value of the worst place against the best."""
+    """Return RR by place with p-values against a random order, and the p-value of the worst place against the best."""
     rows = pd.DataFrame({"system": moved.names})
     for place, results in moved.groups.items():
-        own = readable(results.table, results.measures)
+        own = readable_table(results.table, results.measures)
         rows[f"RR {place}"], rows[f"p {place}"] = own["RR"], own["RR p (Holm)"]
     rows["p worst/best"] = moved.ratios["p-value"].map(_p_value)
     return rows
 
 
 def _p_value(p: float) -> str:
-    """As in words, but for a column of a table."""
+    """Return a p-value for a column of a table."""
     return "" if np.isnan(p) else p_in_words(p).removeprefix("p ").removeprefix("= ")

@@ -12,24 +12,68 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import settings
 
 from pyterrier_longdoc.modelling.heads import base
 
-from .support import other_cpu, tiny
+from .support import other_cpu, reading, tiny
 
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+QUICK = (
+    "test_architecture.py",
+    "analysis/test_estimators.py",
+    "common/test_language.py",
+    "data/test_folder.py",
+    "experiment/test_systems.py",
+    "listwise/test_schedules.py",
+    "modelling/test_heads.py",
+    "modelling/test_windows.py",
+    "papers/test_presets.py",
+    "rerankers/test_models.py",
+    "training/test_losses.py",
+)
+"""What `pytest -m quick` runs before every commit, in half a minute: the layers and, of each sub-package, the file of
+tests that fails first when something is broken. Nothing else is collected."""
+
+# `--hypothesis-profile=thorough` is for once a week.
+settings.register_profile("few", max_examples=25, deadline=None)
+settings.register_profile("thorough", max_examples=300, deadline=None)
+settings.load_profile("few")
+
+TESTS = Path(__file__).resolve().parent
+SHARED_DATA = TESTS.parents[1] / "shared" / "data"
 
 
 def pytest_addoption(parser) -> None:
     parser.addoption("--other-cpu", action="store_true", help="every second model has weights that are an ulp larger")
 
 
+def place(path: Path) -> str:
+    """Where a file is below `tests`; "" for another one."""
+    return path.relative_to(TESTS).as_posix() if path.is_relative_to(TESTS) else ""
+
+
+def only_quick(config) -> bool:
+    """Whether the command was `pytest -m quick`."""
+    return config.getoption("markexpr") == "quick"
+
+
 def pytest_configure(config) -> None:
+    if only_quick(config):
+        config.option.doctestmodules = False
     for expected in ("MORESPlus is experimental", ".* rows have no (text|query)"):
         config.addinivalue_line("filterwarnings", f"ignore:{expected}")
 
 
+def pytest_ignore_collect(collection_path, config) -> bool | None:
+    if only_quick(config) and collection_path.name.startswith("test_"):
+        return place(collection_path) not in QUICK
+    return None
+
+
 def pytest_collection_modifyitems(config, items) -> None:
+    for item in items:
+        if place(item.path) in QUICK and not any(item.get_closest_marker(name) for name in ("slow", "gpu", "hub")):
+            item.add_marker(pytest.mark.quick)
     if config.getoption("--other-cpu"):
         reason = pytest.mark.skip(reason="its subject are bytes")
         for item in items:
@@ -44,6 +88,19 @@ def every_second_model(pytestconfig):
         if pytestconfig.getoption("--other-cpu"):
             other_cpu.change_models(monkeypatch)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def checkpoints_are_read_once():
+    """Copies of tiny checkpoints in place of further readings; see `support/reading.py`."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        reading.read_once(monkeypatch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def tests_of_reading_read(request, monkeypatch) -> None:
+    monkeypatch.setattr(reading, "enabled", place(request.path) not in reading.FROM_FILES)
 
 
 @pytest.fixture(autouse=True)

@@ -31,7 +31,7 @@ from .support.toy import toy_task
 
 HAS_GPU = torch.cuda.is_available()
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="torch sees no GPU here")]
-pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.PrecisionWarning")]
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.reranker.PrecisionWarning")]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
@@ -71,7 +71,7 @@ def test_float32_gives_the_scores_of_the_cpu(name, device):
     expected = scores(make(name, device="cpu"), UNEQUAL)
     model = make(name, device=device, dtype="float32")
     np.testing.assert_allclose(scores(model, UNEQUAL), expected, rtol=1e-3, atol=1e-4 * np.abs(expected).max())
-    assert (model.coverage.dtype, model.load_scorer().device.type) == ("float32", device)
+    assert (model.coverage.dtype, model.model.device.type) == ("float32", device)
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
@@ -81,7 +81,7 @@ def test_bfloat16_gives_nearly_the_scores_of_float32(name, device):
     assert_near(scores(model, UNEQUAL), expected)
     assert model.coverage.dtype == "bfloat16"
     # The weights stay as they are: only what is computed of them is rounded.
-    assert {parameter.dtype for parameter in model.load_scorer().parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("name", [pytest.param("MaxP", marks=ON_GPU)])
@@ -90,7 +90,7 @@ def test_a_gpu_is_taken_and_computes_in_bfloat16_unless_asked_otherwise(name):
     assert_near(scores(model, UNEQUAL), scores(make(name, device="cpu"), UNEQUAL))
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     assert model.coverage.dtype == ("bfloat16" if native else "float32")
-    assert model.load_scorer().device.type == "cuda"
+    assert model.model.device.type == "cuda"
 
 
 # Where memory runs out.
@@ -108,7 +108,7 @@ def scarce_memory(device: str, model, monkeypatch) -> Iterator[None]:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         return
-    backbone = model.load_scorer().encoder.backbone
+    backbone = model.model.encoder.backbone
     forward = backbone.forward
 
     def limited(*args, **inputs):
@@ -127,12 +127,12 @@ def test_passes_become_smaller_where_memory_runs_out(device, monkeypatch, caplog
     large = {"window_size": None, "batch_size": windows, "max_batch_tokens": 10**7, "device": device}
     expected = scores(make("FirstP", **{**large, "batch_size": 64}, dtype="float32"), run)
     model = make("FirstP", **large, dtype="float32")
-    model.load_scorer()
+    _ = model.model
     with scarce_memory(device, model, monkeypatch), caplog.at_level(logging.WARNING):
         found = scores(model, run)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
     assert "memory ran out in a pass of" in caplog.text
-    assert model.load_scorer().encoder.affordable_tokens < windows * 100
+    assert model.model.encoder.affordable_tokens < windows * 100
 
 
 # Training.
@@ -151,16 +151,16 @@ def test_fit_in_bfloat16_with_lora_and_checkpointing(device, tmp_path):
         dropout=0.0,
     )
     model = make("MaxP", device=device, training=recipe)
-    before = copy.deepcopy(model.load_scorer().state_dict())
+    before = copy.deepcopy(model.model.state_dict())
     losses = model.fit(run, judged).history["loss"].tolist()
     assert np.mean(losses[-3:]) < 0.7 * losses[0]
     assert model.coverage.dtype == "bfloat16"
-    after = model.load_scorer().state_dict()
+    after = model.model.state_dict()
     assert after.keys() == before.keys()
     assert any(not torch.equal(before[name], after[name]) for name in after if "query.weight" in name)
     assert {tensor.dtype for tensor in after.values() if tensor.is_floating_point()} == {torch.float32}
     model.save(tmp_path / "model")
-    here = ld.LongDocReranker.load(tmp_path / "model", device="cpu")
+    here = ld.CrossEncoder.load(tmp_path / "model", device="cpu")
     assert_near(scores(model, run), scores(here, run))
 
 

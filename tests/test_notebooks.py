@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
-from itertools import groupby
 from pathlib import Path
 
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-MOST_BYTES = 150_000
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_is_committed_as_a_reader_wants_it(path):
-    """With outputs, so that results are seen without running anything, and a first cell that says what is to come."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    first, code = "".join(cells[0]["source"]), [cell for cell in cells if cell["cell_type"] == "code"]
-    assert cells[0]["cell_type"] == "markdown"
-    assert first.startswith("# ")
-    assert '`pip install "PATH[demo]"`' in first
-    assert re.search(r"\b(minutes?|seconds|\d+ s)\b", first), "how long it takes"
-    assert "LONGDOC_FAST" in "".join(code[0]["source"])
+def test_notebook_is_committed_with_its_outputs(path):
+    """So that results are seen without running anything: all cells, in their order, without an error."""
+    code = [each for each in json.loads(path.read_text(encoding="utf-8"))["cells"] if each["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
     assert outputs
     assert not [output for output in outputs if output["output_type"] == "error"]
-    told = json.dumps([{**output, "data": {**output.get("data", {}), "image/png": ""}} for output in outputs])
-    assert not re.findall(r"(?:/tmp|/home|/root|/work|/Users|/usr|/opt|/mnt)/|[A-Z]:\\\\|Traceback \(most recent", told)
-    assert path.stat().st_size < MOST_BYTES
 
 
 @pytest.mark.slow
@@ -85,34 +73,3 @@ def test_plots_show_themselves():
     for cell in plots:
         assert ["image/png" in output["data"] for output in cell["outputs"]] == [False, True], cell["source"]
     assert last["outputs"][0]["data"]["text/plain"] == "[]"
-
-
-LINES = """
-import warnings
-from pyterrier_longdoc.common.progress import counting, one_line
-
-for fold in (1, 2):
-    with one_line(f"fold {fold}", "fold", shown=True), counting("MaxP", "doc", 3, shown=True) as done:
-        done(2)
-        warnings.warn(f"something in fold {fold}", stacklevel=1)
-        done()
-"""
-
-
-@pytest.mark.slow
-def test_lines_are_no_errors_and_warnings_stand_between_them():
-    pytest.importorskip("nbclient")
-    from nbclient import NotebookClient
-    from nbformat.v4 import new_code_cell, new_notebook
-
-    notebook = new_notebook(cells=[new_code_cell(LINES)])
-    NotebookClient(notebook, timeout=600).execute()
-    streams = [(name, "".join(each.text for each in own)) for name, own in groupby(notebook.cells[0].outputs, _name)]
-    assert [name for name, _ in streams] == ["stdout", "stderr", "stdout", "stderr", "stdout"]
-    screen = [[line.split("\r")[-1] for line in text.split("\n")] for name, text in streams if name == "stdout"]
-    shown = [[line.split("|")[0] for line in lines] for lines in screen]
-    assert shown == [[""], ["fold 1: 100%", ""], ["fold 2: 100%", ""]]
-
-
-def _name(output):
-    return output["name"]

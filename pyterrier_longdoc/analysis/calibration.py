@@ -13,7 +13,7 @@ from .positions import RelevantPositions
 
 
 def calibrated_on_positions(found: RelevantPositions, gold: pd.DataFrame) -> FirstAbove:
-    """The threshold with which `first_above` is nearest to known positions.
+    """Return the threshold with which `first_above` is nearest to known positions.
 
     It has the smallest mean distance from them; a document without a position counts as if it had one in its middle,
     so that a threshold gains nothing by finding few positions, or positions at random.
@@ -23,52 +23,40 @@ def calibrated_on_positions(found: RelevantPositions, gold: pd.DataFrame) -> Fir
             perhaps others. Estimates for the same documents are somewhat too good: keep some apart to see how good.
         gold: `qid, docno, first_token` of some of these documents, a dozen or more; in the same tokens.
 
-    Raises:
-        ValueError: if a column is missing, no document is in both, or not all of their chunks were judged.
     """
     check_columns(gold, ("qid", "docno", "first_token"), "gold")
-    known = pd.Series(
-        gold["first_token"].to_numpy(dtype="float64"), [as_strings(gold["qid"]), as_strings(gold["docno"])]
-    )
-    pairs = pd.MultiIndex.from_frame(found.frame[["qid", "docno"]])
-    both = [
-        (document, first)
-        for document, first in zip(_judged(found), known.groupby(level=[0, 1]).min().reindex(pairs), strict=True)
-        if not (document.reason or np.isnan(first))
-    ]
-    if not both:
+    index = [as_strings(gold["qid"]), as_strings(gold["docno"])]
+    known = pd.Series(gold["first_token"].to_numpy(dtype="float64"), index).groupby(level=[0, 1]).min()
+    firsts = known.reindex(pd.MultiIndex.from_frame(found.frame[["qid", "docno"]])).to_numpy()
+    pairs = list(zip(_judged(found), firsts, strict=True))
+    usable = [not document.reason and not np.isnan(first) for document, first in pairs]
+    documents = [document for (document, _), use in zip(pairs, usable, strict=True) if use]
+    if not documents:
         raise ValueError("found and gold have no judged document in common: there is nothing to calibrate on")
-    documents, truth = [document for document, _ in both], np.array([first for _, first in both])
-    middles = np.array([document.length or 0 for document in documents]) / 2
+    truth, middles = firsts[usable], np.array([document.length or 0 for document in documents]) / 2
 
     def distance(threshold: float) -> float:
-        firsts = np.array([document.first_token(FirstAbove(threshold)) for document in documents])
-        return float(np.abs(np.where(np.isnan(firsts), middles, firsts) - truth).mean())
+        estimated = np.array([document.first_token(FirstAbove(threshold)) for document in documents])
+        return float(np.abs(np.where(np.isnan(estimated), middles, estimated) - truth).mean())
 
     return FirstAbove(min(_candidates(documents), key=distance))
 
 
 def calibrated_on_nonrelevant(found: RelevantPositions, share: float = 0.1) -> FirstAbove:
-    """The threshold above which only a small share of documents that are not relevant has any chunk.
+    """Return the threshold above which only a small share of documents that are not relevant has any chunk.
 
     Args:
         found: of `relevant_positions` with a judge, whatever the estimator, for documents that are not relevant, as
             `nonrelevant` gives them; as long as the relevant ones, since more chunks are more chances to be above.
         share: of documents with a chunk above. Smaller ones find fewer positions, and fewer wrong ones.
 
-    Raises:
-        ValueError: if a share is not between 0 and 1, or not all chunks were judged.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share={share} must be between 0 and 1")
     best = [np.nanmax(document.numbers) for document in _judged(found) if not np.isnan(document.numbers).all()]
-    if not best:
-        raise ValueError("found has no judged document: there is nothing to calibrate on")
     return FirstAbove(float(np.quantile(best, 1 - share)))
 
 
 def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.DataFrame:
-    """The documents of a run that no judgement calls relevant, as qrels with the label 0.
+    """Return the documents of a run that no judgement calls relevant, as qrels with the label 0.
 
     `relevant_positions(topics, nonrelevant(run, qrels), corpus, judge=..., relevant_from=0)` judges their chunks.
     Documents that nobody has judged are among them; some may be relevant, which makes a threshold too high rather than
@@ -78,9 +66,6 @@ def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 
         run: `qid, docno`.
         qrels: `qid, docno, label`.
         relevant_from: smallest label that is relevant.
-
-    Raises:
-        ValueError: if a column is missing.
     """
     check_columns(run, ("qid", "docno"), "run")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
@@ -93,18 +78,13 @@ def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 
 
 
 def _judged(found: RelevantPositions) -> Sequence[JudgedDocument]:
-    if found.judged is None:
-        raise ValueError("found holds located passages, which have no numbers: give relevant_positions a judge")
-    if not all(document.complete for document in found.judged):
-        raise ValueError(
-            "the judge was asked no further than to the first relevant chunk of each document: call relevant_positions "
-            "with estimator=best_chunk"
-        )
+    if not found.judged or not all(document.complete for document in found.judged):
+        raise ValueError("found must have numbers of all chunks: give relevant_positions judge= and best_chunk")
     return found.judged
 
 
 def _candidates(documents: Sequence[JudgedDocument]) -> list[float]:
-    """All thresholds that may differ: in the middle between numbers that no chunk before them reaches."""
+    """Return all thresholds that may differ: in the middle between numbers that no chunk before them reaches."""
     records = [np.fmax.accumulate(document.numbers) for document in documents]
     levels = np.unique(np.concatenate(records))
     levels = levels[~np.isnan(levels)]

@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..common.arguments import check_choice
 from ..common.frames import as_strings, check_columns
-from ..experiment.plots import beside, draw_means, finish, label_group, label_mean, marker_meaning, new_axes
-from ..experiment.results import ExperimentResults, mean_by_query, query_groups
-from ..experiment.significance import p_in_words, p_values, quiet, resampled_means
+from ..common.plots import finish, marker_legend
+from ..experiment import ExperimentResults
+from ..experiment.significance import p_in_words, p_values, resampled_means, without_warnings
 from .positions import RelevantPositions
+from .query_groups import draw_groups, mean_by_query, means_by_group, query_groups
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,24 +31,16 @@ class PositionEffectiveness:
     Args:
         groups: by label, in the order of the positions. The first one's `statistics` say how intervals are made.
         unit: of numbers in the labels, for the axis; None where labels are words.
-
-    Raises:
-        ValueError: without groups, or if they differ in systems or measures.
     """
 
     groups: Mapping[str, ExperimentResults]
     unit: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.groups:
-            raise ValueError("groups is empty: give results of at least one group")
         for label, results in self.groups.items():
-            for what, attribute in (("systems", "names"), ("measures", "measures")):
-                own, others = getattr(results, attribute), getattr(self._first, attribute)
-                if own != others:
-                    raise ValueError(
-                        f"group {label!r} has the {what} {', '.join(own)}, but the first one {', '.join(others)}"
-                    )
+            own, others = [*results.names, *results.measures], [*self._first.names, *self._first.measures]
+            if own != others:
+                raise ValueError(f"group {label!r} has {', '.join(own)}, but the first one {', '.join(others)}")
 
     def __repr__(self) -> str:
         return f"PositionEffectiveness({', '.join(self._first.names)}; {', '.join(self.groups)})"
@@ -59,13 +51,7 @@ class PositionEffectiveness:
     @cached_property
     def table(self) -> pd.DataFrame:
         """`group, queries, name, measure, mean, low, high`: means over queries with their intervals."""
-        rows = []
-        for label, results in self.groups.items():
-            for name, values in results.query_values.items():
-                low, high = self._interval(self._resampled(values))
-                for m, measure in enumerate(results.measures):
-                    rows.append((label, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
-        return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
+        return means_by_group(self.groups)
 
     @cached_property
     def comparisons(self) -> pd.DataFrame:
@@ -98,7 +84,7 @@ class PositionEffectiveness:
         return pd.DataFrame(rows, columns=["name", "measure", *shown])
 
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
-        """Draws the mean of each system in each group, with intervals.
+        """Draw the mean of each system in each group, with intervals; return the matplotlib axes.
 
         A full marker is a system that differs significantly from the experiment's first baseline (or its partner) in
         this group, as the legend says; there is none without a baseline or partner. The legend also gives the ratio of
@@ -106,30 +92,14 @@ class PositionEffectiveness:
 
         Args:
             measure: one of the experiment's; None for the first.
-            ax: matplotlib axes to draw on; None makes a figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ValueError: for an unknown measure.
-            ImportError: without matplotlib.
+            ax: axes to draw on; None makes a figure.
         """
         measure = measure or self._first.measures[0]
-        check_choice("measure", measure, tuple(self._first.measures))
-        table, ratios = (frame[frame["measure"] == measure] for frame in (self.table, self.ratios))
-        different, ax = self._different(measure), ax or new_axes(len(self.names))
-        places = np.arange(len(self.groups))
-        for system, aside in enumerate(beside(places, len(self.names))):
-            name = self.names[system]
-            rows, ratio = table[table["name"] == name], ratios[ratios["name"] == name].iloc[0]
-            full = [(group, name) in different for group in rows["group"]]
-            label = f"{name}: {_worst_to_best(ratio)}"
-            draw_means(ax, places + aside, rows["mean"], rows, full=full, label=label, system=system)
-        ax.set_xticks(places, [label_group(group, len(results.qids)) for group, results in self.groups.items()])
+        ratios = self.ratios[self.ratios["measure"] == measure]
+        labels = {ratio["name"]: f"{ratio['name']}: {_worst_to_best(ratio)}" for ratio in ratios.to_dict("records")}
+        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=self._different(measure))
         ax.set_xlabel("where the relevant text begins" + (f" ({self.unit})" if self.unit else ""))
-        ax.set_ylabel(label_mean(measure, self._first.statistics.confidence))
-        return finish(ax, marker_meaning(self._meaning))
+        return finish(ax, marker_legend(self._meaning))
 
     @property
     def names(self) -> list[str]:
@@ -155,7 +125,7 @@ class PositionEffectiveness:
         return f"differs from {reference} (p < {statistics.alpha:g}{correction})"
 
     def _different(self, measure: str) -> set[tuple[str, str]]:
-        """Groups and systems that differ from the first baseline, or from their partner where there is no baseline."""
+        """Return groups and systems that differ from the first baseline, or without one from their partner."""
         of_measure = self.comparisons[self.comparisons["measure"] == measure]
         baselines = of_measure.loc[of_measure["kind"] == "baseline", "reference"]
         chosen = of_measure["reference"] == baselines.iloc[0] if len(baselines) else of_measure["kind"] == "partner"
@@ -163,18 +133,14 @@ class PositionEffectiveness:
         return set(zip(rows["group"], rows["name"], strict=True))
 
     def _aligned(self, label: str, name: str) -> np.ndarray:
-        """`(Q, M)` values; with paired groups in the order of the first group's queries."""
+        """Return `(Q, M)` values; with paired groups in the order of the first group's queries."""
         values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
         return (values.loc[self._first.qids] if self._paired else values).to_numpy()
 
     def _resampled(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
-        """`(resamples, M)` means of `(Q, M)` values; another `draw` has other queries."""
+        """Return `(resamples, M)` means of `(Q, M)` values; another `draw` has other queries."""
         statistics = self._first.statistics
         return resampled_means(values, resamples=statistics.resamples, seed=statistics.seed + draw)
-
-    def _interval(self, drawn: np.ndarray) -> np.ndarray:
-        confidence = self._first.statistics.confidence
-        return np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
         # The same queries are drawn for both groups where both have them.
@@ -182,7 +148,7 @@ class PositionEffectiveness:
         defined = of_best != 0
         if not defined.any():
             return math.nan, math.nan
-        low, high = self._interval(of_worst[defined] / of_best[defined])
+        low, high = self._first.statistics.interval(of_worst[defined] / of_best[defined])
         return float(low), float(high)
 
     def _p_value(self, worst: np.ndarray, best: np.ndarray) -> float:
@@ -190,13 +156,13 @@ class PositionEffectiveness:
         if self._paired:
             p = p_values(worst[:, None], best[:, None], "t")[0]
         elif min(len(worst), len(best)) > 1:
-            with quiet():
+            with without_warnings():
                 p = stats.ttest_ind(worst, best, equal_var=False).pvalue
         return float(np.minimum(1.0, p * math.comb(len(self.groups), 2)))
 
 
-def _worst_to_best(ratio: pd.Series) -> str:
-    """What the legend says of a system, by its row of `ratios`."""
+def _worst_to_best(ratio: Mapping[Any, Any]) -> str:
+    """Return what the legend says of a system, by its row of `ratios`."""
     if ratio["worst group"] == ratio["best group"]:
         return f"{ratio['best']:.2f} in all groups"
     return f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
@@ -205,7 +171,7 @@ def _worst_to_best(ratio: pd.Series) -> str:
 def effectiveness_by_position(
     results: ExperimentResults, positions: RelevantPositions | pd.DataFrame, *, edges: Sequence[float] | None = None
 ) -> PositionEffectiveness:
-    """Groups the queries of an experiment by where their relevant text begins.
+    """Group the queries of an experiment by where their relevant text begins.
 
     Args:
         results: of an experiment.
@@ -218,9 +184,6 @@ def effectiveness_by_position(
 
     Returns:
         The results by group; queries without a position are left out.
-
-    Raises:
-        ValueError: if a column is missing, edges do not ascend, or no evaluated query falls into any group.
     """
     frame = positions.matched if isinstance(positions, RelevantPositions) else positions
     check_columns(frame, ("qid", "first_token"), "positions")
@@ -232,9 +195,8 @@ def effectiveness_by_position(
 
 
 def _quarters(known: pd.DataFrame, qids: Sequence[str]) -> list[float]:
-    """The start and the quarters of the median length of these queries' documents."""
-    if "length" not in known.columns:
-        raise ValueError("positions lack the column length, by which groups are made: add it, or give edges=")
+    """Return the start and the quarters of the median length of these queries' documents."""
+    check_columns(known, ("length",), "positions (or give edges=)")
     lengths = known.loc[as_strings(known["qid"]).isin(qids), "length"].astype("float64")
     median = lengths.median() if lengths.notna().any() else 0.0
     return sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})

@@ -5,51 +5,41 @@ Of one judge's numbers different estimators make very different positions: figur
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..modelling.texts import Span
+from ..modelling.tokens import Span
 
 SHIFT = 0.5
 """A moderate shift of a threshold, in standard deviations of the numbers of all chunks."""
 
 
-class Estimator:
+class Estimator(ABC):
     """Chooses the chunk in which the relevant text begins; use `best_chunk` or `first_above(threshold)`."""
 
     nothing: str
     """The reason why a document has no position, if none of its chunks is chosen."""
 
+    @abstractmethod
     def __call__(self, numbers: np.ndarray) -> int | None:
-        """Chooses a chunk.
-
-        Args:
-            numbers: `(C,)` what the judge says of the chunks, in their order; NaN where there is no readable grade.
-
-        Returns:
-            The number of the chunk, from 0; None if it is none of them.
-        """
-        raise NotImplementedError
+        """Return the number of the chosen chunk, from 0, or None; of `(C,)` numbers, NaN where none was readable."""
 
     def decides(self, number: float) -> bool:
-        """Whether a chunk with this number is chosen whatever comes after it, so that no more need be judged."""
+        """Return whether a chunk with this number is chosen whatever comes after it, so that no more is judged."""
         return False
 
 
-@dataclass(frozen=True, repr=False)
-class BestChunk(Estimator):
-    """See `best_chunk`."""
-
+class _BestChunk(Estimator):
     nothing = "no chunk better than the others"
 
     def __repr__(self) -> str:
         return "best_chunk"
 
     def __call__(self, numbers: np.ndarray) -> int | None:
-        """See the base class."""
         known = numbers[~np.isnan(numbers)]
         # The first of chunks that are all equal would be the start of every document that the judge cannot make out.
         if not len(known) or (len(known) > 1 and known.min() == known.max()):
@@ -64,10 +54,6 @@ class FirstAbove(Estimator):
     threshold: float
     nothing = "no relevant chunk"
 
-    def __post_init__(self) -> None:
-        if not np.isfinite(self.threshold):
-            raise ValueError(f"threshold={self.threshold} must be a finite number")
-
     def __repr__(self) -> str:
         return f"first_above({self.threshold:g})"
 
@@ -81,7 +67,7 @@ class FirstAbove(Estimator):
         return number > self.threshold
 
 
-best_chunk = BestChunk()
+best_chunk: Estimator = _BestChunk()
 """The chunk that the judge likes best, the first of several; none if it likes all chunks the same.
 
 It needs no threshold, whatever the scale of the judge's numbers, and favours no place. It gives the position of a
@@ -91,18 +77,12 @@ judged.
 
 
 def first_above(threshold: float) -> FirstAbove:
-    """The first chunk with a number above a threshold; none if there is no such chunk.
+    """Return what chooses the first chunk with a number above a threshold; none if there is no such chunk.
 
     `first_above(0)` is the protocol of Boytsov et al. 2025 for a language model with grades from 0 to 3 such as
     `RelevanceJudge`: every positive grade is relevant, and no chunk after the first relevant one is asked about. Scores
     of rerankers have no such zero, and among many chunks one that is above by mistake comes before the relevant one
     more often than not: take a threshold from `calibrated_on_positions` or `calibrated_on_nonrelevant`.
-
-    Args:
-        threshold: a grade or score.
-
-    Raises:
-        ValueError: if it is not finite.
     """
     return FirstAbove(float(threshold))
 
@@ -131,20 +111,13 @@ class JudgedDocument:
         return len(self.numbers) == self.shown
 
     def position(self, estimator: Estimator) -> dict[str, Any]:
-        """The row of this document in the frame of `RelevantPositions`.
-
-        Raises:
-            ValueError: if the judge was not asked about all chunks that this takes.
-        """
+        """Return the row of this document in the frame of `RelevantPositions`."""
         if self.reason:
             return {"length": self.length, "reason": self.reason}
         chosen = estimator(self.numbers)
         decided = chosen is not None and estimator.decides(self.numbers[chosen])
         if not (decided or self.complete):
-            raise ValueError(
-                f"{estimator!r} takes the numbers of all chunks, but the judge was asked no further than to the first "
-                f"relevant one: call relevant_positions with estimator={estimator!r}"
-            )
+            raise ValueError(f"not all chunks were judged: call relevant_positions with estimator={estimator!r}")
         row: dict[str, Any] = {
             "length": self.length,
             "chunks": len(self.chunks),
@@ -166,13 +139,13 @@ class JudgedDocument:
         return self.chunks[-1][0][1] - self.chunks[self.shown - 1][0][1]
 
     def first_token(self, estimator: Estimator) -> float:
-        """The token at which the chosen chunk begins; NaN if there is none."""
+        """Return the token at which the chosen chunk begins; NaN if there is none."""
         chosen = estimator(self.numbers)
         return float("nan") if chosen is None else float(self.chunks[chosen][0][0])
 
 
 def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
-    """Share of chunks above a threshold, in documents of several chunks; NaN if the judge did not see all of them."""
+    """Return the share of chunks above a threshold, in documents of several; NaN if not all of them were judged."""
     judged = [document for document in documents if document.shown > 1]
     if not judged or not all(document.complete for document in judged):
         return float("nan")
@@ -180,13 +153,11 @@ def share_above(documents: Sequence[JudgedDocument], threshold: float) -> float:
 
 
 def threshold_effect(documents: Sequence[JudgedDocument], threshold: float) -> np.ndarray | None:
-    """Median positions with a somewhat lower threshold, with this one, and with a somewhat higher one.
+    """Return `(3,)` median positions with a somewhat lower threshold, with this one, and with a somewhat higher one.
 
     It moves by `SHIFT`, down from the next number above it and up from the next one below, so that it stays between
-    the same two of a few grades. Documents without a position under one of the three do not count.
-
-    Returns:
-        `(3,)` tokens; None if there are no such documents, or the judge did not see all of their chunks.
+    the same two of a few grades. Documents without a position under one of the three do not count; None if there is
+    none, or the judge did not see all chunks.
     """
     judged = [document for document in documents if not document.reason]
     if not judged or not all(document.complete for document in judged):

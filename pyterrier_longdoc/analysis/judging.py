@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import argument, validate
 from ..common.files import import_extra
 from ..common.frames import (
     TextField,
@@ -25,22 +25,15 @@ from ..common.frames import (
     texts_of,
     validated,
 )
-from ..common.notices import warn
-from ..common.parallel import in_parallel
+from ..common.parallel import Together, in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
+from ..common.warnings import warn
 from ..listwise.client import AsksLLM, read_reply
-from ..listwise.evidence import check_selector
-from ..listwise.messages import (
-    IncompleteReplyWarning,
-    Message,
-    UnreadableReplyError,
-    check_fields,
-    clean,
-    without_reasoning,
-)
-from ..modelling.preselection import WindowSelector
-from ..modelling.texts import TokenizedText, each_once, tokenized
+from ..listwise.parsing import IncompleteReplyWarning, UnreadableReplyError, without_reasoning
+from ..listwise.prompts import Message, check_template, clean
+from ..modelling.preselection import TextPairs, WindowSelector, check_preselection
+from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import SentenceWindows, Span
 from .estimators import Estimator
 
@@ -65,14 +58,12 @@ one grade:
 Answer with one line and nothing else, in the form
 grade: N"""
 
-ANSWER_AGAIN = (
-    "That answer could not be read. Answer again with one line and nothing else: grade: N, with N from 0 to 3"
-)
+GRADE_AGAIN = "That answer could not be read. Answer again with one line and nothing else: grade: N, with N from 0 to 3"
 
 BLOCK_DOCUMENTS = 64
 """Documents whose chunks a reranker gets at a time: enough to fill its batches, few enough for a bar to move."""
 
-COLUMNS: dict[str, Any] = {
+JUDGEMENT_COLUMNS: dict[str, Any] = {
     "label": "int64",
     "chunk_grades": object,
     "chunk_spans": object,
@@ -86,7 +77,7 @@ _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
 
 
 def parse_grade(reply: str) -> int | None:
-    """Reads a grade from 0 to 3: a reply that is one digit, or the last `grade: N` in it; nothing else.
+    """Return a grade from 0 to 3: a reply that is one digit, or the last `grade: N` in it; nothing else.
 
     Example:
         >>> parse_grade("<think>grade: 1?</think>Grade: 2")
@@ -121,7 +112,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
         max_chunks: judge the first so many chunks of a document; None for all.
         preselect: judge the chunks of a document that it chooses for the query, instead of the first ones: `FirstK`,
-            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`, with `k` of at most `max_chunks`.
+            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`; `max_chunks` does not count then.
         tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
             marks, which is about 3/4 of what word pieces come to.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
@@ -137,14 +128,14 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
     llm: Any
     _: KW_ONLY
-    chunk_tokens: int = 256
-    max_chunks: int | None = 36
+    chunk_tokens: int = argument(256, at_least=1)
+    max_chunks: int | None = argument(36, at_least=1)
     preselect: WindowSelector | None = None
     tokenizer: Any = None
     request: str = REQUEST
-    on_failure: str = "raise"
-    retries: int = 2
-    concurrency: int = 1
+    on_failure: str = argument("raise", choices=("raise", "unjudged"))
+    retries: int = argument(2, at_least=0)
+    concurrency: int = argument(1, at_least=1)
     text_field: TextField = "text"
     text_loader: Any = None
     verbose: bool = False
@@ -156,50 +147,30 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         return f"RelevanceJudge({self.client.backend!r})"
 
     def grade(self, query: str, chunk: str, *, qid: str = "") -> int:
-        """Grades one text.
-
-        Args:
-            query: the query's text.
-            chunk: the text.
-            qid: where the ledger enters the call.
-
-        Returns:
-            0 to 3; -1 without a readable reply if `on_failure` is `"unjudged"`.
-
-        Raises:
-            UnreadableReplyError: without a readable reply, if `on_failure` is `"raise"`.
-            BackendError: if the model cannot be asked.
-        """
+        """Return the grade of one text, 0 to 3; -1 without a readable reply if `on_failure` is `"unjudged"`."""
         messages: list[Message] = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
         ]
+        again: dict[str, Any] = {"request": GRADE_AGAIN, "retries": self.retries}
         ask = partial(self.client.ask, qid)
-        grade, unreadable = read_reply(
-            ask, messages, ask(messages), parse_grade, request=ANSWER_AGAIN, retries=self.retries
-        )
+        grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **again)
         if grade is None and self.on_failure == "raise":
-            raise UnreadableReplyError(
-                f"query {qid or query!r}: no grade in the reply after {self.retries} retries: "
-                f"{unreadable[-1][:200]!r}. Raise retries=, or let the run go on with on_failure='unjudged'"
-            )
+            what = f"query {qid or query!r}: no grade after {self.retries} retries in {unreadable[-1].text[:200]!r}"
+            raise UnreadableReplyError(f"{what}; on_failure='unjudged' lets the run go on")
         return UNJUDGED if grade is None else grade
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
-        """Characters `(start, end)` of all chunks of a text; none of a blank one."""
+        """Return the characters `(start, end)` of all chunks of a text; none of a blank one."""
         return [characters for _, characters in chunks_of(tokenized(self.tokenizer, text), self.chunk_tokens)]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Judges every row; rows with the same query and text are judged once.
-
-        Args:
-            inp: `qid, query, docno` and the text column(s); any other columns are kept.
+        """Judge every row; rows with the same query and text are judged once.
 
         Raises:
-            pt.validate.InputValidationError: if a column is missing.
             UnreadableReplyError: without a readable reply, if `on_failure` is `"raise"`.
-            BackendError: if the model cannot be asked. Replies so far are in the cache.
-            SpendCapError: if the next call might pass the cap. Replies so far are in the cache.
+            BackendError: if the model cannot be asked.
+            SpendCapError: if the next call might pass the cap. In all cases replies so far are in the cache.
         """
         text_columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
@@ -207,11 +178,11 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
         pairs = list(zip(queries, texts, strict=True))
         judged = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
-        rows = pd.DataFrame([judged[pair] for pair in pairs], index=inp.index, columns=list(COLUMNS))
-        return inp.assign(**rows.astype(COLUMNS))
+        rows = pd.DataFrame([judged[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))
+        return inp.assign(**rows.astype(JUDGEMENT_COLUMNS))
 
     def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
-        """The values of `COLUMNS` for each (query, text); errors and the ledger name the qids."""
+        """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); errors and the ledger name the qids."""
         # Chunked before threads start: tokenizers may not be shared between them.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
         chosen = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
@@ -221,71 +192,57 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             chosen |= self._best(self.preselect, [pair for pair in qids if spans[pair[1]]])
         total = sum(map(len, chosen.values()))
 
-        def judge(pair: tuple[str, str], step: Callable[[], None]) -> tuple[Any, ...]:
+        def judge(pair: tuple[str, str], together: Together) -> tuple[Any, ...]:
             (query, text), grades, shown = pair, [], chosen[pair]
             for start, end in shown:
-                step()
-                grades.append(self.grade(query, text[start:end], qid=qids[pair]))
+                grades += together([partial(self.grade, query, text[start:end], qid=qids[pair])])
             label = max(grades, default=0)  # there is nothing to find in a blank text
             best = grades.index(label) if grades and label != UNJUDGED else -1
             return label, grades, shown, best, characters(shown) / characters(spans[text]) if shown else 1.0
 
         with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as done:
-            judgements = in_parallel(judge, list(qids), self.concurrency, on_step=done)
+            judgements = in_parallel(judge, list(qids), self.concurrency, on_task=done)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
-            warn(
-                f"RelevanceJudge: {missing} of {total} chunks had no readable grade and count as unjudged (-1).",
-                IncompleteReplyWarning,
-            )
+            what = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"
+            warn(f"RelevanceJudge: {what}.", IncompleteReplyWarning)
         return dict(zip(qids, judgements, strict=True))
 
     def _best(self, preselect: WindowSelector, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Span]]:
-        """Characters of the chunks that are chosen from texts that are not blank, in document order."""
+        """Return the characters of the chunks chosen from texts that are not blank, in document order."""
         chosen: dict[tuple[str, str], list[Span]] = {}
         for start in range(0, len(pairs), BLOCK_DOCUMENTS):
             block = pairs[start : start + BLOCK_DOCUMENTS]
-            known = {text: tokenized(self.tokenizer, text) for text in dict.fromkeys(text for _, text in block)}
-            documents = [known[text] for _, text in block]
-            spans = each_once(documents, SentenceWindows(max_tokens=self.chunk_tokens))
-            best = preselect.choose([query for query, _ in block], documents, spans)
-            for pair, document, own in zip(block, documents, best, strict=True):
-                chosen[pair] = [document.characters(span) for span in own]
+            numbered = TextPairs.of(block, self.tokenizer)
+            spans = list(map(SentenceWindows(max_tokens=self.chunk_tokens), numbered.documents))
+            for pair, number, best in zip(block, numbered.document, preselect.choose(numbered, spans), strict=True):
+                document = numbered.documents[number]
+                chosen[pair] = [document.characters(spans[number][window]) for window in sorted(best)]
         return chosen
 
     def _warn_of_unread(self, spans: list[list[Span]]) -> None:
         cut = [of_text for of_text in spans if len(of_text[: self.max_chunks]) < len(of_text)]
         if cut:
             unread = sum(len(of_text) for of_text in cut) - len(cut) * (self.max_chunks or 0)
-            warn(
-                f"RelevanceJudge: {unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are "
-                f"beyond max_chunks={self.max_chunks} and are not looked at (see judged_share); max_chunks=None judges "
-                f"all.",
-                TruncationWarning,
-            )
+            what = f"{unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are not looked at"
+            warn(f"RelevanceJudge: {what}: max_chunks={self.max_chunks} (see judged_share).", TruncationWarning)
 
     def _check(self) -> None:
         _ = self.client  # refuses an `llm` that is none
         field_names(self.text_field)
-        check_choice("on_failure", self.on_failure, ("raise", "unjudged"))
-        check_given(chunk_tokens=self.chunk_tokens, concurrency=self.concurrency)
-        check_positive(max_chunks=self.max_chunks)
+        validate(self)
         if self.preselect is not None:
-            check_selector(self.preselect, SentenceWindows(max_tokens=self.chunk_tokens))
-            if self.max_chunks is not None and self.preselect.k > self.max_chunks:
-                raise ValueError(f"preselect={self.preselect!r} chooses more chunks than max_chunks={self.max_chunks}")
-        if self.retries < 0:
-            raise ValueError(f"retries={self.retries} must be at least 0")
-        check_fields("request", self.request, {"query", "text"}, required={"query", "text"})
+            check_preselection(self.preselect, SentenceWindows(max_tokens=self.chunk_tokens))
+        check_template("request", self.request, {"query", "text"}, required={"query", "text"})
 
 
 def characters(spans: Sequence[Span]) -> int:
-    """How many there are in spans that do not overlap."""
+    """Count them in spans that do not overlap."""
     return sum(end - start for start, end in spans)
 
 
 def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Span, Span]]:
-    """Disjoint chunks of whole sentences, each by its tokens and by its characters; none of a blank text."""
+    """Return disjoint chunks of whole sentences, each by its tokens and by its characters; none of a blank text."""
     spans = SentenceWindows(max_tokens=max_tokens)(document) if len(document) else []
     return [(span, document.characters(span)) for span in spans]
 
@@ -305,24 +262,16 @@ grade. The third argument is told the number of documents that are done."""
 
 
 def as_chunk_judge(judge: Any) -> ChunkJudge:
-    """Makes a judge of chunks.
+    """Return a judge of chunks: of a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
 
     Language models and functions are asked about one chunk after the other up to the one that decides, as calls may
     cost money; rerankers score all chunks, many at a time.
-
-    Args:
-        judge: a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
-
-    Raises:
-        ValueError: for anything else.
     """
     if isinstance(judge, RelevanceJudge):
         return partial(_one_by_one, partial(_grade, judge), judge.concurrency)
     if isinstance(judge, pt.Transformer):
         return partial(_by_reranker, judge)
-    if callable(judge):
-        return partial(_one_by_one, lambda job, chunk: _number(judge, job.query, chunk), 1)
-    raise ValueError(f"judge={judge!r} must be a RelevanceJudge, a reranker, or a function (query, chunk) -> number")
+    return partial(_one_by_one, lambda job, chunk: float(judge(job.query, chunk)), 1)
 
 
 def _one_by_one(
@@ -332,32 +281,20 @@ def _one_by_one(
     estimator: Estimator,
     on_done: Callable[[int], Any],
 ) -> list[np.ndarray]:
-    def numbers(job: ChunkJob, step: Callable[[], None]) -> np.ndarray:
+    def numbers(job: ChunkJob, together: Together) -> np.ndarray:
         found: list[float] = []
         for chunk in job.chunks:
-            step()
-            found.append(grade(job, chunk))
+            found += together([partial(grade, job, chunk)])
             if estimator.decides(found[-1]):
                 break
         return np.array(found, dtype="float64")
 
-    return in_parallel(numbers, jobs, concurrency, on_done=lambda: on_done(1))
+    return in_parallel(numbers, jobs, concurrency, on_done=lambda job, found: on_done(1))
 
 
 def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
     grade = judge.grade(job.query, chunk, qid=job.qid)
     return float("nan") if grade == UNJUDGED else float(grade)
-
-
-def _number(judge: Callable[[str, str], Any], query: str, chunk: str) -> float:
-    value = judge(query, chunk)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if np.isnan(number):
-        raise ValueError(f"judge={judge!r} returned {value!r}; it must return a number")
-    return number
 
 
 def _by_reranker(
@@ -375,22 +312,15 @@ def _by_reranker(
 
 
 def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
-    """A reranker's scores of rows with `qid`, `query` and the text, in their order.
-
-    Raises:
-        ValueError: naming the reranker, if rows come back without a finite score, or more than once.
-    """
+    """Return a reranker's scores of rows with `qid`, `query` and the text, in their order."""
     # Each row is a document of its own, whose name brings its score back in whatever order rows return.
     docnos = pd.RangeIndex(len(rows)).astype(str)
     scored = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
     by_docno = scored.set_axis(as_strings(scored["docno"]), axis=0)["score"].astype("float64")
-    if by_docno.index.has_duplicates:
-        raise ValueError(f"{name} returned some of {len(rows)} texts more than once: their scores are ambiguous")
-    scores = by_docno.reindex(docnos).to_numpy()
-    without = int((~np.isfinite(scores)).sum())
-    if without:
+    scores = np.full(len(rows), np.nan) if by_docno.index.has_duplicates else by_docno.reindex(docnos).to_numpy()
+    if not np.isfinite(scores).all():
         raise ValueError(
-            f"{name} returned no finite score for {without} of {len(rows)} texts: it must score all, without cutoffs"
+            f"{name} did not return one finite score for each of {len(rows)} texts: it must score all, without cutoffs"
         )
     return scores
 
@@ -417,7 +347,7 @@ class Agreement:
 
 
 def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> Agreement:
-    """Compares a judge's labels with those of people.
+    """Compare a judge's labels with those of people.
 
     Args:
         judged: `qid, docno, label`, e.g. of a `RelevanceJudge`.
@@ -426,10 +356,6 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
 
     Returns:
         Kappas by scikit-learn, which gives NaN where both have one and the same label for everything.
-
-    Raises:
-        ImportError: without scikit-learn.
-        ValueError: if a column is missing, or no pair is in both.
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
@@ -440,8 +366,6 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
         theirs.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")
     )
     known = both[both["label_judge"] != UNJUDGED]
-    if known.empty:
-        raise ValueError("no (qid, docno) has a label in both judged and qrels")
     human, judge = known["label_qrels"].clip(lower=0).astype(int), known["label_judge"].astype(int)
     return Agreement(
         pairs=len(known),

@@ -22,15 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from ..common.arguments import argument, validate
 from ..common.files import import_extra
+from ..common.language import COPIED_WORD, INVISIBLE
 
-# Scripts without spaces between words give one word per character, as in BERT's tokenizers.
-_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-# Combining accents, soft hyphens and zero-width characters stand within words.
-_INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
-_WORD = re.compile(rf"[{_UNSPACED}][\u3099\u309a]?|(?:(?![{_UNSPACED}])\w)(?:(?![{_UNSPACED}])[\w{_INVISIBLE}])*")
 _ASCII_WORD = re.compile(r"[a-z0-9_]+")
-_DROPPED = re.compile(rf"[{_INVISIBLE}]")
+_DROPPED = re.compile(rf"[{INVISIBLE}]")
 
 _PLAIN = str.maketrans(
     "\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb\u2010\u2011\u2012\u2013\u2014", '\'\'\'"""""-----'
@@ -43,19 +40,12 @@ _OTHER = "\x00"
 
 @dataclass(frozen=True)
 class Match:
-    """A passage in a document.
+    """A passage in a document."""
 
-    Attributes:
-        start: character of the document with which the passage begins.
-        end: character after its last one.
-        similarity: share of the passage's words that are in the common substring or subsequence.
-        method: `"substring"` or `"subsequence"`, whichever found it.
-    """
-
-    start: int
-    end: int
-    similarity: float
-    method: str
+    start: int  # character of the document with which the passage begins
+    end: int  # character after its last one
+    similarity: float  # share of the passage's words that are in the common substring or subsequence
+    method: str  # `"substring"` or `"subsequence"`, whichever found it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +63,12 @@ class PassageLocator:
     matches become rare in `tests/benchmarks/bench_positions.py`; a nearly equal passage is a match at any length.
 
     Args:
-        substring: 0.8 in Boytsov et al. 2022; above 0.5.
+        substring: 0.8 in Boytsov et al. 2022; at least 0.5.
         subsequence: 0.7 there.
         slack: 1.2 there: windows are 20 % longer than the passage.
         step: from one window's start to the next one's, as a share of the passage; the paper does not give it.
         min_words: see above.
         min_words_edited: see above.
-
-    Raises:
-        ValueError: for shares that are no shares, and windows that would leave words out.
 
     Example:
         >>> locator = PassageLocator(min_words=3)
@@ -89,48 +76,27 @@ class PassageLocator:
         Match(start=15, end=27, similarity=1.0, method='substring')
     """
 
-    substring: float = 0.8
-    subsequence: float = 0.7
-    slack: float = 1.2
-    step: float = 0.1
-    min_words: int = 8
-    min_words_edited: int = 12
+    substring: float = argument(0.8, at_least=0.5, at_most=1)
+    subsequence: float = argument(0.7, at_least=0, at_most=1)
+    slack: float = argument(1.2, at_least=1)
+    step: float = argument(0.1, at_least=0, at_most=1)
+    min_words: int = argument(8, at_least=1)
+    min_words_edited: int = argument(12, at_least=1)
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.substring <= 1:
-            raise ValueError(f"substring={self.substring} must be above 0.5 and at most 1")
-        if not 0 < self.subsequence <= 1:
-            raise ValueError(f"subsequence={self.subsequence} must be above 0 and at most 1")
-        if self.slack < 1 or self.step <= 0 or self.step > self.slack:
-            raise ValueError(f"slack={self.slack} must be at least 1, and step={self.step} above 0 and at most slack")
-        if self.min_words < 1 or self.min_words_edited < 1:
-            raise ValueError(f"min_words={self.min_words}, min_words_edited={self.min_words_edited} must be at least 1")
+        validate(self)
 
     def __call__(self, passage: str, document: str) -> Match | None:
-        """Finds one passage.
-
-        Returns:
-            The match; None if the passage is too short or not in the document.
-
-        Raises:
-            ImportError: without rapidfuzz.
-        """
+        """Find one passage; None if it is too short or not in the document."""
         return self.locate([passage], document)[0]
 
     def locate(self, passages: Sequence[str], document: str) -> list[Match | None]:
-        """Finds several passages in one document, which is read once.
-
-        Returns:
-            A match or None for each passage.
-
-        Raises:
-            ImportError: without rapidfuzz.
-        """
+        """Find several passages in one document, which is read once: a match or None for each."""
         rapidfuzz = import_extra("rapidfuzz", "analysis", "rapidfuzz is missing")
-        of_passages = [words(passage) for passage in passages]
+        of_passages = [compared_words(passage) for passage in passages]
         # One character for each word, so that what is written for strings compares words.
         codes = {word: chr(i) for i, word in enumerate(dict.fromkeys(chain.from_iterable(of_passages)), start=1)}
-        text = "".join([codes.get(word, _OTHER) for word in words(document)])
+        text = "".join([codes.get(word, _OTHER) for word in compared_words(document)])
         found: list[Match | None] = []
         for passage, own in zip(passages, of_passages, strict=True):
             place = self._place("".join([codes[word] for word in own]), text, rapidfuzz)
@@ -142,11 +108,11 @@ class PassageLocator:
         return found
 
     def too_short(self, passage: str) -> bool:
-        """Whether the passage has so few words that it is never found."""
-        return len(words(passage)) < self.min_words
+        """Return whether the passage has so few words that it is never found."""
+        return len(compared_words(passage)) < self.min_words
 
     def _place(self, passage: str, document: str, rapidfuzz: Any) -> tuple[int, int, int, str] | None:
-        """`(start, end, common, method)` in words: of the passage's place, and how many words are common."""
+        """Return the passage's place `(start, end)` in words, how many words are common, and the method."""
         if len(passage) < self.min_words:
             return None
         edited = len(passage) >= self.min_words_edited
@@ -162,7 +128,7 @@ class PassageLocator:
         return start, end, common, method
 
     def _common_subsequence(self, passage: str, document: str, rapidfuzz: Any) -> tuple[int, int, int] | None:
-        """`(start, end, common)` of the best window; None if none is good enough."""
+        """Return `(start, end, common)` of the best window; None if none is good enough."""
         M, N = len(passage), len(document)
         size, step = ceil(self.slack * M), max(1, int(self.step * M))
         starts = range(0, max(N - size, 0) + step, step)
@@ -178,16 +144,16 @@ class PassageLocator:
         return starts[number], min(starts[number] + size, N), int(common)
 
 
-def words(text: str) -> list[str]:
-    r"""The words of a text as they are compared: in small letters, without accents and invisible characters.
+def compared_words(text: str) -> list[str]:
+    r"""Return the words of a text as they are compared: in small letters, without accents and invisible characters.
 
     Example:
-        >>> words("Café-au-lait, co\u00adoperation; 猫犬")
+        >>> compared_words("Café-au-lait, co\u00adoperation; 猫犬")
         ['cafe', 'au', 'lait', 'cooperation', '猫', '犬']
     """
     if text.isascii():
         return _ASCII_WORD.findall(text.lower())
-    return [_folded(word) for word in _WORD.findall(text)]
+    return [_folded(word) for word in COPIED_WORD.findall(text)]
 
 
 @lru_cache(maxsize=2**16)
@@ -199,18 +165,18 @@ def _folded(word: str) -> str:
 
 
 def _spans(text: str) -> Iterator[tuple[int, int]]:
-    """Characters of each of `words(text)`."""
-    found = _ASCII_WORD.finditer(text.lower()) if text.isascii() else _WORD.finditer(text)
+    """Yield the characters of each of `compared_words(text)`."""
+    found = _ASCII_WORD.finditer(text.lower()) if text.isascii() else COPIED_WORD.finditer(text)
     return (match.span() for match in found)
 
 
 def _needed(share: float, length: int) -> int:
-    """The fewest of `length` words that are at least the share."""
+    """Return the fewest of `length` words that are at least the share."""
     return max(1, ceil(share * length - 1e-9))
 
 
 def _common_substring(passage: str, document: str, share: float, distance: Any) -> tuple[int, int, int] | None:
-    """`(start, end, common)` of the longest common substring; None if it is shorter than the share of the passage.
+    """Return `(start, end, common)` of the longest common substring; None if shorter than the share of the passage.
 
     Exact without an index: what is common and long enough contains the passage's middle, for which `str.find` looks.
     """
@@ -233,7 +199,7 @@ def _common_substring(passage: str, document: str, share: float, distance: Any) 
 
 
 def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[int, int]:
-    """The words of the document, near `start` to `end`, that differ from the passage by the fewest edits.
+    """Return the words of the document, near `start` to `end`, that differ from the passage by the fewest edits.
 
     Approximate matching by dynamic programming (Sellers 1980), which rapidfuzz has only for whole strings. Of spans
     with equally few edits the one with the most words of the passage counts, then the one that begins last, then the
@@ -260,7 +226,7 @@ def _closest_span(passage: str, document: str, start: int, end: int) -> tuple[in
 
 
 def _characters(document: str, start: int, end: int, passage: str) -> tuple[int, int]:
-    """Characters of the words from `start` to `end`, with the punctuation around them that the passage has."""
+    """Return the characters of the words from `start` to `end`, with the punctuation around that the passage has."""
     found, of_passage = list(islice(_spans(document), start, end)), list(_spans(passage))
     before = _shared(reversed(passage[: of_passage[0][0]]), reversed(document[: found[0][0]]))
     after = _shared(passage[of_passage[-1][1] :], document[found[-1][1] :])
@@ -268,7 +234,7 @@ def _characters(document: str, start: int, end: int, passage: str) -> tuple[int,
 
 
 def _shared(of_passage: Iterable[str], of_document: Iterable[str]) -> int:
-    """How many characters of the document are the passage's punctuation, white space apart."""
+    """Count the characters of the document that are the passage's punctuation, white space apart."""
     wanted = (character.translate(_PLAIN) for character in of_passage if not character.isspace())
     count, due = 0, next(wanted, None)
     for read, character in enumerate(of_document, start=1):

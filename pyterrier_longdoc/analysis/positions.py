@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_given, check_positive
+from ..common.arguments import check_arguments
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -27,12 +27,11 @@ from ..common.frames import (
     texts_of,
 )
 from ..common.language import named_tokenizer
-from ..common.notices import warn
+from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import percent
 from ..common.progress import counting
-from ..data.recorded import RecordedTokenizer
-from ..experiment.plots import COLOURS, finish, new_axes
-from ..modelling.texts import TokenizedText, tokenized
+from ..common.warnings import warn
+from ..modelling.tokens import TokenizedText, tokenized
 from ..modelling.windows import CHUNK_TOKENS
 from .estimators import Estimator, FirstAbove, JudgedDocument, best_chunk, share_above, threshold_effect
 from .judging import ChunkJob, ChunkJudge, as_chunk_judge, chunks_of
@@ -45,7 +44,7 @@ MAX_CHUNKS = 36
 
 NOT_THERE, EMPTY = "document not in corpus", "document empty"
 
-Read = Callable[[str], TokenizedText | None]
+TokensOf = Callable[[str], TokenizedText | None]
 """The tokens of a document by its docno; None of one that is not in the corpus."""
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
@@ -104,18 +103,13 @@ class RelevantPositions:
         return float(self.frame["unread"].sum() / max(1, self.frame["length"].sum()))
 
     def by(self, estimator: Estimator) -> RelevantPositions:
-        """The positions that another estimator makes of the same judgements, without asking the judge again.
-
-        Raises:
-            ValueError: of located passages, and if the judge was not asked about all chunks that this takes.
-        """
-        _check_estimator(estimator)
+        """Return the positions that another estimator makes of the same judgements, without asking the judge again."""
         if self.judged is None:
-            raise ValueError("these are located passages, which no judge has seen: give relevant_positions a judge")
+            raise ValueError("located passages have no judge's numbers: give relevant_positions judge=")
         return _estimated(self.frame[["qid", "docno", "label"]], self.judged, estimator)
 
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
-        """Statistics of the positions.
+        """Return statistics of the positions.
 
         Args:
             first: a number of tokens from the start of the document; 477 is what a BERT reads besides a query.
@@ -155,30 +149,20 @@ class RelevantPositions:
         return {"documents cut": float(cut.mean()), "tokens unread": self.unread}
 
     def reasons(self) -> pd.Series:
-        """How many documents have no position, by reason."""
+        """Count the documents without a position, by reason."""
         return self.frame.loc[self.frame["first_token"].isna(), "reason"].value_counts()
 
     def plot(self, *, bin_tokens: int = CHUNK, max_tokens: int | None = None, ax: Any = None) -> Any:
-        """Draws the distribution of first relevant positions against that of document lengths: the paper's Figure 7.
+        """Draw first relevant positions against document lengths, the paper's Figure 7; return the matplotlib axes.
 
         Args:
             bin_tokens: width of the bars.
             max_tokens: end of the axis; None for the bar with the 99th percentile of lengths. The last bar counts
                 whatever lies beyond, too.
-            ax: matplotlib axes to draw on; None makes a figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ValueError: if there is nothing to draw.
-            ImportError: without matplotlib.
+            ax: axes to draw on; None makes a figure.
         """
-        check_given(bin_tokens=bin_tokens)
-        check_positive(max_tokens=max_tokens)
+        check_arguments("int", at_least=1, bin_tokens=bin_tokens)
         lengths, starts = self.frame["length"].dropna().astype("float64"), self.matched["first_token"]
-        if not len(lengths):
-            raise ValueError("there is nothing to draw: no relevant document was in the corpus")
         end = max_tokens or np.percentile(lengths, 99) + 1
         edges = bin_tokens * np.arange(max(1, int(np.ceil(end / bin_tokens))) + 1)
         ax = ax or new_axes()
@@ -227,7 +211,7 @@ def relevant_positions(
     text_field: TextField = "text",
     verbose: bool = False,
 ) -> RelevantPositions:
-    """Finds where the relevant text of each relevant document begins.
+    """Find where the relevant text of each relevant document begins.
 
     Give either `passages`, the text that is known to be relevant, of which the first place counts, or a `judge`, to ask
     it about the chunks of a document, which are disjoint and of whole sentences, and an `estimator` that chooses one of
@@ -261,10 +245,6 @@ def relevant_positions(
     Returns:
         One row for each relevant document, with a position or the reason why there is none.
 
-    Raises:
-        ValueError: if a column is missing, a document is there twice, nothing is relevant, or arguments do not fit.
-        ImportError: without rapidfuzz, for passages.
-
     Warns:
         TruncationWarning: if `max_chunks` leaves text unread in which the relevant passage may be.
         PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
@@ -273,8 +253,7 @@ def relevant_positions(
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
-    check_positive(chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
-    _check_estimator(estimator)
+    check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
     tokens_of = token_reader(tokenizer)
@@ -291,13 +270,8 @@ def relevant_positions(
     return _estimated(pairs, judged, estimator)
 
 
-def _check_estimator(estimator: Any) -> None:
-    if not isinstance(estimator, Estimator):
-        raise ValueError(f"estimator={estimator!r} must be best_chunk or first_above(threshold)")
-
-
 def _frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
-    """The frame of `RelevantPositions`, its rows one for each pair."""
+    """Return the frame of `RelevantPositions`, its rows one for each pair."""
     kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
     rows = [{"reason": "", "method": "", **row} for row in found]
     return pairs[["qid", "docno", "label"]].join(pd.DataFrame(rows, columns=list(kinds)).astype(kinds))
@@ -306,7 +280,7 @@ def _frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[st
 def _relevant_pairs(
     topics: pd.DataFrame, qrels: pd.DataFrame, relevant_from: int, sample: int | None, seed: int, *, needs_query: bool
 ) -> pd.DataFrame:
-    """`qid, docno, label` and perhaps `query` of the topics' relevant documents, in the order of the qrels."""
+    """Return `qid, docno, label` and perhaps `query` of the topics' relevant documents, in the order of the qrels."""
     pairs = relevant_pairs(topics, qrels, relevant_from)
     if needs_query:
         check_columns(topics, ("query",), "topics")
@@ -319,7 +293,7 @@ def _relevant_pairs(
 
 
 def _located(
-    pairs: pd.DataFrame, read: Read, passages: pd.DataFrame, locator: PassageLocator, done: Callable[[int], Any]
+    pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, locator: PassageLocator, done: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
     check_columns(passages, ("qid", "text"), "passages")
     own = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
@@ -336,7 +310,7 @@ def _located(
 
 
 def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
-    """The row of the passage that begins first."""
+    """Return the row of the passage that begins first."""
     if not len(document):
         return {"length": 0, "reason": EMPTY}
     matches = locator.locate(passages.tolist(), document.text)
@@ -360,7 +334,7 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
 
 def _judged(
     pairs: pd.DataFrame,
-    read: Read,
+    read: TokensOf,
     judge: ChunkJudge,
     estimator: Estimator,
     chunk_tokens: int,
@@ -382,7 +356,7 @@ def _judged(
 
 
 def _chunked(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
-    """A document that is still to be judged."""
+    """Return a document that is still to be judged."""
     nothing = np.zeros(0)
     if document is None:
         return JudgedDocument(None, [], 0, nothing, NOT_THERE)
@@ -391,7 +365,7 @@ def _chunked(document: TokenizedText | None, chunk_tokens: int, max_chunks: int 
 
 
 def _estimated(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
-    """The positions, with a warning of what makes them doubtful."""
+    """Return the positions, with a warning of what makes them doubtful."""
     found = [document.position(estimator) for document in judged]
     positions = RelevantPositions(_frame(pairs, found, _CHUNK_COLUMNS), judged)
     _warn_of_unread(positions)
@@ -403,11 +377,10 @@ def _estimated(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator:
 def _warn_of_unread(positions: RelevantPositions) -> None:
     unread = positions.frame["unread"].fillna(0)
     if unread.any():
+        tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
+        where = f"in {(unread > 0).sum()} of {len(unread)} documents"
         warn(
-            f"relevant_positions: {unread.sum():,} of {positions.frame['length'].sum():,} tokens "
-            f"({percent(positions.unread)}), in {(unread > 0).sum()} of {len(unread)} documents, are beyond max_chunks "
-            f"and were not looked at (column unread): no position can be there. max_chunks=None reads all.",
-            TruncationWarning,
+            f"relevant_positions: {tokens}, {where}, are not looked at: max_chunks (column unread).", TruncationWarning
         )
 
 
@@ -417,15 +390,13 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
     if share > 0.5:
         # The first chunk then is above more often than not, wherever the relevant text stands.
         found = (
-            f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, which makes positions early "
-            f"whatever the documents hold, unless they are relevant throughout"
+            f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, which makes positions early"
         )
     elif medians is not None and np.ptp(medians) > chunk:
         low, median, high = medians
         found = (
-            f"of the same documents the median position is {median:,.0f} by {estimator!r}, but {low:,.0f} with a "
-            f"somewhat lower and {high:,.0f} with a somewhat higher threshold (by half the standard deviation of the "
-            f"judge's numbers): it is more the threshold's than the documents'"
+            f"the median position is {median:,.0f} by {estimator!r}, but {low:,.0f} with a somewhat lower and "
+            f"{high:,.0f} with a somewhat higher threshold (by half the standard deviation of the judge's numbers)"
         )
     else:
         return
@@ -436,35 +407,24 @@ def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) 
 def texts_of_corpus(
     corpus: pd.DataFrame | Iterable[Mapping[str, Any]], wanted: set[str], text_field: TextField
 ) -> dict[str, str]:
-    """The texts of the wanted documents, by docno; those that are not in the corpus are left out."""
-    fields = field_names(text_field)
+    """Return the texts of the wanted documents, by docno; those that are not in the corpus are left out."""
+    columns = ["docno", *field_names(text_field)]
     if isinstance(corpus, pd.DataFrame):
         frame = corpus
     else:
-        rows = [_only(["docno", *fields], row) for row in corpus if str(row.get("docno")) in wanted]
-        frame = pd.DataFrame(rows, columns=["docno", *fields])
-    check_columns(frame, ["docno", *fields], "corpus")
+        rows = [{name: row[name] for name in columns} for row in corpus if str(row["docno"]) in wanted]
+        frame = pd.DataFrame(rows, columns=columns)
+    check_columns(frame, columns, "corpus")
     found = frame[as_strings(frame["docno"]).isin(wanted).to_numpy()]
     docnos = as_strings(found["docno"])
     if docnos.duplicated().any():
         twice = docnos[docnos.duplicated()].iloc[0]
         raise ValueError(f"corpus holds the document {twice!r} more than once (column docno): keep one of them")
-    return dict(zip(docnos.tolist(), texts_of(found, fields, None), strict=True))
-
-
-def _only(fields: list[str], row: Mapping[str, Any]) -> dict[str, Any]:
-    absent = [name for name in fields if name not in row]
-    if absent:
-        raise ValueError(f"document {row['docno']!r} of the corpus lacks {', '.join(absent)}; it has {', '.join(row)}")
-    return {name: row[name] for name in fields}
+    return dict(zip(docnos.tolist(), texts_of(found, columns[1:], None), strict=True))
 
 
 def token_reader(tokenizer: Any) -> Callable[[str], TokenizedText]:
-    """What finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
-    if isinstance(tokenizer, RecordedTokenizer):
-        tokenizer = tokenizer.load()
+    """Return what finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(tokenizer)
-    if tokenizer is not None and not getattr(tokenizer, "is_fast", False):
-        raise ValueError(f"tokenizer={tokenizer!r} must be a fast Hugging Face tokenizer, its name or folder, or None")
     return partial(tokenized, tokenizer)

@@ -13,16 +13,16 @@ import pandas as pd
 
 from ..common.frames import as_strings, check_columns, strings
 from ..common.language import sentence_starts, word_starts
-from ..common.progress import one_line
-from ..experiment.plots import beside, draw_means, finish, label_mean, marker_meaning, new_axes
+from ..common.plots import draw_means, finish, label_mean, marker_legend, new_axes, offsets
+from ..common.progress import counting
 from ..experiment.significance import RESAMPLES, bootstrap_intervals, correct, effect_sizes, p_values
-from ..modelling.texts import Span
+from ..modelling.tokens import Span
 from .judging import scores_by_row
 from .positions import texts_of_corpus, token_reader
 
 PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
-Version = tuple[float, float, int, int, str]
+MovedVersion = tuple[float, float, int, int, str]
 """Place asked for, real place, tokens before the passage, tokens of the document, and the text."""
 
 
@@ -72,36 +72,20 @@ class PositionSensitivity:
         return pd.concat(frames, ignore_index=True)
 
     def plot(self, *, ax: Any = None) -> Any:
-        """Draws the change of each system's score over the real place of the passage, with intervals.
+        """Draw the change of each system's score over the real place of the passage; return the matplotlib axes.
 
-        A full marker is a significant change from the first place.
-
-        Args:
-            ax: matplotlib axes to draw on; None makes a figure.
-
-        Returns:
-            The axes.
-
-        Raises:
-            ImportError: without matplotlib.
+        A full marker is a significant change from the first place. `ax` are axes to draw on; None makes a figure.
         """
         systems = self.table.groupby("name", sort=False)
         ax = ax or new_axes(len(systems))
-        asides = beside(self.table["place"], len(systems))
+        asides = offsets(self.table["place"], len(systems))
         for system, ((name, rows), aside) in enumerate(zip(systems, asides, strict=True)):
             places, full = rows["real_place"].to_numpy() + aside, rows["reject"].tolist()
-            draw_means(ax, places, rows["change"], rows, full=full, label=self._label(name, rows), system=system)
+            draw_means(ax, places, rows["change"], rows, full=full, label=str(name), system=system)
         ax.axhline(0, color="0.6", linewidth=0.8)
         ax.set_xlabel("real place of the relevant passage (0: start, 1: end)")
         ax.set_ylabel(label_mean("change of the score in standard deviations", self.confidence).replace(": ", ":\n"))
-        return finish(ax, marker_meaning(f"changed from the first place (p < {self.alpha:g}, holm correction)"))
-
-    def _label(self, name: Any, rows: pd.DataFrame) -> str:
-        """A system's line in the legend: its name, and why there is nothing to see if there is not."""
-        if rows["change"].notna().any():
-            return str(name)
-        queries = self.scores.loc[self.scores["name"] == name, "qid"].nunique()
-        return f"{name}: not drawn, no spread of scores at the first place (queries: {queries})"
+        return finish(ax, marker_legend(f"changed from the first place (p < {self.alpha:g}, holm correction)"))
 
     def _of_system(self, name: Any, rows: pd.DataFrame) -> pd.DataFrame:
         values = rows.pivot_table("score", ["qid", "docno"], "place")  # NaN where a document has no such version
@@ -121,7 +105,7 @@ class PositionSensitivity:
         return table
 
     def _change(self, values: pd.DataFrame, first: float, place: float, unit: float) -> dict[str, Any]:
-        """The row of a place, by the documents that have their passage there and at the first place, too."""
+        """Return the row of a place, by the documents that have their passage there and at the first place, too."""
         both = pd.DataFrame({"x": values[place], "y": values[first]}).dropna().groupby("qid").mean()
         x, y = both[["x"]].to_numpy(), both[["y"]].to_numpy()
         row: dict[str, Any] = {"place": place, "queries": len(both)}
@@ -150,7 +134,7 @@ def position_sensitivity(
     text_field: str = "text",
     verbose: bool = False,
 ) -> PositionSensitivity:
-    """Scores each document with its relevant passage moved to several places.
+    """Score each document with its relevant passage moved to several places.
 
     The passage is cut out of the document and put in between two sentences of the rest, so that all versions of a
     document have the same words. Where no sentence begins near a place (nearer than half the distance between two
@@ -167,18 +151,12 @@ def position_sensitivity(
         tokenizer: a fast Hugging Face tokenizer, or its name or folder, whose tokens are counted; None counts words
             and punctuation marks.
         text_field: the text column.
-        verbose: show a line for each system, with its progress.
+        verbose: show a progress bar of the systems.
 
     Returns:
         The scores, their table and their plot; `dataclasses.replace` of `test`, `alpha` and so on tests them anew.
-
-    Raises:
-        ValueError: if a column is missing, a passage is not in its document, a document is not in the corpus, places
-            are not between 0 and 1, no document has room to move its passage, or a system leaves out rows.
     """
     named = dict(systems) if isinstance(systems, Mapping) else {type(systems).__name__: systems}
-    if not named:
-        raise ValueError("systems is empty: name at least one reranker")
     at = sorted({float(place) for place in places})
     if len(at) < 2 or at[0] < 0 or at[-1] > 1:
         raise ValueError(f"places={list(places)} must be at least two different numbers from 0 to 1")
@@ -187,16 +165,17 @@ def position_sensitivity(
     versions = _versions(spans, texts, at, token_reader(tokenizer), text_field)
     to_score = versions[["qid", "query", text_field]]
     frames = []
-    for name, system in named.items():
-        with one_line(name, "system", shown=verbose):
+    with counting("position_sensitivity", "system", len(named), shown=verbose) as done:
+        for name, system in named.items():
             frames.append(versions.assign(name=name, score=scores_by_row(system, to_score, repr(name))))
+            done()
     columns = ["name", "qid", "docno", "place", "real_place", "first_token", "length", "score"]
     scores = pd.concat(frames, ignore_index=True)[columns]
     return PositionSensitivity(scores)
 
 
 def moved(text: str, start: int, end: int, place: float, reach: float = 1.0) -> tuple[str, int]:
-    """A text with its passage from `start` to `end` moved, and the character at which it begins there.
+    """Return a text with its passage from `start` to `end` moved, and the character at which it begins there.
 
     `place` is the share of the rest that goes before it; the nearest sentence boundary is taken if it is nearer than
     `reach`, a share of the rest, else the nearest boundary of a word.
@@ -222,39 +201,28 @@ def _nearest(wanted: float, boundaries: list[int]) -> int:
 
 
 def _checked_gold(gold: pd.DataFrame, topics: pd.DataFrame) -> pd.DataFrame:
-    """`qid, query, docno, start, end`, for the topics' queries."""
+    """Return `qid, query, docno, start, end`, for the topics' queries."""
     check_columns(gold, ("qid", "docno", "start", "end"), "gold")
     check_columns(topics, ("qid", "query"), "topics")
     queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
     spans = gold[["qid", "docno", "start", "end"]].assign(qid=as_strings(gold["qid"]), docno=as_strings(gold["docno"]))
     spans = spans.assign(query=spans["qid"].map(queries)).dropna(subset="query")
-    if not len(spans):
-        raise ValueError("gold and topics have no qid in common: there is no passage to move")
-    twice = spans[spans.duplicated(["qid", "docno"])]
-    if len(twice):
-        qid, docno = twice.iloc[0][["qid", "docno"]]
-        raise ValueError(
-            f"gold has several passages of document {docno!r} for query {qid!r}: keep one, since the others would stay "
-            f"where they are"
-        )
+    twice = spans["docno"][spans.duplicated(["qid", "docno"])].tolist()
+    if twice or not len(spans):
+        raise ValueError(f"gold must have one passage of each document; it has {len(spans)}, several of {twice[:5]}")
     return spans
 
 
 def _versions(
     spans: pd.DataFrame, texts: dict[str, str], places: list[float], tokens_of: Any, text_field: str
 ) -> pd.DataFrame:
-    """One row for each version of each document."""
+    """Return one row for each version of each document."""
     rows = []
     for qid, docno, start, end, query in spans.itertuples(index=False):
-        if docno not in texts:
-            raise ValueError(f"document {docno!r} of gold is not in the corpus")
-        text = texts[docno]
+        text = texts.get(docno, "")  # where it is not in the corpus
         known = pd.notna(start) and pd.notna(end) and 0 <= start < end <= len(text)
         if not known or not text[int(start) : int(end)].strip():
-            raise ValueError(
-                f"gold has no passage of document {docno!r} from character {start} to {end}: the text has "
-                f"{len(text)} characters"
-            )
+            raise ValueError(f"gold has no passage of {docno!r}: {start} to {end} of {len(text)} characters")
         rows += [(qid, query, docno, *version) for version in _of_document(text, (start, end), places, tokens_of)]
     columns = ["qid", "query", "docno", "place", "real_place", "first_token", "length", text_field]
     versions = pd.DataFrame(rows, columns=columns)
@@ -263,12 +231,12 @@ def _versions(
     return versions
 
 
-def _of_document(text: str, span: Span, places: list[float], tokens_of: Any) -> list[Version]:
-    """A document's versions, each once."""
+def _of_document(text: str, span: Span, places: list[float], tokens_of: Any) -> list[MovedVersion]:
+    """Return a document's versions, each once."""
     start, end = map(int, span)
     size = len(text[start:end].strip())
     reach = min(b - a for a, b in pairwise(places)) / 2
-    versions: dict[int, Version] = {}
+    versions: dict[int, MovedVersion] = {}
     for place in places:
         version, begins = moved(text, start, end, place, reach)
         tokens = tokens_of(version)

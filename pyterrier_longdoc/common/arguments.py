@@ -1,12 +1,9 @@
-"""Constructor arguments of transformers: what role each plays, and checks of what users give.
-
-What an argument decides stands once, where it is defined: `max_doc_len: int | None = argument(None, role="windows")`.
-Saving and identities ask for roles and never keep lists of names.
-"""
+"""Arguments that declare their rules and, of transformers, their role: saving and identities ask for roles."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -35,8 +32,9 @@ def argument(
     default: Any = MISSING,
     *,
     role: Role | None = None,
-    choices: Sequence[Any] | None = None,
+    choices: Collection[Any] | None = None,
     at_least: float | None = None,
+    at_most: float | None = None,
     needs: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that declares its rules, which `validate` enforces.
@@ -47,6 +45,7 @@ def argument(
             `"computing"` or `"call"`; all but the last two are saved with the model.
         choices: the values allowed.
         at_least: the smallest number allowed.
+        at_most: the largest number allowed.
         needs: the argument without which this one has no effect, or its values: `needs="repeat"`,
             `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. Another value than the
             default is refused where the need is not met.
@@ -58,8 +57,8 @@ def argument(
         `share: float = ld.argument(0.5, role="head", at_least=0)`.
     """
     if role is not None:
-        check_choice("role", role, get_args(Role))
-    rules = {"choices": choices, "at_least": at_least, "needs": needs}
+        check_arguments("str", choices=get_args(Role), role=role)
+    rules = {"choices": choices, "at_least": at_least, "at_most": at_most, "needs": needs}
     metadata = {name: rule for name, rule in {"role": role, **rules}.items() if rule is not None}
     return field(default=default, metadata=metadata)
 
@@ -83,30 +82,42 @@ def validate(instance: Any) -> None:
     for f in fields(instance):
         value = plain(getattr(instance, f.name))
         object.__setattr__(instance, f.name, value)
-        rule = _broken_rule(f, value)
-        if rule is not None:
-            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} must be {rule}")
+        annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+        annotation = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", annotation)
+        rule = _broken_rule(annotation, value, *(f.metadata.get(rule) for rule in ("choices", "at_least", "at_most")))
         unmet = _unmet_need(instance, f, value)
-        if unmet is not None:
-            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} has no effect without {unmet}")
+        if rule or unmet:
+            wrong = f"must be {rule}" if rule else f"has no effect without {unmet}"
+            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} {wrong}")
 
 
-def _broken_rule(f: Field[Any], value: Any) -> str | None:
-    """Return what the field's value must be, in words; None if it is so."""
-    annotation = f.type if isinstance(f.type, str) else getattr(f.type, "__name__", str(f.type))
+def check_arguments(
+    annotation: str, *, choices: Collection[Any] | None = None, at_least: float | None = None, **values: Any
+) -> None:
+    """Hold arguments of a function, `k=k`, against an annotation and rules as `validate` holds fields."""
+    for name, value in values.items():
+        rule = _broken_rule(annotation, value, choices, at_least)
+        if rule:
+            raise ValueError(f"{name}={value!r} must be {rule}")
+
+
+def _broken_rule(
+    annotation: str, value: Any, choices: Collection[Any] | None, least: float | None, most: float | None = None
+) -> str | None:
+    """Return what a value must be, in words; None if it is so."""
     kind, _, optional = annotation.partition(" | ")
     if value is None and optional == "None":
         return None
-    choices, least = f.metadata.get("choices"), f.metadata.get("at_least")
     if choices is not None and value not in choices:
         return f"one of {', '.join(map(repr, choices))}"
     if optional not in ("", "None") or kind not in _KINDS:
         return None
     wanted, words = _KINDS[kind]
     is_kind = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-    if not is_kind or (least is not None and not value >= least):
-        return words if least is None else f"{words} of at least {least}"
-    return None
+    if is_kind and (least is None or value >= least) and (most is None or value <= most):
+        return None
+    bounds = [f"at least {least}"] * (least is not None) + [f"at most {most}"] * (most is not None)
+    return f"{words} of {' and '.join(bounds)}" if bounds else words
 
 
 def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
@@ -124,75 +135,41 @@ def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
 
 
 def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
-    """The constructor arguments with these roles, by name; all of them if none is named."""
+    """Return the constructor arguments with these roles, by name; all of them if none is named."""
     chosen = (f.name for f in fields(transformer) if not roles or f.metadata.get("role") in roles)
     return {name: getattr(transformer, name) for name in chosen}
 
 
 def changed_names(transformer: Any, names: Container[str]) -> list[str]:
-    """Those of the named constructor arguments that differ from their defaults."""
+    """Return those of the named constructor arguments that differ from their defaults."""
     asked = [f for f in fields(transformer) if f.name in names]
     # By what they look like, as arrays are neither equal nor unequal.
     return [f.name for f in asked if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
 def check_roles(transformer: Any) -> None:
-    """Raises TypeError for an argument without a role: it would neither be saved nor be part of an identity."""
+    """Raise TypeError for an argument without a role: it would neither be saved nor be part of an identity."""
     for f in fields(transformer):
         if "role" not in f.metadata:
-            raise TypeError(
-                f"{type(transformer).__name__}.{f.name} has no role, so that it would not be saved: define it as "
-                f'{f.name}: ... = ld.argument(default, role="head")'
-            )
+            name = f"{type(transformer).__name__}.{f.name}"
+            raise TypeError(f"{name} has no role and would not be saved: define it as ld.argument(..., role='head')")
 
 
 def plain(value: Any) -> Any:
-    """A number, truth or string of numpy as Python's own, which can be written as JSON; any other value as it is."""
+    """Return numpy's number, truth or string as Python's own, which JSON can hold; any other value as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
 
-def plain_fields(frozen: Any) -> None:
-    """Makes the values of a frozen dataclass plain, see `plain`."""
-    for f in fields(frozen):
-        object.__setattr__(frozen, f.name, plain(getattr(frozen, f.name)))
-
-
-def check_positive(**sizes: int | None) -> None:
-    """Raises ValueError, naming it, for any size that is not None or a whole number of at least 1."""
-    for name, value in sizes.items():
-        if value is None:
-            continue
-        if not isinstance(value, Integral) or isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be a whole number")
-        if value < 1:
-            raise ValueError(f"{name}={value} must be at least 1")
-
-
-def check_given(**sizes: int | None) -> None:
-    """As `check_positive`, and None is refused too."""
-    for name, value in sizes.items():
-        if value is None:
-            raise ValueError(f"{name}=None must be a whole number")
-    check_positive(**sizes)
-
-
 def check_checkpoint(**names: Any) -> None:
-    """Raises ValueError, naming it, for what cannot be the name of a checkpoint."""
+    """Raise ValueError, naming it, for what cannot be the name of a checkpoint."""
     for name, value in names.items():
         if not isinstance(value, str | Path) or not str(value):
             raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")
 
 
 def check_seeds(seeds: Any) -> None:
-    """Raises ValueError if these are no distinct whole numbers."""
-    numbers = list(seeds) if isinstance(seeds, Iterable) and not isinstance(seeds, str) else []
-    if not numbers or not all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers):
-        raise ValueError(f"seeds={seeds!r} must be a list of whole numbers, e.g. [0, 1, 2]")
-    if len(set(numbers)) < len(numbers):
-        raise ValueError(f"seeds={seeds!r} has a seed twice")
-
-
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raises ValueError, naming the known values, if `value` is none of them."""
-    if value not in known:
-        raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(known)}")
+    """Raise ValueError if these are no distinct whole numbers."""
+    numbers = list(seeds) if isinstance(seeds, Iterable) else []
+    are_whole = all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in numbers)
+    if not numbers or not are_whole or len(set(numbers)) < len(numbers):
+        raise ValueError(f"seeds={seeds!r} must be a list of different whole numbers, e.g. [0, 1, 2]")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,13 @@ import numpy as np
 CACHED_BYTES = 256 * 2**20
 """Most memory for remembered embeddings of one encoder; the least recently used ones go first."""
 
-Content = tuple[OrderedDict[Hashable, np.ndarray], int]
-"""Arrays by key, the least recently used first, and how many bytes they count."""
-
 _CACHES: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
 
 
 class EmbeddingCache:
     """Remembers embeddings, or the states or ids of all tokens of a text, within a bound; a copy starts empty.
 
-    Args:
-        max_bytes: of the arrays together.
-        entry_bytes: what an entry counts besides its array; matters where arrays are small.
+    An entry counts `entry_bytes` besides its array, which matters where arrays are small.
     """
 
     def __init__(self, max_bytes: int = CACHED_BYTES, entry_bytes: int = 0) -> None:
@@ -41,19 +35,19 @@ class EmbeddingCache:
         return len(self._vectors)
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """The `(H,)` embedding or `(T, H)` states that were put under this key, if they are still there."""
+        """Return the `(H,)` embedding or `(T, H)` states that were put under this key, if they are still there."""
         vector = self._vectors.get(key)
         if vector is not None:
             self._vectors.move_to_end(key)
         return vector
 
     def clear(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._vectors.clear()
         self._bytes = 0
 
     def put(self, key: Hashable, vector: np.ndarray) -> None:
-        """Remembers an `(H,)` embedding or `(T, H)` states; not what alone exceeds the bound."""
+        """Remember an `(H,)` embedding or `(T, H)` states; not what alone exceeds the bound."""
         if key not in self._vectors and self._size(vector) <= self.max_bytes:
             # A row of a batch would keep the whole batch alive.
             self._vectors[key] = vector.copy()
@@ -68,13 +62,7 @@ class EmbeddingCache:
         sequences: Sequence[np.ndarray],
         make: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
     ) -> list[np.ndarray]:
-        """What is made of distinct token sequences: what is remembered, and the rest made anew and remembered.
-
-        Args:
-            setting: all else that it depends on.
-            sequences: arrays of token ids.
-            make: makes the arrays of those that are not remembered.
-        """
+        """Return what is made of distinct token sequences and a setting: remembered, or made anew and remembered."""
         keys = [(setting, sequence.tobytes()) for sequence in sequences]
         found: list[Any] = list(map(self.get, keys))
         new = [i for i, array in enumerate(found) if array is None]
@@ -84,32 +72,11 @@ class EmbeddingCache:
                 found[i] = array
         return found
 
-    def swap(self, content: Content | None = None) -> Content:
-        """Takes other content in place of its own, which it returns; None for nothing."""
-        own = self._vectors, self._bytes
-        self._vectors, self._bytes = (OrderedDict(), 0) if content is None else content
-        return own
-
     def _size(self, vector: np.ndarray) -> int:
         return vector.nbytes + self.entry_bytes
 
 
-@contextmanager
-def nothing_remembered() -> Iterator[None]:
-    """Within it all loaded models start from nothing, as in a first run; afterwards they remember what they did before.
-
-    Whoever enters it sees to it that nothing is remembered of weights that have changed since.
-    """
-    caches = list(_CACHES)
-    before = [cache.swap() for cache in caches]
-    try:
-        yield
-    finally:
-        for cache, content in zip(caches, before, strict=True):
-            cache.swap(content)
-
-
 def forget_embeddings() -> None:
-    """Empties what all loaded models remember, tokens included, so that a measurement starts from nothing."""
+    """Empty what all loaded models remember, tokens included, so that a measurement starts from nothing."""
     for cache in list(_CACHES):
         cache.clear()

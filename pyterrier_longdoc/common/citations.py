@@ -8,49 +8,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from .runs import stages_of
+
 _FILE = Path(__file__).with_name("references.bib")
-_START = re.compile(r"^@\w+\s*\{\s*([^,\s]+)\s*,", re.MULTILINE)
-_BRACE = re.compile(r"(?<!\\)[{}]")
 
 
 @cache
 def entries(path: Path = _FILE) -> dict[str, str]:
-    """The entries of a BibTeX file as they are written there, by key.
-
-    Raises:
-        ValueError: if two have the same key, or the braces of one are not closed.
-    """
-    text = path.read_text(encoding="utf-8")
-    found: dict[str, str] = {}
-    for start in _START.finditer(text):
-        key = start[1]
-        if key in found:
-            raise ValueError(f"{path.name} has two entries {key!r}")
-        found[key] = text[start.start() : _closed(text, start.start(), f"{path.name}: entry {key!r}")]
-    return found
-
-
-def _closed(text: str, start: int, what: str) -> int:
-    """Where the braces that open after `start` are closed again."""
-    depth = 0
-    for brace in _BRACE.finditer(text, start):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return brace.end()
-    raise ValueError(f"{what} is not closed")
+    """Return the entries of a BibTeX file, each of which begins a line with an @, by key and as they are written."""
+    found = re.split(r"^(?=@)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    keys = [re.match(r"@\w+\s*\{\s*([^,\s]+)\s*,", entry) for entry in found]
+    return {key[1]: entry.strip() for key, entry in zip(keys, found, strict=True) if key}
 
 
 def bibtex(papers: Iterable[str]) -> str:
-    """The entries of papers, each once, in the order in which they are asked for.
-
-    Args:
-        papers: keys of `references.bib`, or entries that begin with an `@`.
-    """
+    """Return the entries of papers, each once: keys of `references.bib`, or entries that begin with an @."""
     return "\n\n".join(paper if paper.startswith("@") else entries()[paper] for paper in dict.fromkeys(papers))
 
 
 def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
-    """The entries that ir_datasets' own documentation names for one of its datasets."""
+    """Return the entries that ir_datasets' own documentation names for one of its datasets."""
     import ir_datasets
 
     known = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
@@ -59,8 +36,26 @@ def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
 
 
 def papers_of(*parts: Any) -> list[str]:
-    """The papers behind the parts of something; None and what names none have none."""
+    """Return the papers behind the parts of something, as far as they name any."""
     return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
+
+
+def papers_of_pipeline(pipeline: Any) -> list[str]:
+    """Return the papers that the stages of a pipeline name, with the collections that their text loaders read."""
+    papers: list[str] = []
+    for stage in stages_of(pipeline):
+        loader = getattr(stage, "text_loader", None)
+        parts: list[Any] = [stage, loader, getattr(loader, "dataset", None), getattr(stage, "dataset", None)]
+        for part in parts:
+            if isinstance(part, Cited):
+                papers += part.cited()
+            elif hasattr(part, "irds_ref"):
+                papers += of_ir_datasets(part.irds_ref())
+            else:
+                papers += getattr(part, "papers", None) or ()
+        for model in getattr(stage, "models", ()):  # of folds
+            papers += papers_of_pipeline(model)
+    return list(dict.fromkeys(papers))
 
 
 class Cited:
@@ -69,9 +64,9 @@ class Cited:
     papers: ClassVar[tuple[str, ...]] = ()
 
     def cited(self) -> list[str]:
-        """The papers behind this object, as it is set up."""
+        """Return the papers behind this object, as it is set up."""
         return list(self.papers)
 
     def citation(self) -> str:
-        """BibTeX of the papers that describe this; empty where there is none. A checkpoint's is on its model card."""
+        """Return the BibTeX of the papers that describe this. A checkpoint's is on its model card."""
         return bibtex(self.cited())

@@ -1,56 +1,50 @@
-"""What a run has read, and how it came to its scores."""
+"""What was read: of one pair, of a run, and how a run came to its scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .language import counted
+from .frames import Text
 from .presentation import percent
+
+CHOICES = ("max_windows=", "preselect=")
+"""How the names of arguments begin that choose among windows: what these leave out was asked for."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of one text.
+    """What is read of a pair of a query and a text.
 
     Attributes:
-        tokens: its tokens.
-        tokens_read: tokens that were in at least one window.
-        windows: its windows.
-        repeated: tokens of what is read with each of them.
-        repeated_read: tokens of it that were read.
+        tokens: tokens of the text.
+        tokens_read: those of them that are in at least one window.
+        windows: windows of the text.
+        query_tokens: tokens of the query.
+        query_tokens_read: those of them that are read.
+        query_cut_by: the argument that cuts the query, with its value.
+        cut: tokens that are not read, of the text and of what is read with each window, by the argument that cuts them.
     """
 
     tokens: int
     tokens_read: int
     windows: int
-    repeated: int = 0
-    repeated_read: int = 0
-
-    @classmethod
-    def through(cls, windows: list[tuple[int, int]], tokens: int, repeated: tuple[int, int] = (0, 0)) -> Reading:
-        """What is read of a text.
-
-        Args:
-            windows: its windows, in order.
-            tokens: its tokens.
-            repeated: tokens of what is read with each window, and how many of them are read.
-        """
-        read = end = 0
-        for a, b in windows:
-            read += max(0, b - max(a, end))
-            end = max(end, b)
-        return cls(tokens, read, len(windows), *repeated)
+    query_tokens: int = 0
+    query_tokens_read: int = 0
+    query_cut_by: str = ""
+    cut: dict[str, int] = field(default_factory=dict)
 
 
-class LeftOut(NamedTuple):
-    """Why tokens of one text were not read: see the attributes of `Coverage`."""
-
-    beyond: int = 0
-    passed_over: int = 0
+def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
+    """Return how many tokens are in at least one of some windows, which are in order."""
+    read = end = 0
+    for a, b in windows:
+        read += max(0, b - max(a, end))
+        end = max(end, b)
+    return read
 
 
 @dataclass
@@ -61,28 +55,25 @@ class Coverage:
 
     Tokens are those of the backbone; words for a served model or a function without a tokenizer.
 
-    A text counts once for each of its queries: for each of them another part of it may be read (`preselect`), and so
-    the figures of parts of a run, of workers for instance, add up to those of the whole.
+    A text counts once for each of its queries, as another part of it may be read for each (`preselect`). So the figures
+    of the parts of a run, of workers for instance, add up to those of the whole.
 
     Attributes:
         documents: texts, each for each of its queries: distinct pairs of a query and a text.
         documents_cut: texts of which at least one token was not read.
         tokens: tokens of all texts.
         tokens_read: tokens that were in at least one window.
-        tokens_beyond: of those that were not, the ones after `max_doc_len`.
-        tokens_passed_over: of those that were not, the ones that `max_windows` or `preselect` left out.
         windows: windows of all texts.
-        repeats_cut: texts of which what is read with each window was not read to its end.
-        repeated_tokens: tokens of what is read with each window (titles), each counted once for its pair.
-        repeated_tokens_read: tokens of that which were read.
-        windows_cut: of the windows that a served model was asked for, each with a query, those that it is known to have
-            cut; what is read from a score cache does not count.
         queries: distinct queries.
         queries_cut: queries that were not read to their end, for some text at least.
         query_tokens: tokens of all queries.
         query_tokens_read: tokens of queries that were read with every text.
-        tokens_encoded: tokens that went through the backbone, with queries and special tokens; less for what was
-            remembered, more where windows overlap or a text was read for several queries.
+        cut: tokens of texts, queries and titles that were not read, by the argument that cut them, with its value:
+            `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`. Whoever cuts text writes it here.
+        windows_cut: windows, each with a query, that a served model is known to have cut; those that a score cache
+            answers do not count.
+        tokens_encoded: tokens that went through the backbone, with queries and special tokens. Remembered windows do
+            not count; tokens in several windows, or of a text with several queries, count each time.
         tokens_computed: the same with the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
         rows: rows of the frame; in `fit`, of texts that a `text_loader` supplies, those that were drawn.
@@ -95,17 +86,13 @@ class Coverage:
     documents_cut: int = 0
     tokens: int = 0
     tokens_read: int = 0
-    tokens_beyond: int = 0
-    tokens_passed_over: int = 0
     windows: int = 0
-    repeats_cut: int = 0
-    repeated_tokens: int = 0
-    repeated_tokens_read: int = 0
-    windows_cut: int = field(default=0, compare=False)
     queries: int = 0
     queries_cut: int = 0
     query_tokens: int = 0
     query_tokens_read: int = 0
+    cut: dict[str, int] = field(default_factory=dict)
+    windows_cut: int = field(default=0, compare=False)
     tokens_encoded: int = field(default=0, compare=False)
     tokens_computed: int = field(default=0, compare=False)
     dtype: str | None = field(default=None, compare=False)
@@ -116,12 +103,13 @@ class Coverage:
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
-        """Of several runs as one: counts are added, so that a query that is in several counts in each."""
+        """Add several runs up to one: counts are added, so that a query that is in several counts in each."""
         whole = cls()
         for part in parts:
-            for each in fields(cls):
-                if each.name != "dtype":
-                    setattr(whole, each.name, getattr(whole, each.name) + getattr(part, each.name))
+            for name in (f.name for f in fields(cls) if f.name not in ("dtype", "cut")):
+                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+            for argument, tokens in part.cut.items():
+                whole.add_cut(argument, tokens)
             whole.dtype = whole.dtype or part.dtype
         return whole
 
@@ -129,11 +117,6 @@ class Coverage:
     def share_read(self) -> float:
         """Tokens read / tokens of all texts, each for each of its queries; 1.0 where there are no tokens."""
         return self.tokens_read / self.tokens if self.tokens else 1.0
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether any text or query, or what is read with each window, was not read to its end."""
-        return bool(self.documents_cut or self.queries_cut or self.repeats_cut or self.windows_cut)
 
     @property
     def windows_per_document(self) -> float:
@@ -146,104 +129,95 @@ class Coverage:
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
     @property
-    def tokens_lost(self) -> int:
-        """Tokens of texts that were not read although nothing chose among the windows."""
-        return self.tokens - self.tokens_read - self.tokens_passed_over
+    def lost(self) -> dict[str, int]:
+        """The part of `cut` that nobody asked for: without `max_windows` and `preselect`, which choose."""
+        return {argument: tokens for argument, tokens in self.cut.items() if not argument.startswith(CHOICES)}
 
-    def add(self, reading: Reading, left_out: LeftOut = LeftOut()) -> None:  # noqa: B008 - frozen
-        """Counts one text."""
-        self.tokens_beyond += left_out.beyond
-        self.tokens_passed_over += left_out.passed_over
+    def add(self, reading: Reading) -> None:
+        """Count a text, of a pair that was not counted before; its query is counted by an `Account`."""
         self.documents += 1
         self.documents_cut += reading.tokens_read < reading.tokens
         self.tokens += reading.tokens
         self.tokens_read += reading.tokens_read
         self.windows += reading.windows
-        self.repeats_cut += reading.repeated_read < reading.repeated
-        self.repeated_tokens += reading.repeated
-        self.repeated_tokens_read += reading.repeated_read
+        for argument, tokens in reading.cut.items():
+            self.add_cut(argument, tokens)
 
-    def add_queries(self, lengths: list[int], limit: int) -> None:
-        """Counts queries of these lengths in tokens, of which at most `limit` are read."""
-        self.queries += len(lengths)
-        self.queries_cut += sum(length > limit for length in lengths)
-        self.query_tokens += sum(lengths)
-        self.query_tokens_read += sum(min(length, limit) for length in lengths)
+    def add_cut(self, argument: str, tokens: int) -> None:
+        """Count tokens that an argument, given with its value, kept from being read."""
+        if tokens:
+            self.cut[argument] = self.cut.get(argument, 0) + tokens
 
     def as_dict(self) -> dict[str, Any]:
-        """All counts, the precision, and the three ratios, by name: one row of a table."""
+        """Return all counts, the precision, and the three ratios, by name: one row of a table."""
         ratios = ("share_read", "windows_per_document", "padding")
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
-    def losses(self, of_documents: str = "", of_queries: str = "", of_repeats: str = "") -> str:
-        """How many tokens were not read and which arguments cut them, in words; empty if all were, or were passed over.
-
-        Args:
-            of_documents: the arguments that cut documents.
-            of_queries: the argument that cuts queries.
-            of_repeats: the argument that cuts what is read with each window.
-        """
-        parts = []
-        if self.tokens_lost:
-            parts.append(
-                f"{self.tokens_lost} of {self.tokens} tokens of documents ({percent(self.tokens_lost / self.tokens)}), "
-                f"cut by {of_documents}"
-            )
-        if self.queries_cut:
-            lost = self.query_tokens - self.query_tokens_read
-            parts.append(
-                f"{lost} of {self.query_tokens} tokens of queries ({percent(lost / self.query_tokens)}, in "
-                f"{self.queries_cut} of {self.queries} queries), cut by {of_queries}"
-            )
-        if self.repeats_cut:
-            lost = self.repeated_tokens - self.repeated_tokens_read
-            share = percent(lost / self.repeated_tokens)
-            parts.append(
-                f"{lost} of {self.repeated_tokens} tokens of titles ({share}, in "
-                f"{self.repeats_cut} of {self.documents} documents), cut by {of_repeats}"
-            )
-        if self.windows_cut:
-            parts.append(f"{self.windows_cut} windows to their end, cut by the server, which takes no longer inputs")
-        return "; ".join(parts)
-
     def empties(self, columns: str) -> str:
-        """How many rows have no text, or no query, in words; empty if all have both.
-
-        Args:
-            columns: the text columns, in words.
-        """
-        of_query = f"column 'query'; {counted(self.queries_empty, 'qid', 'qids')}"
-        of = [(self.rows_without_text, "text", columns), (self.rows_without_query, "query", of_query)]
-        return ", ".join(f"{n} of {self.rows} rows have no {what} ({where})" for n, what, where in of if n)
+        """Return how many rows have no text (in these columns), or no query, in words; empty if all have both."""
+        parts = []
+        if self.rows_without_text:
+            parts.append(f"{self.rows_without_text} of {self.rows} rows have no text ({columns})")
+        if self.rows_without_query:
+            where = f"column 'query', of {self.queries_empty} qids"
+            parts.append(f"{self.rows_without_query} of {self.rows} rows have no query ({where})")
+        return ", ".join(parts)
 
     def __str__(self) -> str:
-        return (
+        parts = [
             f"{self.documents} documents, {self.documents_cut} of them cut: {self.tokens_read} of {self.tokens} tokens "
-            f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document"
-            f"{self._repeated()}; {self.queries} queries, {self.queries_cut} of them cut"
-            f"{self._cut_elsewhere()}{self._empty()}{self._computed()}"
-        )
+            f"read ({percent(self.share_read)}), {self.windows_per_document:.1f} windows per document",
+            f"{self.queries} queries, {self.queries_cut} of them cut",
+        ]
+        if self.cut:
+            parts.append(f"not read: {in_words(self.cut)}")
+        if self.windows_cut:
+            parts.append(f"{self.windows_cut} windows cut by the server")
+        if self.rows_without_text + self.rows_without_query:
+            parts.append(
+                f"of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"
+            )
+        if self.tokens_computed:
+            padding = f"{percent(self.padding)} of them padding"
+            parts.append(f"{self.tokens_computed} tokens computed in {self.dtype}, {padding}")
+        return "; ".join(parts)
 
-    def _repeated(self) -> str:
-        if not self.repeated_tokens:
-            return ""
-        return (
-            f", each with its title, cut in {self.repeats_cut} documents: {self.repeated_tokens_read} of "
-            f"{self.repeated_tokens} tokens read"
-        )
 
-    def _cut_elsewhere(self) -> str:
-        return f"; {self.windows_cut} windows cut by the server" if self.windows_cut else ""
+def in_words(cut: Mapping[str, int]) -> str:
+    """Return how many tokens were cut, and by what."""
+    return ", ".join(f"{tokens} tokens cut by {argument}" for argument, tokens in cut.items())
 
-    def _empty(self) -> str:
-        if not self.rows_without_text + self.rows_without_query:
-            return ""
-        return f"; of {self.rows} rows {self.rows_without_text} have no text, {self.rows_without_query} no query"
 
-    def _computed(self) -> str:
-        if not self.tokens_computed:
-            return ""
-        return f"; {self.tokens_computed} tokens computed in {self.dtype}, {percent(self.padding)} of them padding"
+class Account:
+    """Counts what is read in a run or a training: each query, and each pair of a query and a text, once."""
+
+    def __init__(self, dtype: str | None = None) -> None:
+        self.coverage = Coverage(dtype=dtype)
+        self._pairs: set[int] = set()  # hashes: augmented texts are as many as draws
+        self._queries: dict[str, int] = {}  # what was not read of each, with the text that left it the least
+
+    def add(self, queries: Sequence[str], texts: Sequence[Text], readings: Sequence[Reading]) -> None:
+        """Count P pairs of a query and a text."""
+        for query, text, reading in zip(queries, texts, readings, strict=True):
+            self._add_query(query, reading)
+            pair = hash((query, text))
+            if pair not in self._pairs:
+                self._pairs.add(pair)
+                self.coverage.add(reading)
+
+    def _add_query(self, query: str, reading: Reading) -> None:
+        coverage = self.coverage
+        if query not in self._queries:
+            self._queries[query] = 0
+            coverage.queries += 1
+            coverage.query_tokens += reading.query_tokens
+            coverage.query_tokens_read += reading.query_tokens
+        before, lost = self._queries[query], reading.query_tokens - reading.query_tokens_read
+        if lost > before:
+            self._queries[query] = lost
+            coverage.queries_cut += before == 0
+            coverage.query_tokens_read -= lost - before
+            coverage.add_cut(reading.query_cut_by, lost - before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,16 +243,7 @@ class Explanation:
 
 
 class Scored:
-    """What a model makes of R pairs of query and text.
-
-    Args:
-        rows: R.
-        coverage: of the run.
-
-    Attributes:
-        scores: `(R,)` float64.
-        explanations: R of them; none if they were not asked for.
-    """
+    """What a model makes of R pairs of query and text: `(R,)` scores and, if asked for, R explanations."""
 
     def __init__(self, rows: int, coverage: Coverage) -> None:
         self.scores = np.full(rows, np.nan)
@@ -288,13 +253,7 @@ class Scored:
     def add(
         self, rows: Iterable[list[int]], values: np.ndarray, explanations: Sequence[Explanation] | None = None
     ) -> None:
-        """Takes the scores of P pairs.
-
-        Args:
-            rows: for each pair the rows that ask for it.
-            values: `(P,)` scores.
-            explanations: of each; None if they were not asked for.
-        """
+        """Take the `(P,)` scores of P pairs, for each of which `rows` has the rows that ask for it."""
         if explanations is not None and not self.explanations:
             self.explanations = [None] * len(self.scores)
         for number, (asking, value) in enumerate(zip(rows, values, strict=True)):
@@ -304,7 +263,7 @@ class Scored:
                     self.explanations[row] = explanations[number]
 
     def checked(self) -> Scored:
-        """This, or FloatingPointError that names the first bad row, if any score is not finite."""
+        """Return this; raise FloatingPointError that names the first bad row if a score is not finite."""
         bad = np.flatnonzero(~np.isfinite(self.scores))
         if len(bad):
             raise FloatingPointError(
@@ -312,45 +271,3 @@ class Scored:
                 f"with dtype='float16' use bfloat16 or float32; otherwise a weight of the model is not finite"
             )
         return self
-
-
-class Work:
-    """Counts what a run computes: tokens for its coverage, and for a progress bar how much of the work is done.
-
-    Args:
-        coverage: of the run.
-        bar: a tqdm bar, which starts anew; None for no bar.
-        total: the work of the run, in any unit.
-    """
-
-    def __init__(self, coverage: Coverage, bar: Any = None, total: float = 0.0) -> None:
-        self.coverage, self.bar = coverage, bar
-        self._before = self._block = self._share = 0.0
-        if bar is not None:
-            bar.reset(total=max(1, round(total)))
-
-    def begin(self, amount: float) -> None:
-        """A block of so much work begins; the one before is done, also where nothing had to be computed."""
-        self._before += self._block
-        self._block, self._share = amount, 0.0
-        self._show()
-
-    def count(self, tokens: int, computed: int) -> None:
-        """Tokens went through the backbone: real ones, and with padding."""
-        self.coverage.tokens_encoded += tokens
-        self.coverage.tokens_computed += computed
-
-    def advance(self, tokens: int, of: int) -> None:
-        """So many of the block's tokens are done."""
-        self._share += tokens / of
-        self._show()
-
-    def end(self) -> None:
-        """All is done."""
-        if self.bar is not None:
-            self.bar.update(self.bar.total - self.bar.n)
-
-    def _show(self) -> None:
-        if self.bar is not None:
-            done = round(self._before + min(1.0, self._share) * self._block)
-            self.bar.update(max(0, min(done, self.bar.total) - self.bar.n))

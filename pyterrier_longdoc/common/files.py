@@ -6,9 +6,9 @@ import gzip
 import importlib
 import json
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,10 @@ _ROWS_AT_ONCE = 64  # of a Parquet file; documents of a megabyte are published
 
 @contextmanager
 def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
+    """Give a temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
 
-    Its mode is the umask's, whatever writes it: safetensors would keep it from all other users.
-
-    Args:
-        path: its folder is made if need be.
-        only_writer: no other process writes it, so that what a kill left half-written is written over.
+    Its mode is the umask's: safetensors would keep it from all other users. With `only_writer` no other process writes
+    it, and what a kill left half-written is written over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
@@ -43,7 +40,7 @@ def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
 
 
 def _flush(path: Path, mode: int) -> None:
-    """Waits until a file, or a folder's list of files, is on disk and not only in memory."""
+    """Wait until a file, or a folder's list of files, is on disk and not only in memory."""
     handle = os.open(path, mode)
     try:
         os.fsync(handle)
@@ -52,7 +49,7 @@ def _flush(path: Path, mode: int) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Tells whether two files have the same contents."""
+    """Return a digest of a file's contents."""
     digest = blake2b(digest_size=16)
     with path.open("rb") as file:
         while piece := file.read(2**22):
@@ -60,15 +57,10 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-_DIGESTS: dict[Path, tuple[tuple[int, ...], str]] = {}
-_SETTLED = 2 * 10**9
-"""Nanoseconds after which another write shows in the time of a file: the clock of some file systems ticks so slowly."""
-
-
 def folder_digest(folder: str | Path) -> str | None:
-    """Tells whether two folders have the same files, hidden ones left out; None for what is no folder.
+    """Return a digest of a folder's files, hidden ones left out; None for what is no folder.
 
-    Files that a process has digested before are read again only if their size or times are others.
+    A file is read again only if its size or times are others.
     """
     if not Path(folder).is_dir():
         return None
@@ -76,23 +68,19 @@ def folder_digest(folder: str | Path) -> str | None:
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
         if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            digest.update(f"{name.as_posix()}\0{_remembered_digest(path)}\0".encode())
+            stat = path.stat()
+            contents = _remembered_digest(path, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+            digest.update(f"{name.as_posix()}\0{contents}\0".encode())
     return digest.hexdigest()
 
 
-def _remembered_digest(path: Path) -> str:
-    now, stat = time.time_ns(), path.stat()
-    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
-    found, digest = _DIGESTS.get(path, (None, ""))
-    if found != state:
-        digest = file_digest(path)
-        if now - max(stat.st_mtime_ns, stat.st_ctime_ns) > _SETTLED:
-            _DIGESTS[path] = state, digest
-    return digest
+@lru_cache(maxsize=1024)
+def _remembered_digest(path: Path, *_: int) -> str:
+    return file_digest(path)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a UTF-8 file, compressed (`.gz`) or not, each with where it stands, for messages.
+    """Yield the lines of a UTF-8 file, compressed (`.gz`) or not, each with where it stands, for messages.
 
     Blank lines are skipped. Form feeds and U+2028, which JSON strings may hold, end no line.
     """
@@ -103,14 +91,9 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The JSON objects of a file of one object a line, compressed or not, each with where it stands.
+    """Yield the JSON objects of a file of one object a line, compressed or not, each with where it stands.
 
-    Args:
-        path: the file.
-        strings: fields that must be there and be strings.
-
-    Raises:
-        ValueError: if a line is malformed or lacks a field.
+    The fields named `strings` must be there and be strings: ValueError otherwise, as for lines that are no JSON.
     """
     for where, line in read_lines(path):
         try:
@@ -121,27 +104,12 @@ def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, d
 
 
 def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a Parquet file (`.parquet`), or of one that `read_jsonl` reads, each with where it stands.
-
-    Args:
-        path: the file.
-        strings: fields that must be there and be strings.
-
-    Raises:
-        ValueError: if the file is not what its name says, or a row lacks a field.
-        ImportError: if it is a Parquet file, and pyarrow is missing.
-    """
+    """As `read_jsonl`, of Parquet files (`.parquet`) too."""
     if path.suffix != ".parquet":
         yield from read_jsonl(path, strings)
         return
     parquet = import_extra("pyarrow.parquet", "disk", f"{path} is a Parquet file, and to read it needs pyarrow")
-    try:
-        file = parquet.ParquetFile(path)
-    except ValueError as error:  # as all of pyarrow's complaints about contents are
-        raise ValueError(
-            f"{path}: no Parquet file ({error}); a clone without Git LFS has pointers in place of files"
-        ) from None
-    with file:
+    with parquet.ParquetFile(path) as file:
         rows = (row for batch in file.iter_batches(_ROWS_AT_ONCE) for row in batch.to_pylist())
         for number, row in enumerate(rows, start=1):
             where = f"{path}, row {number}"
@@ -149,17 +117,16 @@ def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, di
 
 
 def checked_row(where: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
-    """The row itself; raises ValueError, saying where, if it is no dict or one of the fields is no string."""
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected a JSON object, got {str(row)[:80]!r}")
-    for name in strings:
-        if not isinstance(row.get(name), str):
-            raise ValueError(f"{where}: field {name!r} must be a string, got {row.get(name)!r}")
+    """Return the row itself; raise ValueError, saying where, if it is no dict or one of the fields is no string."""
+    wrong = [repr(name) for name in strings if not (isinstance(row, dict) and isinstance(row.get(name), str))]
+    if wrong or not isinstance(row, dict):
+        needed = f"field {wrong[0]} must be a string" if wrong else "there must be fields"
+        raise ValueError(f"{where}: {needed} of a JSON object, got {str(row)[:80]!r}")
     return row
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes a file as a whole, compressed if its name ends in `.gz`; the same lines give the same bytes."""
+    """Write a file as a whole, compressed if its name ends in `.gz`; the same lines give the same bytes."""
     with replacing(path) as temporary, temporary.open("wb") as raw:
         # Neither name nor time in the header of compressed files, so that the bytes depend on the lines only.
         compressed = gzip.GzipFile("", "wb", 4, raw, mtime=0) if path.suffix == ".gz" else nullcontext(raw)
@@ -168,28 +135,14 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
-    """Writes one JSON object a line, as `write_lines` does."""
+    """Write one JSON object a line, as `write_lines` does."""
     write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
 
 
-_PACKAGES = {"sklearn": "scikit-learn"}
-"""Modules whose package has another name, but for `-` and `_`."""
-
-
 def import_extra(name: str, extra: str, complaint: str) -> Any:
-    """Imports a library of one of this package's extras.
-
-    Args:
-        name: of the module.
-        extra: that has it, with what else goes with it.
-        complaint: what the message says before the command.
-
-    Raises:
-        ImportError: if it is missing; the message says how to install it, wherever this package came from.
-    """
+    """Import a module of one of this package's extras; if it is missing, the error says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        module = name.partition(".")[0]
-        package = _PACKAGES.get(module, module.replace("_", "-"))
+        package = name.partition(".")[0].replace("_", "-").replace("sklearn", "scikit-learn")
         raise ImportError(f"{complaint}: pip install {package} (it is in the extra [{extra}])") from error

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-from typing import Any
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 
 from .arguments import plain
-from .documents import Document, Text, on_lines
+
+Value = TypeVar("Value", bound=Hashable)
 
 TextField = str | tuple[str, ...] | list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text that windows are made of, and what is read with each of them: a title, for instance."""
+
+    text: str
+    repeated: str = ""
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+
+Text = str | Document
+"""A text with nothing beside it, or a document."""
+
+
+def as_document(text: Text) -> Document:
+    """Return the document itself, or one of a text alone."""
+    return text if isinstance(text, Document) else Document(text)
+
+
+def is_blank(text: Text) -> bool:
+    """Return whether there is nothing but white space, in what is read with its windows neither."""
+    document = as_document(text)
+    return not (document.text.strip() or document.repeated.strip())
+
+
+def on_lines(*parts: str) -> str:
+    """Join the parts that are not empty, each on a line of its own."""
+    return "\n".join(filter(None, parts))
 
 
 class TruncationWarning(UserWarning):
@@ -25,15 +57,7 @@ class EmptyTextWarning(UserWarning):
 
 
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
-    """The text columns, in order.
-
-    Args:
-        text_field: one name, or several.
-        argument: where they were given, for the error.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the names of columns, given one or several by the named argument."""
     names = [text_field] if isinstance(text_field, str) else text_field
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{argument}={text_field!r} must be the name of a column, or a tuple of names")
@@ -41,30 +65,18 @@ def field_names(text_field: TextField, argument: str = "text_field") -> list[str
 
 
 def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
-    """The text columns of which windows are made: those that are not read with each of them.
-
-    Raises:
-        ValueError: if none is left, or a column to repeat is not read at all.
-    """
+    """Return the text columns of which windows are made: those that are not read with each of them."""
     fields, repeated = field_names(text_field), [] if repeat is None else field_names(repeat, "repeat")
     others = [name for name in fields if name not in repeated]
     if not others or not set(repeated) <= set(fields):
-        raise ValueError(
-            f"repeat={repeat!r} must name some of the columns in text_field={text_field!r} and leave one, of which "
-            f'windows are made, e.g. text_field=("title", "body"), repeat="title"'
-        )
+        raise ValueError(f"repeat={repeat!r} must name some columns of text_field={text_field!r} and leave one or more")
     return others
 
 
 def validated(
     inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, further: Sequence[str] = ()
 ) -> list[str]:
-    """Checks the columns of a result frame, `further` ones included, and returns the text columns.
-
-    Raises:
-        pt.validate.InputValidationError: if a column is missing; the message names it and says what to do.
-        ValueError: if a column stands there twice, or `text_field` names none.
-    """
+    """Check the columns of a result frame, `further` ones included, and return the text columns."""
     fields = field_names(text_field)
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
@@ -77,24 +89,17 @@ def validated(
     except pt.validate.InputValidationError as error:
         missing = [name for name in fields if name not in inp.columns]
         if text_loader is None and missing and {"qid", "query", "docno"} <= set(inp.columns):
+            name, there = type(context).__name__, ", ".join(map(str, inp.columns))
             error.args = (
-                f"{type(context).__name__} needs the text of the documents, but the column(s) {', '.join(missing)} "
-                f"are missing (there are: {', '.join(map(str, inp.columns))}). Put a text loader before it "
-                f"(retriever >> dataset.text_loader() >> {type(context).__name__}(...)), pass text_loader=, or name "
-                f"the column(s) that hold the text with text_field=.",
+                f"{name} lacks the text column(s) {', '.join(missing)} (there are: {there}): put a text loader before "
+                f"it (retriever >> dataset.text_loader() >> {name}(...)), or give text_loader= or text_field=.",
             )
         raise
     return fields
 
 
 def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str]:
-    """The text of each row: its text columns joined by one space; None and NaN count as empty.
-
-    Where a text column is absent, `text_loader` supplies it.
-
-    Raises:
-        ValueError: if a column holds bytes, or the loader does not supply the text of every row.
-    """
+    """Return each row's text columns, joined by a space; `text_loader` supplies them where one is absent."""
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     if len(fields) == 1:
         return strings(frame[fields[0]], fields[0])
@@ -105,7 +110,7 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 def documents_of(
     inp: pd.DataFrame, text_field: TextField, repeat: TextField | None, text_loader: Any
 ) -> Sequence[Text]:
-    """As `texts_of`; with `repeat`, whose columns are read with each window, a line each, documents."""
+    """Return each row's text as `texts_of`, or a document if columns are repeated with each window, a line each."""
     fields = field_names(text_field)
     if repeat is None:
         return texts_of(inp, fields, text_loader)
@@ -116,54 +121,32 @@ def documents_of(
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
-    """What a text loader, or that of a dataset or an index, makes of the rows: with the text columns, index anew.
-
-    Raises:
-        ValueError: if it does not return the same rows, or not all of the columns.
-    """
+    """Return the rows with the text columns that a text loader, or that of a dataset or an index, adds."""
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     frame: pd.DataFrame = loader(inp.reset_index(drop=True))
-    if len(frame) != len(inp) or frame["docno"].tolist() != inp["docno"].tolist():
-        missing = inp["docno"][~inp["docno"].isin(frame["docno"])]
-        of_one = f": {missing.iloc[0]!r} is missing" if len(missing) else ""
-        raise ValueError(f"text_loader {loader!r} did not return the rows it was given{of_one}")
     absent = [name for name in fields if name not in frame.columns]
-    if absent:
-        raise ValueError(f"text_loader {loader!r} does not supply the column(s) {', '.join(absent)}")
+    missing = inp["docno"][~inp["docno"].isin(frame["docno"])].unique().tolist()
+    if absent or missing or frame["docno"].tolist() != inp["docno"].tolist():
+        lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
+        raise ValueError(f"text_loader {loader!r} must return the rows it is given with {fields}; missing: {lacking}")
     return frame
 
 
 def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, what: str, where: str) -> pd.DataFrame:
-    """As `with_text`, for what is trained on: a document without any text teaches something wrong.
-
-    Args:
-        inp: rows with `docno`.
-        fields: the text columns.
-        text_loader: as for `with_text`.
-        what: what the rows are, for the error.
-        where: of what they can be left out, for the error.
-
-    Raises:
-        ValueError: as `with_text`, and if all text columns of a row are None or NaN; the message names its docno.
-    """
+    """Return rows as `with_text`, and refuse those without any text, which would teach something wrong."""
     frame = with_text(inp, fields, text_loader)
     lacking = frame.loc[frame[fields].isna().all(axis=1), "docno"]
     if len(lacking):
-        raise ValueError(
-            f"text_loader {text_loader!r} has no text of {len(lacking)} {what}, e.g. {lacking.iloc[0]!r}: leave them "
-            f"out of {where}"
-        )
+        some = f"{len(lacking)} {what}, e.g. {lacking.iloc[0]!r}"
+        raise ValueError(f"text_loader {text_loader!r} has no text of {some}: leave them out of {where}")
     return frame
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
-    """A column as strings; None and NaN count as empty, halves of surrogate pairs become question marks.
+    """Return a column as strings; None and NaN are empty, halves of surrogate pairs become question marks.
 
     A column of objects gives its own strings; equal values of any other become one string, so that a text that stands
     in many rows is held once.
-
-    Raises:
-        ValueError: if it holds bytes.
     """
     check_no_bytes(column, name)
     missing = column.isna()
@@ -181,7 +164,7 @@ def strings(column: pd.Series, name: str) -> list[str]:
 
 
 def _valid(text: str) -> str:
-    """The text itself where it is valid Unicode, which cut JSON escapes are not, and which tokenizers ask for."""
+    """Return valid Unicode, which tokenizers need and cut JSON escapes are not."""
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError:
@@ -189,15 +172,8 @@ def _valid(text: str) -> str:
     return text
 
 
-def blank_rows(frame: pd.DataFrame, fields: list[str]) -> np.ndarray:
-    """`(R,)` bool: whether all of these columns are None, NaN or white space in a row; copies no column."""
-    columns = [frame[name] for name in fields]
-    blank = [np.array([not str(value).strip() for value in column], dtype=bool) for column in columns]
-    return np.logical_and.reduce([own | column.isna().to_numpy() for own, column in zip(blank, columns, strict=True)])
-
-
 def check_no_bytes(column: pd.Series, name: str) -> None:
-    """Raises ValueError if a column of text holds bytes."""
+    """Raise ValueError if a column of text holds bytes."""
     if column.dtype == object and any(isinstance(value, bytes) for value in column):
         raise ValueError(f"column {name!r} holds bytes, not text: decode it before reranking")
 
@@ -205,10 +181,7 @@ def check_no_bytes(column: pd.Series, name: str) -> None:
 def with_scores(
     inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
 ) -> pd.DataFrame:
-    """A new frame: the input's rows, columns and index with new scores, further columns and ranks.
-
-    Further columns keep the type of an array; a list makes a column of objects.
-    """
+    """Return a new frame with new scores, further columns (objects, unless they are arrays) and ranks."""
     out = inp.drop(columns=["score", "rank", *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
@@ -217,7 +190,7 @@ def with_scores(
 
 
 def check_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
-    """Raises ValueError, naming them, if columns are missing."""
+    """Raise ValueError, naming them, if columns are missing."""
     if not isinstance(frame, pd.DataFrame):
         raise ValueError(f"{what} must be a DataFrame, not {type(frame).__name__}")
     missing = [column for column in columns if column not in frame.columns]
@@ -226,11 +199,7 @@ def check_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> Non
 
 
 def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) -> pd.DataFrame:
-    """`qid, docno, label` of the topics' relevant documents, each pair once, in the order of the qrels; ids as strings.
-
-    Raises:
-        ValueError: if a column is missing, a topic is there twice, labels are no numbers, or nothing is relevant.
-    """
+    """Return `qid, docno, label` of the topics' relevant documents, each once, in the order of the qrels."""
     check_columns(topics, ("qid",), "topics")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
     qids = as_strings(topics["qid"])
@@ -240,35 +209,24 @@ def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) ->
     relevant = labels_of(qrels, "qrels") >= min_label
     pairs = pairs[relevant & pairs["qid"].isin(qids)].drop_duplicates(["qid", "docno"])
     if not len(pairs):
-        raise ValueError(
-            f"no document in qrels has a label of at least {min_label} for any qid of the topics ({len(qrels)} qrels, "
-            f"{len(topics)} topics)"
-        )
+        raise ValueError(f"none of {len(qrels)} qrels has a label of at least {min_label} for a qid of the topics")
     return pairs.reset_index(drop=True)
 
 
 def as_strings(column: pd.Series) -> pd.Series:
-    """The column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
+    """Return the column as strings: PyTerrier's qids and docnos, which files and users give as integers too."""
     return column if pd.api.types.is_string_dtype(column) else column.astype(str)
 
 
 def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
-    """The query and document of each row, as strings."""
+    """Return the query and document of each row, as strings."""
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
 def numbers(frame: pd.DataFrame, column: str, what: str, advice: str, *, infinite: bool = False) -> np.ndarray:
-    """A column as float64; numbers that are written as text are read.
+    """Return a column as float64, numbers that are written as text too; refuse what is no number.
 
-    Args:
-        frame: has the column.
-        column: its name.
-        what: whose column it is, for the error.
-        advice: what to do about a value that is no number.
-        infinite: whether infinity may stand there.
-
-    Raises:
-        ValueError: if a value is no number, is missing or is infinite; the message names the first one's row, from 0.
+    The error says whose column it is (`what`), the first such row, from 0, and what to do about it (`advice`).
     """
     values = frame[column]
     if not pd.api.types.is_numeric_dtype(values):
@@ -286,27 +244,14 @@ def numbers(frame: pd.DataFrame, column: str, what: str, advice: str, *, infinit
 
 
 def labels_of(qrels: pd.DataFrame, what: str) -> np.ndarray:
-    """The labels as numbers.
-
-    Raises:
-        ValueError: if one is none.
-    """
+    """Return the labels as numbers."""
     advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
     return numbers(qrels, "label", what, advice)
 
 
-def frame_digest(frame: pd.DataFrame | None) -> str | None:
-    """Of the rows and columns that a training, a score or a run may depend on, `rank` left out; None of none."""
-    if frame is None:
-        return None
-    digest = blake2b(digest_size=16)
-    names = frame.columns.map(str)
-    for place in sorted(range(len(names)), key=lambda place: names[place]):
-        if names[place] == "rank":
-            continue
-        digest.update(f"{names[place]}\0".encode())
-        for value in frame.iloc[:, place].tolist():
-            # Long arrays are not written out.
-            shown = value.tolist() if isinstance(value, np.ndarray) else value
-            digest.update(f"{shown}\0".encode("utf-8", "replace"))
-    return digest.hexdigest()
+def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
+    """Return the distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
+    objects = np.empty(len(values), dtype=object)
+    objects[:] = values
+    number, distinct = pd.factorize(objects)  # its table takes a fifth of the memory of a dict
+    return distinct.tolist(), number.astype(np.int64, copy=False)

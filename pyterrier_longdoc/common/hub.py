@@ -11,27 +11,18 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidat
 from .packaged import ENCODER, packaged_models
 
 WITHOUT_HUB = (
-    f"Without the hub there are the packaged models: LongDocReranker.load(name) restores a trained one "
+    f"Without the hub there are the packaged models: CrossEncoder.load(name) restores a trained one "
     f"({', '.join(packaged_models())}), backbone={ENCODER!r} is an encoder to train."
 )
 """A way out, for messages."""
 
-WEIGHTS = (".safetensors", ".bin")
-"""How names of files with weights end."""
-
 
 def reachable(name: str, *, weights: bool = True) -> str:
-    """Where to load a checkpoint from: by its name if the hub has it, else the folder of its copy in the cache.
+    """Return where to load a checkpoint from: its name if the hub has it, else the folder of its copy in the cache.
 
-    The hub is tried once. Its libraries try each of the files that a checkpoint may have, a dozen, six times with
-    growing pauses, also if the checkpoint is in the cache and lacks a file that is optional.
-
-    Args:
-        name: a model on the Hugging Face hub; a folder is returned as it is.
-        weights: whether a copy needs them: the cache may hold a tokenizer alone.
-
-    Raises:
-        OSError: if the hub cannot be asked, or gives no answer (5xx, 429), and the cache has no copy.
+    The hub is tried once: its libraries try a dozen files, six times each, even if the checkpoint is in the cache. A
+    folder is returned as it is. Without `weights` a copy of the tokenizer alone will do. OSError if the hub cannot be
+    asked, or gives no answer (5xx, 429), and the cache has no copy.
     """
     if Path(name).is_dir():
         return name
@@ -42,68 +33,39 @@ def reachable(name: str, *, weights: bool = True) -> str:
     except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
         with suppress(LocalEntryNotFoundError):
             copy = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
-            if not weights or any(file.suffix in WEIGHTS for file in copy.iterdir()):
+            if not weights or any(file.suffix in (".safetensors", ".bin") for file in copy.iterdir()):
                 return str(copy)
-        if _tells_of_the_model(error):
-            return name  # likewise
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
+        if status < 500 and status != 429:  # an answer about the model, which whoever loads it will get again
+            return name
         raise unreachable(name, error) from None
     return name
 
 
 def find_file(name: str, path: str) -> Path | None:
-    """A file of a checkpoint; None only if the checkpoint has no such file.
-
-    What `huggingface_hub` calls a local entry that is not found is one that could not be asked for.
-
-    Args:
-        name: as `reachable` gave it: a folder, or a model of a hub that could be asked.
-        path: of the file in there.
-
-    Raises:
-        OSError: if it is not in the cache, and the hub, which was there a moment ago, does not tell whether it has it.
-    """
+    """Return a file of a checkpoint that `reachable` found; None only if the checkpoint has no such file."""
     if Path(name).is_dir():
         file = Path(name, path)
         return file if file.is_file() else None
     try:
         return Path(huggingface_hub.hf_hub_download(name, path))
-    except LocalEntryNotFoundError as error:
+    except LocalEntryNotFoundError as error:  # as the hub's client calls a file that it could not ask for
         cause = error.__cause__ or error
         raise OSError(
-            f"the Hugging Face hub has failed in the middle of loading {name!r}: it cannot be told whether that has a "
-            f"{path}, without which it might be another model ({type(cause).__name__}: {cause}). Try again, or run "
-            f"'hf download {name}' first"
+            f"the Hugging Face hub does not tell if {name!r} has a {path}, without which it might be another model "
+            f"({type(cause).__name__}: {cause}): try again, or run 'hf download {name}' first"
         ) from None
     except EntryNotFoundError:
         return None
 
 
-def has_file(name: str, path: str) -> bool:
-    """Whether a folder, or a model on the hub as far as that tells, has a file, which is not downloaded."""
-    if Path(name).is_dir():
-        return Path(name, path).is_file()
-    with suppress(Exception):
-        return bool(huggingface_hub.file_exists(name, path))
-    return False
-
-
 def unreachable(name: str, error: BaseException) -> OSError:
-    """What to raise, from None, for a checkpoint that is not here and cannot be had.
+    """Return what to raise, from None, for a model that is not here, where the hub cannot be asked because of `error`.
 
     A notebook would show the hub's client, frame by frame, for three screens before the message.
-
-    Args:
-        name: a model on the Hugging Face hub.
-        error: why the hub cannot be asked.
     """
     return OSError(
         f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
         f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
         f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
     )
-
-
-def _tells_of_the_model(error: Exception) -> bool:
-    """Whether that is the hub's answer, which it would give again, and not that it is out of order or too busy."""
-    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
-    return status < 500 and status != 429

@@ -1,4 +1,4 @@
-"""Sentences of texts, their lengths in the tokens of any tokenizer, and which texts count as equal."""
+"""What a word, a sentence and a token are, how many of them a text has, and which texts count as equal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from .packaged import ENCODER, encoder_folder
+from .packaged import encoder_folder
 
 _SENTENCE_END = re.compile(r"(?:(?<=[.!?])[\"'”’)\]]*\s+|(?<=[。！？।؟])|\n\s*\n)")  # noqa: RUF001
 _SUMMARY_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\bcf)[.!?](?=\s+[^a-z\s]|\s*$)")
@@ -19,12 +19,28 @@ _TOKEN = re.compile(r"[^\W_]+|[^\w\s]|_")
 UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Scripts without spaces, as a range of a regular expression: each of their characters counts as a word."""
 
+SPACED_WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
+"""A word as white space parts it, punctuation included."""
+
+_MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"  # vowel signs and accents, which \w leaves out
+TERM = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+")
+"""A word as a search engine has it: letters and digits."""
+
+INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
+"""Combining accents, soft hyphens and zero-width characters, as a range of a regular expression."""
+
+COPIED_WORD = re.compile(rf"[{UNSPACED}][\u3099\u309a]?|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INVISIBLE}])*")
+"""A word of a text that was copied from somewhere: letters and digits, and what is `INVISIBLE` within."""
+
+LETTERS = re.compile(r"[^\W\d_]{2,}")
+"""A word that is no number: the topics of `longdoc:docstrings`, which are chosen by it, stay as they were published."""
+
 Counter = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text."""
 
 
 def sentence_starts(text: str) -> list[int]:
-    """Character offsets at which the second and later sentences of `text` begin.
+    """Return the characters at which the second and later sentences of a text begin.
 
     Example:
         >>> sentence_starts("One. Two! Three")
@@ -34,7 +50,7 @@ def sentence_starts(text: str) -> list[int]:
 
 
 def word_starts(text: str) -> list[int]:
-    """Character offsets at which the second and later words of `text` begin, words being what white space parts.
+    """Return the characters at which the second and later words of a text begin; white space parts words.
 
     Example:
         >>> word_starts("One, two  three")
@@ -44,7 +60,7 @@ def word_starts(text: str) -> list[int]:
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences of a text, without white space around them.
+    """Return the sentences of a text, without white space around them.
 
     Example:
         >>> sentences("One. Two! Three")
@@ -56,7 +72,7 @@ def sentences(text: str) -> list[str]:
 
 
 def summary_end(text: str) -> int:
-    """The number of characters of the first sentence of a docstring.
+    """Return the number of characters of the first sentence of a docstring.
 
     Not `sentence_starts`: the topics of `longdoc:docstrings` stay as they were published.
 
@@ -69,7 +85,7 @@ def summary_end(text: str) -> int:
 
 
 def ends_sentence(word: str) -> bool:
-    """Whether a sentence ends with a word.
+    """Return whether a sentence ends with a word.
 
     Not `sentence_starts`: needles stay where they were published.
 
@@ -81,7 +97,7 @@ def ends_sentence(word: str) -> bool:
 
 
 def token_spans(text: str) -> list[tuple[int, int]]:
-    """Characters of the words and punctuation marks in `text`, as BERT's basic tokenizer splits them.
+    """Return the characters of the words and punctuation marks of a text, as BERT's basic tokenizer splits them.
 
     Example:
         >>> token_spans("a_b.")
@@ -91,9 +107,9 @@ def token_spans(text: str) -> list[tuple[int, int]]:
 
 
 def count_tokens(text: str) -> int:
-    """Number of words and punctuation marks in ``text``, as BERT's basic tokenizer splits them.
+    """Count the words and punctuation marks of a text as BERT's basic tokenizer splits them.
 
-    A lower bound on the number of word pieces of any BERT vocabulary, and one that needs no vocabulary.
+    That needs no vocabulary, and no BERT has fewer word pieces.
 
     Example:
         >>> count_tokens("Return a_b.")
@@ -103,7 +119,7 @@ def count_tokens(text: str) -> int:
 
 
 def counted(number: int, one: str, several: str) -> str:
-    """A number and what it counts.
+    """Return a number and what it counts.
 
     Example:
         >>> counted(1, "query", "queries"), counted(2, "query", "queries")
@@ -113,26 +129,19 @@ def counted(number: int, one: str, several: str) -> str:
 
 
 def folded(text: str) -> str:
-    """A text in which letter case and white space make no difference."""
+    """Return a text in which letter case and white space make no difference."""
     return " ".join(text.casefold().split())
 
 
 def digest(text: str) -> int:
-    """A fingerprint that letter case and white space do not change."""
+    """Return a fingerprint that letter case and white space do not change."""
     content = folded(text).encode("utf-8", "replace")
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
 
 
 @lru_cache(maxsize=4)
 def named_tokenizer(name: str | Path) -> Any:
-    """A Hugging Face tokenizer by its name; the last few are remembered, for all callers.
-
-    Args:
-        name: a model on the hub, a folder, or `"longdoc:minilm-l6"`.
-
-    Raises:
-        ValueError: if it cannot be loaded, or has no words.
-    """
+    """Load a tokenizer of the Hugging Face hub, a folder, or the packaged encoder; the last few are remembered."""
     from transformers import AutoTokenizer
 
     from .hub import reachable
@@ -140,10 +149,7 @@ def named_tokenizer(name: str | Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(reachable(encoder_folder(str(name)), weights=False))
     except Exception as error:
-        raise ValueError(
-            f"tokenizer={str(name)!r} cannot be loaded; it must be a model on the Hugging Face hub, a folder with a "
-            f"tokenizer's files, or {ENCODER!r}: {error}"
-        ) from error
+        raise ValueError(f"tokenizer={str(name)!r} cannot be loaded: {error}") from error
     # Without its files transformers makes a tokenizer that knows special tokens alone.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"tokenizer={str(name)!r} has no words: its files (tokenizer.json, for instance) are missing")
@@ -151,17 +157,12 @@ def named_tokenizer(name: str | Path) -> Any:
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
-    """Makes a counter of what is called a tokenizer in several libraries.
+    """Return a counter of what is called a tokenizer in several libraries.
 
     Args:
-        tokenizer: None counts words and punctuation marks (`count_tokens`: a lower bound on BERT's word pieces that
-            needs no vocabulary); a Hugging Face tokenizer, or its name as `named_tokenizer` takes it (`"longdoc:..."`,
-            a folder, a model on the hub); a `tokenizers.Tokenizer`; a tiktoken encoding; or a function that gives the
-            number of tokens of one text. Special tokens are not counted and nothing is truncated.
-
-    Raises:
-        TypeError: if it is none of these.
-        ValueError: if there is none of that name.
+        tokenizer: None counts words and punctuation marks (`count_tokens`); else a Hugging Face tokenizer, or its name
+            (a folder, a model on the hub, `"longdoc:minilm-l6"`); a `tokenizers.Tokenizer`; a tiktoken encoding; or a
+            function that gives the number of tokens of one text. Special tokens are not counted, nothing is truncated.
 
     Example:
         >>> token_counter(lambda text: len(text.split()))(["two words", ""])
@@ -175,12 +176,8 @@ def token_counter(tokenizer: Any = None) -> Counter:
         ("convert_tokens_to_ids", _hugging_face),
         ("encode_ordinary", _tiktoken),
         ("encode_batch", _rust),
-        ("__call__", _function),
     )
-    for needed, kind in kinds:
-        if hasattr(tokenizer, needed):
-            return partial(kind, tokenizer)
-    raise TypeError(f"tokenizer={tokenizer!r} must be a tokenizer, its name, or a function from a text to a number")
+    return partial(next((kind for needed, kind in kinds if hasattr(tokenizer, needed)), _function), tokenizer)
 
 
 def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -8,11 +8,7 @@ import ir_measures
 
 
 def measures_named(name: Any) -> list[Any]:
-    """The measure of that name, or several where trec_eval has a name for them, such as `"P"`.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the measure of that name, or several where trec_eval has a name for them, such as `"P"`."""
     for parse in (ir_measures.parse_trec_measure, lambda name: [ir_measures.parse_measure(name)]):
         try:
             return parse(name)
@@ -22,11 +18,7 @@ def measures_named(name: Any) -> list[Any]:
 
 
 def measure_named(name: Any) -> Any:
-    """The measure of that name.
-
-    Raises:
-        ValueError: if there is none, or several.
-    """
+    """Return the one measure of that name."""
     found = measures_named(name)
     if len(found) > 1:
         raise ValueError(f"{name!r} stands for {len(found)} measures: name one of them, such as {str(found[0])!r}")
@@ -34,5 +26,5 @@ def measure_named(name: Any) -> Any:
 
 
 def chance_rr(candidates: int) -> float:
-    """The mean reciprocal rank of one relevant document over all orders of so many candidates: H_n / n."""
+    """Return the mean reciprocal rank of one relevant document over all orders of so many candidates: H_n / n."""
     return sum(1 / rank for rank in range(1, candidates + 1)) / candidates

@@ -14,16 +14,12 @@ _MODELS = Path(__file__).parents[1] / "models"
 
 
 def packaged_models() -> list[str]:
-    """Names of the models that `load` finds in this package, `"longdoc:docstrings-maxp"` and so on."""
+    """Return the names of the models that `load` finds in this package, `"longdoc:docstrings-maxp"` and so on."""
     return sorted(f"{PREFIX}{path.parent.name}" for path in _MODELS.glob("*/config.json"))
 
 
 def model_folder(name: str | Path) -> Path:
-    """The folder of a packaged model; any other name is taken as a path.
-
-    Raises:
-        ValueError: for an unknown name with the prefix `longdoc:`.
-    """
+    """Return the folder of a packaged model; any other name is taken as a path."""
     if not str(name).startswith(PREFIX):
         return Path(name)
     if str(name) not in packaged_models():
@@ -32,12 +28,7 @@ def model_folder(name: str | Path) -> Path:
 
 
 def encoder_folder(name: str) -> str:
-    """The folder of the packaged encoder; any other name as it is.
-
-    Raises:
-        ImportError: if the package with the encoder is missing.
-        ValueError: for another name with the prefix `longdoc:`.
-    """
+    """Return the folder of the packaged encoder; any other name as it is."""
     if not name.startswith(PREFIX):
         return name
     if name != ENCODER:

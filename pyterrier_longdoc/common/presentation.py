@@ -20,18 +20,16 @@ HIDDEN = ("verbose", "text_loader")
 
 
 def described(value: Any) -> str:
-    """A pipeline, function or argument in words that are the same in another process."""
+    """Return a pipeline, function or argument in words that are the same in another process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def readable(number: float, digits: int = 3) -> str:
-    """A number with so many significant digits, or all before the point, and without an exponent.
+    """Return a number with so many significant digits, or all before the point, and without an exponent.
 
     Example:
-        >>> readable(4.695e-05)
-        '0.000047'
-        >>> readable(12345.6)
-        '12346'
+        >>> readable(4.695e-05), readable(12345.6)
+        ('0.000047', '12346')
     """
     if abs(number) >= 10**digits:
         return f"{number:.0f}"
@@ -39,7 +37,7 @@ def readable(number: float, digits: int = 3) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """A share of 0 to 1 in percent: only all of it is 100%, and only nothing is 0%.
+    """Return a share of 0 to 1 in percent: only all of it is 100%, and only nothing is 0%.
 
     Example:
         >>> [percent(share) for share in (1, 0.9996, 0.125, 0.0004, 0)]
@@ -52,13 +50,13 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
-    """`name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
+    """Return `name=value` of the constructor arguments that differ from their defaults, `hidden` ones left out."""
     names = changed_names(transformer, arguments_of(transformer).keys() - set(hidden))
     return [f"{name}={getattr(transformer, name)!r}" for name in names]
 
 
 def changes(value: Any, base: Any = None) -> list[str]:
-    """`name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
+    """Return `name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
     before = {f.name: _default(f) if base is None else getattr(base, f.name) for f in fields(value)}
     both = {name: (_in_short(getattr(value, name)), _in_short(default)) for name, default in before.items()}
     return [f"{name}={shown}" for name, (shown, default) in both.items() if shown != default]
@@ -89,14 +87,14 @@ class Presented(Cited):
         return object.__hash__(self)
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
-        """How PyTerrier draws this transformer."""
+        """Return how PyTerrier draws this transformer."""
         return {"label": type(self).__name__, "help_url": None}  # without the key PyTerrier looks for a page online
 
     def _repr_html_(self) -> str | None:
-        """PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""
+        """Return PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""
         drawing: str | None = pt.Transformer._repr_html_(self)  # type: ignore[arg-type]
         return None if drawing is None else f"<code>{escape(repr(self))}</code>{drawing}"
 
     def subtransformers(self) -> dict[str, Any]:
-        """None: a text loader given as argument is no step of its own."""
+        """Return none: a text loader given as argument is no step of its own."""
         return {}

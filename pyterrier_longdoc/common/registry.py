@@ -23,11 +23,7 @@ VOUCH = (
 
 
 def register(known: dict[str, type[C]], kind: str, name: str, cls: type[C]) -> None:
-    """Adds a class to the known ones of a kind; one that is defined anew, as in a notebook, replaces the old one.
-
-    Raises:
-        TypeError: if another class has that name.
-    """
+    """Add a class to the known ones of a kind; one that is defined anew, as in a notebook, replaces the old one."""
     old = known.get(name, cls)
     if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):
         raise TypeError(f"two {kind} are named {name!r}: {old.__qualname__} and {cls.__qualname__}")
@@ -35,39 +31,27 @@ def register(known: dict[str, type[C]], kind: str, name: str, cls: type[C]) -> N
 
 
 def defined_in(cls: Any) -> dict[str, str]:
-    """What stands beside the name of a class or function: its module, unless it is this package's own."""
+    """Return what stands beside the name of a class or function: its module, unless it is this package's own."""
     return {} if str(cls.__module__).startswith("pyterrier_longdoc.") else {"module": cls.__module__}
 
 
 def look_up(known: Mapping[str, C], what: str, name: object, module: object = None) -> C:
-    """The class of that name.
+    """Return the class of that name, for which `what` stands in the error.
 
-    Args:
-        known: the classes by name.
-        what: begins the error's message, e.g. `"unknown head"`.
-        name: which one.
-        module: where it was defined when the model was saved; it is told, never imported, as a model may be anybody's.
-
-    Raises:
-        ValueError: if there is no such class; the message says which module to import, or lists the known ones.
+    The module that defined it when the model was saved is named, never imported, as a model may be anybody's.
     """
     if isinstance(name, str) and name in known:
         return known[name]
-    if module is None:
-        raise ValueError(f"{what} {name!r}; known are {', '.join(known)}")
-    if module == "__main__":
-        raise ValueError(
-            f"{what} {name!r}, which a script or notebook defined: define it here as well, or move it to a module"
-        )
-    raise ValueError(f"{what} {name!r}, which the module {module!r} defined: import that first, then load again")
+    advice = f"import the module {module!r}, which defined it, and load again"
+    if module in (None, "__main__"):
+        advice = "define it here, as the script or notebook did" if module else f"known are {', '.join(known)}"
+    raise ValueError(f"{what} {name!r}: {advice}")
 
 
 def own_code(thing: Any, *parts: Any) -> dict[str, list[str]]:
-    """What a description says of code that this package does not define; nothing if there is none.
+    """Return what a description of a thing and its arguments says of code that is not this package's.
 
-    Args:
-        thing: what is described; a class with a method `describe` of its own vouches for itself and its parts.
-        parts: arguments that decide about its results.
+    A class with a method `describe` of its own vouches for itself and its parts.
     """
     describe = getattr(type(thing), "describe", None)
     if describe is not None and defined_in(describe):
@@ -92,12 +76,12 @@ def _own_names(value: Any) -> Iterator[str]:
 
 
 def is_ours(cls: type) -> bool:
-    """Whether a class is this package's, or made of one that is."""
+    """Return whether a class is this package's, or made of one that is."""
     return any(not defined_in(base) for base in cls.__mro__)
 
 
 def own_code_in(told: Any) -> list[str]:
-    """The names of a user's classes and functions in a description, its parts included."""
+    """Return the names of a user's classes and functions in a description, its parts included."""
     if isinstance(told, list):
         return [name for each in told for name in own_code_in(each)]
     if not isinstance(told, dict):

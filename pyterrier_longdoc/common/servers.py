@@ -6,12 +6,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
 from .files import import_extra
 
-LONGEST_WAIT = 120.0
+_LONGEST_WAIT = 120.0
 """Seconds; a server that asks for a longer pause is asked again after these."""
 
 _OVERFLOW = re.compile(
@@ -20,12 +21,6 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 """What servers say of an input that is too long, and not of a `max_tokens` or a batch that is too large."""
-
-_REFUSED = (400, 413, 422)
-"""Statuses with which servers say so: bad request, content too large, content that cannot be processed."""
-
-_MESSAGE_LENGTH = 500
-"""Most characters of a server's words that an error repeats."""
 
 
 class BackendError(RuntimeError):
@@ -42,10 +37,6 @@ class OutageError(BackendError):
     after: float | None = None
 
 
-class BadRequestError(BackendError):
-    """A server refused what it was asked for, as it would again."""
-
-
 class MalformedReplyError(BackendError):
     """The server answered, but not in the form of its API."""
 
@@ -54,48 +45,40 @@ class ContextOverflowError(BackendError):
     """The prompt, or a query with its window, has more tokens than the model takes."""
 
 
-def retrying(max_retries: int, *passing: type[BackendError]) -> Any:
-    """What calls a function again as long as it raises one of these errors, with growing pauses of up to 8 seconds.
+def retrying(max_retries: int, *passing: type[BackendError], ended: Event | None = None) -> Any:
+    """Return what calls a function again as long as it raises one of the passing errors, with growing pauses.
 
-    Args:
-        max_retries: most further calls.
-        passing: the errors; the last one is raised when no call is left.
-
-    Raises:
-        ImportError: without tenacity.
+    After `max_retries` further calls the last error is raised; once `ended` is set, nothing is called or waited for.
     """
     tenacity = llm_library("tenacity")
-    growing = tenacity.wait_random_exponential(multiplier=0.5, max=8)
+    growing, ended = tenacity.wait_random_exponential(multiplier=0.5, max=8), ended or Event()
 
     def wait(state: Any) -> float:
         after: float | None = getattr(state.outcome.exception(), "after", None)
-        return growing(state) if after is None else min(after, LONGEST_WAIT)
+        return growing(state) if after is None else min(after, _LONGEST_WAIT)
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(passing),
-        stop=tenacity.stop_after_attempt(max_retries + 1),
+        stop=tenacity.stop_after_attempt(max_retries + 1) | tenacity.stop_when_event_set(ended),
+        sleep=tenacity.sleep_using_event(ended),
         wait=wait,
         reraise=True,
     )
 
 
 def llm_library(name: str) -> Any:
-    """A library of the extra `llm`; ImportError, which says how to install it, if it is missing."""
+    """Import a library of the extra `llm`."""
     return import_extra(name, "llm", f"this needs {name}")
 
 
 def check_address(name: str, address: Any) -> None:
-    """Raises ValueError, naming the argument, for what is no address of a server."""
+    """Raise ValueError, naming the argument, for what is no address of a server."""
     if urlsplit(str(address)).scheme not in ("http", "https"):
         raise ValueError(f"{name}={address!r} must begin with http:// or https://")
 
 
 def key_in(variable: str, who: str) -> str:
-    """The key in an environment variable.
-
-    Raises:
-        BackendError: if there is none.
-    """
+    """Return the key in an environment variable; raise BackendError if there is none."""
     key = os.environ.get(variable)
     if not key:
         raise BackendError(f"{who}: set the environment variable {variable} to the server's key")
@@ -103,13 +86,13 @@ def key_in(variable: str, who: str) -> str:
 
 
 def without_secrets(url: Any) -> str:
-    """An address for messages: what stands before an @ or after a ? may be secret."""
+    """Return an address for messages: what stands before an @ or after a ? may be secret."""
     parts = urlsplit(str(url))
     return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def words_of(response: Any) -> str:
-    """What a server says in an HTTP response that reports an error."""
+    """Return what a server says in an HTTP response that reports an error."""
     try:
         return message_in(json.loads(response.text))
     except ValueError:
@@ -117,7 +100,7 @@ def words_of(response: Any) -> str:
 
 
 def message_in(body: Any) -> str:
-    """The message in an error's JSON, which servers put under different names; all of it if there is none."""
+    """Return the message in an error's JSON, which has different names; all of it if there is none."""
     while isinstance(body, Mapping):
         inner = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
         if inner is None:
@@ -127,13 +110,13 @@ def message_in(body: Any) -> str:
 
 
 def public(message: str, *keys: Any) -> str:
-    """The beginning of a message, without these keys."""
+    """Return the beginning of a message, without these keys."""
     for key in keys:
         if isinstance(key, str) and key.strip():
             message = message.replace(key.strip(), "***")
-    return message[:_MESSAGE_LENGTH]
+    return message[:500]
 
 
 def is_too_long(status: int | None, said: str) -> bool:
-    """Whether a server refuses an input because it has too many tokens."""
-    return status in _REFUSED and bool(_OVERFLOW.search(said))
+    """Return whether a server refuses an input because it has too many tokens."""
+    return status in (400, 413, 422) and bool(_OVERFLOW.search(said))

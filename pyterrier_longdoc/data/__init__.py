@@ -1,32 +1,18 @@
 """Test collections: read, generated with relevant passages at known places, and checked for leaks."""
 
 # At once and not on first use: three of the functions have the name of their module.
-from .collection import Parts, PositionedCollection, check_leaks, find_leaks
+from .collection import CollectionParts, PositionedCollection
 from .docstrings import DocstringsDataset
 from .far_relevant import far_relevant
-from .files import FolderDataset, read_far_relevant, read_longembed, write_far_relevant
+from .far_relevant_files import read_far_relevant, write_far_relevant
+from .folder import FolderDataset
+from .leaks import check_leaks, find_leaks
 from .needle import needle, passkey
-from .published import read_bright, read_colder, read_fineweb_posq, read_mldr, read_squad_posq
+from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
 from .rotation import RotateDocuments, position_augmentation
 
 __all__ = [
-    "DocstringsDataset",
-    "FolderDataset",
-    "Parts",
-    "PositionedCollection",
-    "RotateDocuments",
-    "check_leaks",
-    "far_relevant",
-    "find_leaks",
-    "needle",
-    "passkey",
-    "position_augmentation",
-    "read_bright",
-    "read_colder",
-    "read_far_relevant",
-    "read_fineweb_posq",
-    "read_longembed",
-    "read_mldr",
-    "read_squad_posq",
-    "write_far_relevant",
-]
+    "CollectionParts", "DocstringsDataset", "FolderDataset", "PositionedCollection", "RotateDocuments", "check_leaks",
+    "far_relevant", "find_leaks", "needle", "passkey", "position_augmentation", "read_bright", "read_colder",
+    "read_far_relevant", "read_fineweb_posq", "read_longembed", "read_mldr", "read_squad_posq", "write_far_relevant",
+]  # fmt: skip

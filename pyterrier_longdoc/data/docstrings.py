@@ -23,7 +23,6 @@ import textwrap
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -35,8 +34,8 @@ import pandas as pd
 import pyterrier as pt
 
 from ..common.files import read_jsonl, write_jsonl
-from ..common.language import count_tokens, folded, summary_end
-from .collection import Parts, PositionedCollection
+from ..common.language import LETTERS, count_tokens, folded, summary_end
+from .collection import CollectionParts, PositionedCollection
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,6 @@ _SKIPPED_FOLDERS = re.compile(
     r"|_?externals?|_?vendor(ed)?|third_party|__pycache__"
 )
 _LONG_STRING = re.compile(rb'("""|\'\'\')(?:(?!\1).){100}', re.DOTALL)
-_WORD = re.compile(r"[^\W\d_]{2,}")
 _RULER = re.compile(r"[^\w\s]{3,}\s*$")
 _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 _ROLE = re.compile(r":[\w:+-]+:`(?:~(?:[\w.]*\.)?|[!.\\]*)([^`<]*?)\s*(?:<[^>]*>)?`")
@@ -74,38 +72,28 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class Entry:
-    """One document of the collection.
+    """One document of the collection, and its topic."""
 
-    Attributes:
-        docno: Dotted path of the documented object, such as ``numpy.linalg.svd``.
-        text: The docstring without its first sentence.
-        query: That sentence, or ``""`` where it is no usable topic and the document only distracts.
-        tokens: Length of ``text`` as `count_tokens` has it.
-    """
-
-    docno: str
-    text: str
-    query: str
-    tokens: int
+    docno: str  # dotted path of the documented object, such as numpy.linalg.svd
+    text: str  # the docstring without its first sentence
+    query: str  # that sentence; empty where it is no usable topic and the document only distracts
+    tokens: int  # of the text, see `count_tokens`
 
 
 def split_of(docno: str) -> str:
-    """The split a document belongs to: 70 % train, 10 % dev, 20 % test, by a hash of its docno.
+    """Return the split of a document: 70 % train, 10 % dev, 20 % test.
 
-    A document thus stays in its split when a package is added or updated.
+    The docno decides, so that a document stays in its split when a package is added or updated.
     """
     bucket = int.from_bytes(blake2b(docno.encode(), digest_size=8).digest(), "big") % 100
     return "train" if bucket < 70 else "dev" if bucket < 80 else "test"
 
 
 def split_summary(docstring: str) -> tuple[str, str]:
-    """Splits a docstring into its first sentence, cleaned, and everything after it.
+    """Split a docstring into its first sentence, cleaned, and everything after it.
 
     The sentence ends with the first paragraph at the latest. It loses line breaks, reStructuredText markup
     and its final full stop or colon, since nobody types those into a search box.
-
-    Returns:
-        The sentence and the rest, either of them perhaps empty.
 
     Example:
         >>> split_summary("Return the :class:`~a.Pool` in *use*. More.")
@@ -122,7 +110,7 @@ def split_summary(docstring: str) -> tuple[str, str]:
 
 
 def collect(packages: Mapping[str, Path]) -> list[Entry]:
-    """Reads the docstrings of packages.
+    """Read the docstrings of packages.
 
     Kept are the docstrings with at least `MIN_DOCUMENT_WORDS` words after their first sentence; of those with the same
     text only the first by docno. A sentence is a topic unless it has fewer than `MIN_QUERY_WORDS` or more than
@@ -137,8 +125,7 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
         The documents, sorted by docno.
     """
     candidates: dict[str, tuple[str, str]] = {}
-    with _without_collecting():
-        found = list(chain.from_iterable(_docstrings(*package) for package in packages.items()))
+    found = _all_docstrings(packages)
     for docno, docstring in found:
         query, text = split_summary(docstring)
         if len(text.split()) >= MIN_DOCUMENT_WORDS:
@@ -159,7 +146,7 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
 
 
 def installed_packages() -> dict[str, Path]:
-    """The folders of those `PACKAGES` that are installed, by name, without importing any."""
+    """Return the folders of those `PACKAGES` that are installed, by name, without importing any."""
     found = {name: _find(name) for name in PACKAGES}
     return {name: path for name, path in found.items() if path is not None and path.is_dir()}
 
@@ -176,7 +163,7 @@ class DocstringsDataset(PositionedCollection):
     ``longdoc`` of PyTerrier's home.
 
     Args:
-        packages: Import name -> folder, to read others than the installed `PACKAGES`; this is not kept on disk.
+        packages: import name -> folder, to read others than the installed `PACKAGES`; this is not kept on disk.
     """
 
     def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
@@ -199,12 +186,12 @@ class DocstringsDataset(PositionedCollection):
         return {name: _version(name) for name in packages}
 
     def get_topics_lang(self) -> str:
-        """Documentation is in English."""
+        """Return English."""
         return "en"
 
     get_corpus_lang = get_topics_lang
 
-    def _parts(self) -> Parts:
+    def _parts(self) -> CollectionParts:
         topics = [e for e in self.entries if e.query]
         rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in topics]
         frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
@@ -215,7 +202,7 @@ class DocstringsDataset(PositionedCollection):
             if e.tokens > LONG_TOKENS:
                 splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
         documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
-        return Parts(
+        return CollectionParts(
             documents,
             frame[["qid", "query"]],
             frame[["qid", "docno", "label"]],
@@ -228,12 +215,12 @@ class DocstringsDataset(PositionedCollection):
 
 
 def _cached(file: Path, recipe: dict[str, Any]) -> list[Entry]:
-    """The installed collection from a file that begins with its recipe, or built and written if there is none."""
+    """Read the installed collection from a file that begins with its recipe, or build and write it."""
     try:
         first, *rows = (row for _, row in read_jsonl(file))
-        if first != recipe:
-            raise ValueError("its first line is not the recipe it is named after")
-        return [Entry(**row) for row in rows]
+        if first == recipe:
+            return [Entry(**row) for row in rows]
+        _log.warning("%s is damaged (another recipe) and built again", file)
     except FileNotFoundError:
         _log.info("building %s", file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -251,18 +238,16 @@ def _plain(text: str) -> str:
 
 
 def _is_topic(query: str, text: str) -> bool:
-    if not MIN_QUERY_WORDS <= len(_WORD.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
+    if not MIN_QUERY_WORDS <= len(LETTERS.findall(query)) <= MAX_QUERY_WORDS or _NOT_PROSE.search(query):
         return False
     return query.casefold() not in _plain(text).casefold()
 
 
-@contextmanager
-def _without_collecting() -> Iterator[None]:
-    """Nearly halves the time of parsing: trees have many nodes and no cycles, for which each collection looks anew."""
+def _all_docstrings(packages: Mapping[str, Path]) -> list[tuple[str, str]]:
     was_enabled = gc.isenabled()
-    gc.disable()
+    gc.disable()  # nearly halves the time: trees have many nodes and no cycles, for which each collection looks anew
     try:
-        yield
+        return list(chain.from_iterable(_docstrings(*package) for package in packages.items()))
     finally:
         if was_enabled:
             gc.enable()

@@ -1,11 +1,5 @@
 """FarRelevant: documents of random passages, one of them relevant, at a place of one's choice.
 
-After MS MARCO FarRelevant (Boytsov et al. 2025, Section C.2), for any passage collection:
-
-    collection = far_relevant(pt.get_dataset("irds:msmarco-passage/train"), tokenizer="bert-base-uncased")
-    index.index(collection.get_corpus_iter())
-    pt.Experiment([...], collection.get_topics(), collection.get_qrels(), [...])
-
 Documents are made when they are read, each from its own random numbers: a collection of half a million documents takes
 the memory of one of five thousand, and a document does not depend on which others are made.
 """
@@ -23,12 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_choice, check_positive
+from ..common.arguments import argument, validate
 from ..common.language import Counter, digest, token_counter
-from .collection import Parts, PositionedCollection, StreamedDocuments, between
+from .collection import CollectionParts, PositionedCollection, StreamedDocuments, between
 from .passages import PassagePool, read_source
 
-POSITIONS = ("early", "uniform", "far")
+PASSAGE_POSITIONS = ("early", "uniform", "far")
 
 Length = str | int | Callable[[random.Random, int, int], int]
 """Distribution of document lengths: "uniform", one number, or a function `(rng, smallest, largest) -> int`."""
@@ -63,7 +57,7 @@ def far_relevant(
     seed: int = 0,
     name: str = "far-relevant",
 ) -> PositionedCollection:
-    """Builds a collection of long documents with one relevant passage each, from a passage collection.
+    """Build a collection of long documents with one relevant passage each, from a passage collection.
 
     For each relevant passage of each topic, with C tokens (Boytsov et al. 2025, Section C.2):
 
@@ -97,12 +91,10 @@ def far_relevant(
         length: distribution of D: "uniform" as in the paper, a number, or a function `(rng, smallest, largest) -> int`.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
         tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
-            lengths of passages do not add up to that of a document, as some pairs of passages show, documents are
-            counted whole: offsets then hold too, at several times the time, and lengths but for a token or so for each
-            passage.
+            lengths of passages do not add up to that of a document, documents are counted whole: offsets then hold too,
+            at several times the time, and lengths but for a token or so for each passage.
         relevant_per_query: make at most so many documents for each topic, of relevant passages drawn at random, first
-            among those that are relevant for this topic only; None takes all. Documents made for other topics of the
-            same passage come on top.
+            among those that are relevant for this topic only; documents of shared passages come on top. None takes all.
         copies: documents made of each relevant passage, with other filler.
         distractors: further documents, without a relevant passage; of the same lengths.
         exclude: which passages are no filler: those relevant for "all" topics taken together, so that no document is
@@ -119,48 +111,33 @@ def far_relevant(
         name: of the collection.
 
     Raises:
-        ValueError: if an argument is out of range; columns are missing; nothing is relevant; a relevant passage is
-            unfit; no filler is left; lengths or splits cannot be met; or two documents would have the same docno.
+        ValueError: if an argument is out of range, nothing is relevant, a relevant passage is unfit, no filler is
+            left, lengths or splits cannot be met, or two documents would have the same docno.
 
     Example:
-        >>> passages = [{"docno": str(i), "text": f"passage number {i} ."} for i in range(9)]
-        >>> topics = pd.DataFrame({"qid": ["q"], "query": ["five"]})
-        >>> qrels = pd.DataFrame({"qid": ["q"], "docno": ["5"], "label": [1]})
-        >>> small = far_relevant(passages, topics, qrels, min_offset=8, max_doc_len=16)
-        >>> small.gold[["docno", "position", "passage"]].values.tolist()
-        [['q_5', 'far', '5']]
-        >>> bool(small.gold["first_token"].min() >= 8)
-        True
+        `far_relevant(pt.get_dataset("irds:msmarco-passage/train"), tokenizer="bert-base-uncased")`
     """
-    recipe = Recipe(position, min_offset, within, max_doc_len, length, extra_passage, separator, seed)
-    check_positive(relevant_per_query=relevant_per_query, copies=copies)
-    check_positive(min_passage=min_passage, max_passage=max_passage)
-    check_choice("exclude", exclude, ("all", "own"))
-    check_choice("unfit", unfit, ("raise", "skip"))
-    if distractors < 0:
-        raise ValueError(f"distractors={distractors} must be at least 0")
+    recipe = DocumentRecipe(
+        position, min_offset, within, max_doc_len, length, extra_passage, separator, seed, relevant_per_query, copies,
+        distractors, exclude, min_passage, max_passage, unfit, splits,
+    )  # fmt: skip
     count = token_counter(tokenizer)
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
     pool = PassagePool(source, count=count, text_field=text_field, judged=set(relevant["docno"]))
     relevant = pool.located(relevant)
     known = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
     qids_of: dict[Any, list[str]] = known.groupby("digest", sort=False)["qid"].agg(list).to_dict()
-    longest = min(max_doc_len - min_offset, max_passage or max_doc_len)
-    chosen = _fitting(relevant, min_passage, longest, raising=unfit == "raise")
+    chosen = _fitting(relevant, recipe)
     if relevant_per_query is not None:
         chosen = _some(chosen, qids_of, relevant_per_query, seed)
     is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
     if exclude == "all":
         is_filler &= ~np.isin(pool.digests, list(qids_of))
+    names = (chosen["qid"] + "_" + chosen["docno"]).tolist()
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
-        raise ValueError(
-            f"no filler: of {len(pool)} passages none has {min_passage} tokens or more, and is not relevant"
-        )
-    names = (chosen["qid"] + "_" + chosen["docno"]).tolist()
-    documents = FarDocuments(
-        recipe, pool, qids_of, chosen["passage"].to_numpy(), names, filler, count, copies, distractors
-    )
+        raise ValueError(f"none of {len(pool)} passages has min_passage={min_passage} tokens and is not relevant")
+    documents = FarDocuments(recipe, pool, qids_of, chosen["passage"].to_numpy(), names, filler, count)
     qrels = documents.qrels()
     topics = topics[topics["qid"].isin(qrels["qid"])].reset_index(drop=True)
     if splits is not None:
@@ -168,7 +145,7 @@ def far_relevant(
         groups += topics.groupby(topics["query"].map(digest), sort=False)["qid"].agg(list).tolist()
         topics = topics.assign(split=by_split(topics["qid"].tolist(), groups, splits, seed))
     variants = splits or (dict.fromkeys(topics["split"]) if "split" in topics else {})
-    parts = Parts(
+    parts = CollectionParts(
         documents,
         topics,
         qrels,
@@ -180,22 +157,23 @@ def far_relevant(
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("boytsov-2025-positional",))
 
 
-def _fitting(relevant: pd.DataFrame, shortest: int, longest: int, *, raising: bool) -> pd.DataFrame:
-    """The relevant passages that documents can be made of; of those with the same text the first."""
+def _fitting(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataFrame:
+    """Return the relevant passages that documents can be made of; of those with the same text the first."""
+    room = recipe.max_doc_len - recipe.min_offset
+    shortest, longest = recipe.min_passage, min(room, recipe.max_passage or recipe.max_doc_len)
     unfit = relevant[~relevant["tokens"].between(shortest, longest)]
-    if len(unfit) and (raising or len(unfit) == len(relevant)):
+    if len(unfit) and (recipe.unfit == "raise" or len(unfit) == len(relevant)):
         first = unfit.iloc[0]
         found = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
         raise ValueError(
-            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {found}, where {shortest} to "
-            f"{longest} tokens are needed ({len(unfit)} of {len(relevant)} are unfit); raise max_doc_len, lower "
-            f"min_passage, or leave such passages out with unfit='skip'"
+            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {found}, not {shortest} to "
+            f"{longest} ({len(unfit)} of {len(relevant)} are unfit); leave such passages out with unfit='skip'"
         )
     return relevant.drop(unfit.index).drop_duplicates(["qid", "digest"])
 
 
 def _some(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
-    """At most `per_query` passages for each topic, first those that no other topic shares."""
+    """Draw at most `per_query` passages for each topic, first those that no other topic shares."""
     chosen: list[int] = []
     for qid, digests in relevant["digest"].groupby(relevant["qid"], sort=False):
         drawn = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
@@ -204,30 +182,37 @@ def _some(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_quer
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How a document is put together; the arguments of `far_relevant` of the same names."""
+class DocumentRecipe:
+    """How documents are put together; the arguments of `far_relevant` of the same names."""
 
-    position: str = "far"
-    min_offset: int = 512
-    within: int | None = None
+    position: str = argument("far", choices=PASSAGE_POSITIONS)
+    min_offset: int = argument(512, at_least=0)
+    within: int | None = argument(None, at_least=1)
     max_doc_len: int = 1431
     length: Length = "uniform"
     extra_passage: bool = True
     separator: str = " "
     seed: int = 0
+    relevant_per_query: int | None = argument(None, at_least=1)
+    copies: int = argument(1, at_least=1)
+    distractors: int = argument(0, at_least=0)
+    exclude: str = argument("all", choices=("all", "own"))
+    min_passage: int = argument(1, at_least=1)
+    max_passage: int | None = argument(None, at_least=1)
+    unfit: str = argument("raise", choices=("raise", "skip"))
+    splits: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("position", self.position, POSITIONS)
-        check_positive(within=self.within)
-        if self.min_offset < 0:
-            raise ValueError(f"min_offset={self.min_offset} must be at least 0")
-        if self.max_doc_len <= self.min_offset:
-            raise ValueError(f"max_doc_len={self.max_doc_len} must be greater than min_offset={self.min_offset}")
-        known = self.length == "uniform" if isinstance(self.length, str) else isinstance(self.length, Integral)
-        if not (known or callable(self.length)):
-            raise ValueError(f"length={self.length!r} is unknown; choose 'uniform', a whole number, or a function")
-        if self.separator.strip() or not self.separator:
-            raise ValueError(f"separator={self.separator!r} must be white space, to keep passages and tokens apart")
+        validate(self)
+        is_length = self.length == "uniform" or callable(self.length) or isinstance(self.length, Integral)
+        for name, ok, needed in (
+            ("max_doc_len", self.max_doc_len > self.min_offset, f"greater than min_offset={self.min_offset}"),
+            ("length", is_length, "'uniform', a whole number, or a function"),
+            ("splits", self.splits is None or min(self.splits.values(), default=0) > 0, "positive shares"),
+            ("separator", self.separator.isspace(), "white space, to keep passages and tokens apart"),
+        ):
+            if not ok:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {needed}")
 
     @property
     def beginning(self) -> int:
@@ -235,8 +220,8 @@ class Recipe:
         return self.min_offset if self.within is None else self.within
 
     def target(self, rng: random.Random, smallest: int) -> int:
-        """Draws the length of a document, D_max in the paper's words: from `smallest`, what it needs at least."""
-        if isinstance(self.length, str):
+        """Draw the length of a document from `smallest`, what it needs at least, to `max_doc_len`."""
+        if self.length == "uniform":
             return between(rng, smallest, self.max_doc_len)
         drawn = self.length(rng, smallest, self.max_doc_len) if callable(self.length) else int(self.length)
         if not smallest <= drawn <= self.max_doc_len:
@@ -244,37 +229,30 @@ class Recipe:
         return drawn
 
     def slots(self, before: np.ndarray, passage: int) -> tuple[int, int]:
-        """First and last place where the relevant passage may stand; i stands for after i filler passages.
-
-        Args:
-            before: `(n + 1,)`, tokens of the first 0, 1, ..., n filler passages.
-            passage: tokens of the relevant passage.
-        """
-        last = len(before) - 1
+        """Return the first and last place for a relevant passage, by the `(n + 1,)` tokens before each of them."""
+        first, last = 0, len(before) - 1
         if self.position == "far":
-            return int(np.searchsorted(before, self.min_offset)), last
-        if self.position == "early":
-            return 0, max(0, int(np.searchsorted(before, self.beginning - passage, side="right")) - 1)
-        return 0, last
+            first = int(np.searchsorted(before, self.min_offset))
+        elif self.position == "early":
+            last = max(0, int(np.searchsorted(before, self.beginning - passage, side="right")) - 1)
+        return first, last
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FarDocuments(StreamedDocuments):
     """The documents of a FarRelevant collection, docno -> `docno, text`, made when they are read.
 
-    First those with a relevant passage, then the distractors; `i` below is a document's number in that order. Passages
-    are indices into the pool, or digests where those with the same text count as one.
+    First those with a relevant passage, then the distractors; `i` is a document's number in that order. Passages are
+    indices into the pool, or digests where those with the same text count as one.
     """
 
-    recipe: Recipe
+    recipe: DocumentRecipe
     pool: PassagePool
     qids_of: Mapping[int, list[str]]  # digest -> topics it is relevant for
     relevant: np.ndarray  # the relevant passages documents are made of
     names: list[str]  # of these documents
     filler: np.ndarray  # passages that may be filler
     count: Counter
-    copies: int
-    distractors: int
 
     @cached_property
     def lengths_add_up(self) -> bool:
@@ -286,7 +264,7 @@ class FarDocuments(StreamedDocuments):
         return joint == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
 
     def __len__(self) -> int:
-        return len(self._with_relevant) + self.distractors
+        return len(self._with_relevant) + self.recipe.distractors
 
     def __iter__(self) -> Iterator[str]:
         return map(self._docno, range(len(self)))
@@ -295,29 +273,25 @@ class FarDocuments(StreamedDocuments):
         return self._row(self._index_of[docno])
 
     def rows(self) -> Iterator[Mapping[str, str]]:
-        """Makes all documents, one after the other."""
+        """Make all documents, one after the other."""
         return map(self._row, range(len(self)))
 
     def pieces(self, docno: str) -> list[str]:
-        """Docnos of the passages that a document consists of, in order."""
+        """Return the docnos of the passages that a document consists of, in order."""
         return [self.pool.name(piece) for piece in self._plan(self._index_of[docno])[0]]
 
     def qrels(self) -> pd.DataFrame:
-        """`qid, docno, label`: each document with all topics that its passage is relevant for.
-
-        Raises:
-            ValueError: if two documents have the same docno.
-        """
+        """Return `qid, docno, label`: each document with all topics that its passage is relevant for."""
         docnos = pd.Series(list(self), dtype=str)
         if docnos.duplicated().any():
             twice = docnos[docnos.duplicated()].iloc[0]
             raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
-        qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.copies)]
+        qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.recipe.copies)]
         rows = pd.DataFrame({"qid": qids, "docno": docnos[: len(qids)], "label": 1}).explode("qid", ignore_index=True)
         return rows.astype({"qid": str})
 
     def gold(self) -> Iterator[tuple[Any, ...]]:
-        """Where the relevant passages stand: the rows of `PositionedCollection.gold`."""
+        """Make the rows of `PositionedCollection.gold`."""
         for i in self._with_relevant:
             pieces, slot = self._plan(i)
             start = int(self.pool.characters[pieces[:slot]].sum()) + slot * len(self.recipe.separator)
@@ -327,11 +301,11 @@ class FarDocuments(StreamedDocuments):
                 yield (qid, self._docno(i), *places, self.recipe.position, self.pool.name(pieces[slot]))
 
     def lengths(self) -> Iterator[int]:
-        """The length of each document in tokens."""
+        """Count the tokens of each document."""
         return (self._length(self._plan(i)[0]) for i in range(len(self)))
 
     def relevant_filler(self) -> Iterator[tuple[str, str, str]]:
-        """`qid, docno, passage` of all filler that is relevant for a topic."""
+        """Find all filler that is relevant for a topic, as `qid, docno, passage`."""
         for i in range(len(self)):
             pieces, slot = self._plan(i)
             for piece in [*pieces[:slot], *pieces[slot + 1 :]]:
@@ -340,7 +314,7 @@ class FarDocuments(StreamedDocuments):
 
     @property
     def _with_relevant(self) -> range:
-        return range(len(self.relevant) * self.copies)
+        return range(len(self.relevant) * self.recipe.copies)
 
     @cached_property
     def _index_of(self) -> dict[str, int]:
@@ -349,8 +323,8 @@ class FarDocuments(StreamedDocuments):
     def _docno(self, i: int) -> str:
         if i not in self._with_relevant:
             return f"distractor_{i - len(self._with_relevant)}"
-        base, copy = divmod(i, self.copies)
-        return f"{self.names[base]}_{copy + 1}" if self.copies > 1 else self.names[base]
+        base, copy = divmod(i, self.recipe.copies)
+        return f"{self.names[base]}_{copy + 1}" if self.recipe.copies > 1 else self.names[base]
 
     def _qids(self, passage: int) -> list[str]:
         return self.qids_of.get(int(self.pool.digests[passage]), [])
@@ -365,10 +339,10 @@ class FarDocuments(StreamedDocuments):
         return int(self.pool.tokens[pieces].sum()) if self.lengths_add_up else self.count([self._text(pieces)])[0]
 
     def _plan(self, i: int) -> tuple[list[int], int]:
-        """The passages of a document, and the place of the relevant one among them."""
+        """Choose the passages of a document, and the place of the relevant one among them."""
         recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
         if i in self._with_relevant:
-            passage = int(self.relevant[i // self.copies])
+            passage = int(self.relevant[i // self.recipe.copies])
             own = set(self._qids(passage))
 
             def barred(value: int) -> bool:
@@ -392,7 +366,7 @@ class FarDocuments(StreamedDocuments):
         return [*before[:slot], passage, *before[slot:]], slot
 
     def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
-        """Steps 1 to 3 of the algorithm: the filler of a document with a relevant passage of `size` tokens."""
+        """Draw the filler of a document with a relevant passage of `size` tokens: steps 1 to 3 of the algorithm."""
         recipe, tokens = self.recipe, self.pool.tokens
         budget = recipe.target(rng, recipe.min_offset + size) - size
         drawn: list[int] = []
@@ -421,7 +395,7 @@ class _Filler:
     used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
-        """A passage of at most so many tokens; None sets no limit."""
+        """Draw a passage of at most so many tokens; None sets no limit."""
         for index in self._candidates():
             value = int(self.pool.digests[index])
             fits = longest is None or self.pool.tokens[index] <= longest
@@ -429,10 +403,8 @@ class _Filler:
                 self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"
-        raise ValueError(
-            f"document {self.docno!r} cannot be completed: no further filler passage{limit} among "
-            f"{len(self.indices)}, {len(self.used)} of which it has already; give more passages or a smaller length"
-        )
+        among = f"no further filler passage{limit} among {len(self.indices)}"
+        raise ValueError(f"document {self.docno!r} cannot be completed: {among}; give more, or a smaller length")
 
     def _candidates(self) -> Iterator[int]:
         for _ in range(_ATTEMPTS):
@@ -447,16 +419,10 @@ def _pick(rng: random.Random, indices: np.ndarray) -> int:
 
 
 def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mapping[str, float], seed: int) -> list[str]:
-    """Divides topics at random, those of a group together; gives the split of each.
+    """Divide topics at random into splits (name -> share), and return the split of each.
 
-    Args:
-        qids: the topics.
-        groups: topics that must not be parted; groups that overlap become one.
-        splits: name -> share; the shares need not add up to 1.
-        seed: of the division.
+    Topics of a group are not parted; groups that overlap become one. Shares need not add up to 1.
     """
-    if not splits or min(splits.values()) <= 0:
-        raise ValueError(f"splits={dict(splits)!r} must be names with positive shares")
     group_of = {qid: [qid] for qid in qids}
     for first, *others in groups:
         for other in others:
@@ -476,8 +442,7 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
     empty = [name for name in splits if not size[name]]
     if empty:
         raise ValueError(
-            f"splits={dict(splits)!r} cannot be met: {', '.join(empty)} would be empty, for the largest group "
-            f"of topics that share relevant passages has {len(joined[0])} of {len(qids)} topics; a small "
-            f"relevant_per_query leaves fewer in common"
+            f"splits={dict(splits)!r} leave {', '.join(empty)} empty, as {len(joined[0])} of {len(qids)} topics share "
+            f"relevant passages: a small relevant_per_query leaves fewer in common"
         )
     return [split_of[qid] for qid in qids]

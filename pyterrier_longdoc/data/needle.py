@@ -1,8 +1,4 @@
-"""Needle and Passkey: one sentence to be found in a long text, at any place of it (LongEmbed, Zhu et al. 2024).
-
-The published sets have, for each of eight context lengths from 256 to 32,768 tokens, 100 documents and 50 queries; all
-documents of a length are the same text, cut, with another sentence put in.
-"""
+"""Needle and Passkey: one sentence to be found in a long text, at any place of it (LongEmbed, Zhu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..common.language import Counter, ends_sentence, token_counter
-from .collection import Parts, PositionedCollection, between
+from .collection import CollectionParts, PositionedCollection, between
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Context lengths of LongEmbed, in tokens."""
@@ -60,7 +56,7 @@ def needle(
     seed: int = 0,
     name: str = "needle",
 ) -> PositionedCollection:
-    """Builds documents of set lengths with one sentence each that answers a query.
+    """Build documents of set lengths with one sentence each that answers a query.
 
     Each document is the beginning of the background, cut at a word so that it has as many tokens as its length allows,
     with a sentence of its own between two sentences of the background, those nearest to a token drawn at random.
@@ -80,20 +76,19 @@ def needle(
         name: of the collection.
 
     Raises:
-        ValueError: if there are not enough needles or background, a needle is blank or stands in the background too,
-            or a length has no room for a needle.
+        ValueError: if there is too little of anything, or a needle is blank or stands in the background too.
     """
     count = token_counter(tokenizer)
     wanted = len(lengths) * documents
-    if not 1 <= queries <= documents:
-        raise ValueError(f"queries={queries} must be at least 1 and at most documents={documents}")
-    if not lengths or len(set(lengths)) < len(lengths):
-        raise ValueError(f"lengths={lengths!r} must be different numbers of tokens")
     given = invented_needles(wanted, seed) if needles is None else list(needles)
-    if len(set(given[:wanted])) < wanted:
-        raise ValueError(f"{wanted} different needles are needed, but there are {len(set(given[:wanted]))}")
-    if not all(text.strip() for _, text in given):
-        raise ValueError("needles hold one without text")
+    for ok, complaint in (
+        (1 <= queries <= documents, f"queries={queries} must be at least 1 and at most documents={documents}"),
+        (lengths and len(set(lengths)) == len(lengths), f"lengths={lengths!r} must be different numbers of tokens"),
+        (len(set(given[:wanted])) == wanted, f"needles= must have {wanted} different ones, as documents= asks"),
+        (all(text.strip() for _, text in given), "needles= has one without text"),
+    ):
+        if not ok:
+            raise ValueError(complaint)
     source = _Background(background, max(lengths), repeat, count)
     texts: dict[str, dict[str, str]] = {}
     topics: list[tuple[str, str]] = []
@@ -108,7 +103,7 @@ def needle(
             splits[str(length)].append(qid)
             [first] = count([document[:start]])
             gold.append((qid, docno, start, start + len(text), first, tokens, "uniform", ""))
-    parts = Parts(
+    parts = CollectionParts(
         texts,
         pd.DataFrame(topics, columns=["qid", "query"]),
         pd.DataFrame([(qid, docno, 1) for qid, docno, *_ in gold], columns=["qid", "docno", "label"]),
@@ -130,34 +125,18 @@ def passkey(
     seed: int = 0,
     name: str = "passkey",
 ) -> PositionedCollection:
-    """Builds documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
+    """Build documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
 
     The arguments are those of `needle`; the background is a few words without meaning, again and again, unless another
     text is given.
-
-    Raises:
-        ValueError: if there is not enough background, a length has no room for a pass key, or more documents are
-            wanted than there are names.
     """
-    return needle(
-        background,
-        passkeys(len(lengths) * documents, seed),
-        lengths=lengths,
-        queries=queries,
-        documents=documents,
-        repeat=repeat,
-        tokenizer=tokenizer,
-        seed=seed,
-        name=name,
-    )
+    sizes: dict[str, Any] = {"lengths": lengths, "queries": queries, "documents": documents, "repeat": repeat}
+    keys = passkeys(len(lengths) * documents, seed)
+    return needle(background, keys, **sizes, tokenizer=tokenizer, seed=seed, name=name)
 
 
 def invented_needles(count: int, seed: int = 0) -> list[Needle]:
-    """Questions about sights that do not exist, and the sentences that answer them; at most 3840.
-
-    Raises:
-        ValueError: if there are not as many.
-    """
+    """Invent questions about sights that do not exist, and the sentences that answer them; at most 3840."""
     places = ["".join(parts) for parts in product(*(part.split() for part in _PLACES))]
     drawn = _draw(list(product(places, _SIGHTS)), count, seed, "needles")
     return [
@@ -167,21 +146,13 @@ def invented_needles(count: int, seed: int = 0) -> list[Needle]:
 
 
 def passkeys(count: int, seed: int = 0) -> list[Needle]:
-    """Queries for pass keys of five digits, and the three sentences that give one away; at most 1200.
-
-    Raises:
-        ValueError: if there are not as many.
-    """
+    """Invent queries for pass keys of five digits, and the sentences that give one away; at most 1200."""
     names = [" ".join(parts) for parts in product(_FIRST_NAMES.split(), _LAST_NAMES.split())]
     people = _draw(names, count, seed, "names")
     keys = _draw(range(10000, 100000), count, seed, "keys")
-    return [
-        (
-            f"what is the passkey for {person}?",
-            f"{person}'s pass key is {key}. Remember it. {key} is the pass key for {person}.",
-        )
-        for person, key in zip(people, keys, strict=True)
-    ]
+    text = "{0}'s pass key is {1}. Remember it. {1} is the pass key for {0}."
+    pairs = zip(people, keys, strict=False)
+    return [(f"what is the passkey for {person}?", text.format(person, key)) for person, key in pairs]
 
 
 class _Background:
@@ -194,8 +165,6 @@ class _Background:
             words.extend(text.split())
             if len(words) > longest:  # a word has at least one token
                 break
-        if not words:
-            raise ValueError("background holds no text")
         distinct = list(dict.fromkeys(words))
         # With the space in front that some tokenizers count in.
         sizes = dict(zip(distinct, count([f" {word}" for word in distinct]), strict=True))
@@ -208,19 +177,11 @@ class _Background:
         self._sentences = np.concatenate([[0], np.flatnonzero([ends_sentence(word) for word in words]) + 1])
 
     def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int, int]:
-        """A document of at most `length` tokens with `text` in it, the offset of that, and the document's tokens.
-
-        Raises:
-            ValueError: if there is no room for the text, not enough background, or the text in it.
-        """
-        room = length - self._count([text])[0]
-        if room < 1:
-            raise ValueError(f"length={length} has no room for {text!r}, which has {length - room} tokens")
-        if self._tokens_before[-1] < room:
-            raise ValueError(
-                f"length={length} cannot be met: the background has only {self._tokens_before[-1]} tokens; give more "
-                f"of it, or repeat=True"
-            )
+        """Make a document of at most `length` tokens with `text` in it; return it, the text's offset and the tokens."""
+        room, there = length - self._count([text])[0], self._tokens_before[-1]
+        if not 1 <= room <= there:
+            there = f"{text!r} has {length - room} tokens, the background {there}"
+            raise ValueError(f"length={length} cannot be met: {there}; give more of it, or repeat=True")
         words = int(np.searchsorted(self._tokens_before, room, side="right")) - 1
         starts = self._sentences[self._sentences <= words]
         place = int(starts[np.abs(self._tokens_before[starts] - between(rng, 0, room)).argmin()])
@@ -239,11 +200,9 @@ class _Background:
 
 
 def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[Any]:
-    if count > len(population):
-        raise ValueError(f"{count} {what} are needed, but there are only {len(population)}; ask for fewer documents")
     rng = random.Random(f"{seed}/{what}")
     left, drawn = list(population), []
-    for _ in range(count):
+    for _ in range(min(count, len(left))):
         place = between(rng, 0, len(left) - 1)
         left[place], left[-1] = left[-1], left[place]
         drawn.append(left.pop())

@@ -21,17 +21,7 @@ _BATCH = 2048  # texts that are tokenized at once
 def read_source(
     passages: Any, topics: pd.DataFrame | None, qrels: pd.DataFrame | None, variant: str | None, min_label: int
 ) -> tuple[Iterable[Mapping[str, Any]], pd.DataFrame, pd.DataFrame]:
-    """Finds passages, topics and qrels; the arguments are those of `far_relevant`.
-
-    Returns:
-        The passages, dicts with `docno` and text that may be read only once; the topics, `qid, query` and perhaps
-        `split`, with unique qids; and what is relevant, `qid, docno`, each pair once and of these topics only.
-
-    Raises:
-        ValueError: if topics or qrels are missing, lack a column, repeat a qid, hold nothing relevant, or labels
-            are no numbers.
-        KeyError: if there is no dataset of that name.
-    """
+    """Find passages (dicts), topics and what is relevant: `qid, docno`, each pair once and of these topics only."""
     if isinstance(passages, str):
         try:
             passages = pt.get_dataset(passages)
@@ -41,10 +31,8 @@ def read_source(
         topics = passages.get_topics(variant) if topics is None else topics
         qrels = passages.get_qrels(variant) if qrels is None else qrels
         passages = passages.get_corpus_iter(verbose=False)
-    elif variant is not None:
-        raise ValueError(f"variant={variant!r} is of datasets only; give the topics and qrels themselves")
-    if topics is None or qrels is None:
-        raise ValueError("topics and qrels are missing; only a dataset brings its own")
+    elif variant is not None or topics is None or qrels is None:
+        raise ValueError("topics and qrels must be given: only a dataset brings its own, and has a variant")
     if isinstance(passages, pd.DataFrame):
         passages = passages.to_dict("records")
     check_columns(topics, ("qid", "query"), "topics")
@@ -57,10 +45,8 @@ class TextSpool:
     """Names and texts in a temporary file: a text takes 12 bytes of memory, however long it is.
 
     The file is mapped: threads and forked processes may read at the same time, as they could not from a
-    `tempfile.SpooledTemporaryFile`, whose one position would move under them.
-
-    Args:
-        rows: names and texts; halves of surrogate pairs become question marks.
+    `tempfile.SpooledTemporaryFile`, whose one position would move under them. Halves of surrogate pairs become question
+    marks.
     """
 
     def __init__(self, rows: Iterable[tuple[str, str]]) -> None:
@@ -75,12 +61,12 @@ class TextSpool:
             self._content = np.asarray(np.memmap(file, mode="r") if self._starts[-1] else np.zeros(0, dtype=np.uint8))
 
     def name(self, index: int) -> str:
-        """The name of an entry."""
+        """Return the name of an entry."""
         start = self._starts[index]
         return self._content[start : start + self._name_sizes[index]].tobytes().decode()
 
     def text(self, index: int) -> str:
-        """The text of an entry."""
+        """Return the text of an entry."""
         return self._content[self._starts[index] + self._name_sizes[index] : self._starts[index + 1]].tobytes().decode()
 
     def __len__(self) -> int:
@@ -90,19 +76,12 @@ class TextSpool:
 class PassagePool(TextSpool):
     """A passage collection that is read once; docnos and texts are on disk, all else in memory.
 
-    Args:
-        documents: dicts with `docno` and the text field(s), streamed.
-        count: lengths of texts.
-        text_field: one or several fields, joined by one space; None counts as empty.
-        judged: docnos of which the position will be asked for.
+    `judged` are the docnos of which the position will be asked for.
 
     Attributes:
         tokens: `(P,)` int32, the length of each passage.
         characters: `(P,)` int32.
         digests: `(P,)` int64, equal for passages that differ in letter case and white space only.
-
-    Raises:
-        ValueError: if a field is missing or holds bytes, or a judged docno is there twice.
     """
 
     def __init__(
@@ -133,30 +112,20 @@ class PassagePool(TextSpool):
         self.digests = np.frombuffer(digests, dtype=np.int64)
 
     def located(self, judged: pd.DataFrame) -> pd.DataFrame:
-        """The frame with the `passage` (its position; -1 if it is missing), `tokens` and `digest` of each `docno`."""
+        """Add the `passage` (its position; -1 if it is missing), `tokens` and `digest` of each `docno`."""
         passages = np.array([self._index_of.get(docno, -1) for docno in judged["docno"]], dtype=np.int32)
         tokens, digests = np.append(self.tokens, np.int32(-1)), np.append(self.digests, np.int64(0))
         return judged.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
 
 
 def docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
-    """Name and text of a document, its fields joined by one space.
-
-    Raises:
-        ValueError: if a field is missing or holds bytes, or there is no docno.
-    """
-    docno, parts = document.get("docno"), []
-    if docno is None:
-        raise ValueError(f"a document has no docno, only {', '.join(map(str, document))}")
+    """Return name and text of a document, its fields joined by one space; None and NaN are empty."""
+    docno, parts = document["docno"], []
     for name in [text_field] if isinstance(text_field, str) else text_field:
         value = document.get(name, ...)
         if isinstance(value, str):
             parts.append(value)
-        elif isinstance(value, bytes):
-            raise ValueError(f"field {name!r} of {docno!r} holds bytes; read it with longdoc:irds:...")
         elif not (pd.api.types.is_scalar(value) and pd.isna(value)):
-            raise ValueError(
-                f"document {docno!r} has no text in field {name!r} (there are {', '.join(map(str, document))}); name "
-                f"the field(s) that hold it with text_field="
-            )
+            there = ", ".join(map(str, document))
+            raise ValueError(f"text_field: document {docno!r} has no text in {name!r}; its fields are {there}")
     return str(docno), " ".join(filter(None, parts)).strip().encode("utf-8", "replace").decode()

@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from .bodies import DecodedDataset
-from .collection import Parts, PositionedCollection
+from .collection import CollectionParts, PositionedCollection
 from .docstrings import SPLITS, DocstringsDataset, split_of
 from .far_relevant import far_relevant
-from .files import FolderDataset, read_far_relevant, read_longembed
+from .far_relevant_files import read_far_relevant
+from .folder import FolderDataset
+from .html import DecodedDataset
 from .needle import LENGTHS, needle, passkey
-from .published import read_bright, read_colder, read_fineweb_posq, read_mldr, read_squad_posq
+from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
 
 LONGEST_PASSAGE = 256
 """Docstrings of at most so many tokens (`count_tokens`) are the passages of the docstrings collections."""
@@ -27,21 +28,19 @@ _FULL_STOP = re.compile(r"[.!?](?=\s|$)")
 
 
 def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> PositionedCollection:
-    """Known-item search in documents of random docstrings: ``pt.get_dataset("longdoc:docstrings-far")``.
+    """Return known-item search in documents of random docstrings: ``pt.get_dataset("longdoc:docstrings-far")``.
 
-    The passages are docstrings of up to 256 tokens; those with a topic are each relevant in one document, the others
-    are filler. Documents have 768 tokens or more, and 1431 at most. The three collections have the same documents, but
-    for the place of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or "early",
-    ending within the first 256 tokens. Tokens are those of `count_tokens`: a lower bound on BERT's word pieces.
-
-    Topics and qrels have the variants train, dev and test (the default), divided as those of ``longdoc:docstrings``.
+    The passages are docstrings of up to 256 tokens (`count_tokens`); those with a topic are each relevant in one
+    document, the others are filler. Documents have 768 to 1431 tokens. The three collections have the same documents,
+    but for the place of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or
+    "early", ending within the first 256 tokens. Variants are train, dev and test (the default).
 
     Args:
         position: "early", "uniform" or "far".
         dataset: None takes the installed packages.
     """
 
-    def parts() -> Parts:
+    def parts() -> CollectionParts:
         docstrings = dataset or DocstringsDataset()
         return of_docstrings(docstrings, LONGEST_PASSAGE, position=position, within=LONGEST_PASSAGE).parts
 
@@ -51,7 +50,7 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
 
 
 def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> PositionedCollection:
-    """`far_relevant` of docstrings of at most `longest` tokens; those with a topic are the relevant passages."""
+    """Build `far_relevant` of docstrings of at most `longest` tokens; those with a topic are the relevant passages."""
     short = [entry for entry in dataset.entries if entry.tokens <= longest]
     rows = [(f"q-{e.docno}", e.query, e.docno, 1, split_of(e.docno)) for e in short if e.query]
     frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label", "split"])
@@ -65,16 +64,16 @@ def of_docstrings(dataset: DocstringsDataset, longest: int, **recipe: Any) -> Po
 
 
 def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCollection:
-    """The Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
+    """Return the Needle task in docstrings: ``pt.get_dataset("longdoc:needle")``; see `needle`.
 
-    The background are docstrings with a sentence for each 20 words or more.
-    Eight lengths from 256 to 32,768 tokens (`count_tokens`), each with 100 documents and 50 queries.
+    The background is docstrings with a sentence for each 20 words or more. There are eight lengths from 256 to 32,768
+    tokens (`count_tokens`), each with 100 documents and 50 queries.
 
     Args:
         dataset: None takes the installed packages.
     """
 
-    def parts() -> Parts:
+    def parts() -> CollectionParts:
         texts = (entry.text for entry in (dataset or DocstringsDataset()).entries)
         # Parameter lists and examples have few sentences, between which the needle has to go.
         prose = (text for text in texts if len(_FULL_STOP.findall(text)) * _SENTENCE_WORDS >= len(text.split()))
@@ -84,14 +83,12 @@ def docstrings_needle(dataset: DocstringsDataset | None = None) -> PositionedCol
 
 
 def plain_passkey() -> PositionedCollection:
-    """The Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
+    """Return the Passkey task: ``pt.get_dataset("longdoc:passkey")``; see `passkey`. The same on every machine."""
     return PositionedCollection("passkey", lambda: passkey().parts, variants=_LENGTHS, papers=("zhu-2024-longembed",))
 
 
 def _bright(argument: str) -> PositionedCollection:
     domain, _, folder = argument.partition(":")
-    if not folder:
-        raise ValueError(f"longdoc:bright:{argument} names no folder: give longdoc:bright:DOMAIN:PATH")
     return read_bright(folder, domain)
 
 
@@ -120,17 +117,13 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
     """Finds the collections of this package by name; registered as the entry point ``longdoc``."""
 
     def get_dataset(self, name: str) -> pt.datasets.Dataset:
-        """Returns a collection.
+        """Return a collection.
 
         Args:
             name: one of `list_dataset_names`, of which nothing is read yet; ``folder:PATH`` for a collection of your
                 own; ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
                 ``squad-posq:PATH``, ``fineweb-posq:PATH`` and ``colder:PATH`` for published files; or ``irds:NAME``
                 for a dataset of ir_datasets, its documents decoded.
-
-        Raises:
-            ValueError: If there is no collection of that name.
-            FileNotFoundError: If the folder is not there.
         """
         if name in _NAMED:
             return _NAMED[name]()
@@ -143,5 +136,5 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
         raise ValueError(f"there is no collection 'longdoc:{name}'; there are {known}")
 
     def list_dataset_names(self) -> list[str]:
-        """Names of the collections that need no argument."""
+        """Return the names of the collections that need no argument."""
         return list(_NAMED)

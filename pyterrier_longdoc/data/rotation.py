@@ -1,11 +1,4 @@
-"""Takes the position out of training documents: rotation, and shuffles of windows or sentences.
-
-    augment = position_augmentation("rotate")
-    augment(text, random.Random(0))
-
-The same augmentations as a PyTerrier transformer, for documents on their way to training: `RotateDocuments`. Test
-documents stay as they are.
-"""
+"""Takes the position out of training documents: rotation, and shuffles of windows or sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +12,7 @@ from typing import ClassVar
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_choice, check_positive
+from ..common.arguments import check_arguments
 from ..common.frames import strings
 from ..common.language import sentences
 from ..common.presentation import Presented, changed_arguments
@@ -28,11 +21,11 @@ from ..common.progress import counting
 Augmentation = Callable[[str, random.Random], str]
 """Makes another text of a text; the same random numbers give the same."""
 
-_WORD_START = re.compile(r"\b(?=\w)")
+_CUT = re.compile(r"\b(?=\w)")
 
 
 def rotate(text: str, rng: random.Random) -> str:
-    """Cuts a text at a random word and swaps the two parts (Boytsov et al. 2025, Algorithm 1; Hofstätter et al. 2021).
+    """Cut a text at a random word and swap the two parts (Boytsov et al. 2025, Algorithm 1; Hofstätter et al. 2021).
 
     Cuts at the start of the text and at the start of each word are equally likely.
 
@@ -43,13 +36,13 @@ def rotate(text: str, rng: random.Random) -> str:
     text = text.rstrip()
     if not text:
         return text
-    starts = sorted({0, *(match.start() for match in _WORD_START.finditer(text))})
+    starts = sorted({0, *(match.start() for match in _CUT.finditer(text))})
     cut = rng.choice(starts)
     return f"{text[cut:]} {text[:cut]}"
 
 
 def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
-    """Puts windows of so many words in random order. White space becomes single spaces."""
+    """Put windows of so many words in random order. White space becomes single spaces."""
     tokens = text.split()
     windows = [" ".join(tokens[start : start + words]) for start in range(0, len(tokens), words)]
     rng.shuffle(windows)
@@ -57,29 +50,26 @@ def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
 
 
 def shuffle_sentences(text: str, rng: random.Random) -> str:
-    """Puts sentences (`sentences`) in random order, one space between them."""
+    """Put sentences (`sentences`) in random order, one space between them."""
     shuffled = sentences(text)
     rng.shuffle(shuffled)
     return " ".join(shuffled)
 
 
 def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
-    """An augmentation by name, to be called with a text and random numbers, once for each use of a document.
+    """Return an augmentation by name, to be called with a text and random numbers, once for each use of a document.
 
     Args:
         name: "rotate", "windows" or "sentences" (shuffled).
         words: length of a window, for "windows".
-
-    Raises:
-        ValueError: if there is no such augmentation, or a window has no word.
     """
-    check_positive(words=words)
+    check_arguments("int", at_least=1, words=words)
     known: dict[str, Augmentation] = {
         "rotate": rotate,
         "windows": partial(shuffle_windows, words=words),
         "sentences": shuffle_sentences,
     }
-    check_choice("augmentation", name, tuple(known))
+    check_arguments("str", choices=known.keys(), augmentation=name)
     return known[name]
 
 
@@ -114,14 +104,7 @@ class RotateDocuments(Presented, pt.Transformer):
         return f"RotateDocuments({', '.join(changed_arguments(self, ('verbose',)))})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Changes the texts.
-
-        Args:
-            inp: any frame with the text column; None and NaN count as empty.
-
-        Returns:
-            A new frame with the same rows, index and columns.
-        """
+        """Change the texts of a frame, whose rows, index and other columns stay; None and NaN count as empty."""
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
         augment = position_augmentation(self.augmentation, words=self.words)

@@ -1,89 +1,20 @@
-"""What a run costs: time, memory, and how much text was read."""
+"""What systems cost, as a table and as a plot of gains over time."""
 
 from __future__ import annotations
 
-import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..common.files import import_extra
-
-SAMPLE_SECONDS = 0.01
-"""Between two looks at the process's memory."""
-
-
-@dataclass
-class Cost:
-    """Cost of one run, summed over its batches. All but `seconds` is that of the last stage, the reranker."""
-
-    seconds: float = 0.0  # of the whole pipeline; of stages shared with other systems, what they took when they ran
-    rerank_seconds: float = 0.0
-    queries: int = 0
-    documents: int = 0  # (query, document) pairs that the last stage was given
-    texts: int = 0  # that it read, each for each of its queries
-    tokens: int = 0  # of these texts
-    tokens_read: int = 0
-    windows: int = 0
-    memory: int = 0  # peak of the process's resident memory in bytes
-    gpu_memory: int = 0  # peaks of what torch had allocated on each GPU, added up, in bytes
-
-    @classmethod
-    def total(cls, costs: Sequence[Cost]) -> Cost:
-        """Of parts of a run, or of several: sums, and the highest of the peaks."""
-        values = {f.name: [getattr(cost, f.name) for cost in costs] for f in fields(cls)}
-        return cls(**{name: max(of_all) if "memory" in name else sum(of_all) for name, of_all in values.items()})
-
-    def add_coverage(self, stage: Any) -> None:
-        """Adds what a reranker's `coverage` says of its last run; other stages add nothing."""
-        coverage = getattr(stage, "coverage", None)
-        if coverage is not None:
-            self.texts += coverage.documents
-            self.tokens += coverage.tokens
-            self.tokens_read += coverage.tokens_read
-            self.windows += coverage.windows
-
-
-@contextmanager
-def measured(cost: Cost) -> Iterator[None]:
-    """Adds time and peak memory of what runs within to `rerank_seconds`, `memory` and `gpu_memory`."""
-    process, stop = import_extra("psutil", "analysis", "psutil is missing").Process(), threading.Event()
-
-    def watch() -> None:
-        running = True
-        while running:
-            running = not stop.wait(SAMPLE_SECONDS)
-            cost.memory = max(cost.memory, process.memory_info().rss)
-
-    torch: Any = sys.modules.get("torch")
-    on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-    gpus = range(torch.cuda.device_count()) if on_gpu else ()
-    if on_gpu:
-        torch.cuda.synchronize()
-    for gpu in gpus:
-        torch.cuda.reset_peak_memory_stats(gpu)
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        if on_gpu:
-            torch.cuda.synchronize()
-        cost.rerank_seconds += time.perf_counter() - start
-        stop.set()
-        watcher.join()
-        cost.gpu_memory = max(cost.gpu_memory, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus))
+from ..common.plots import COLOURS, label_points, new_axes
+from .cost import Cost
+from .results import ExperimentResults
 
 
 def efficiency_table(costs: Mapping[str, list[Cost]], partner: Mapping[str, str]) -> pd.DataFrame:
-    """One row for each system that was run: its costs, averaged over seeds (one `Cost` each).
+    """Return one row for each system that was run: its costs, averaged over seeds (one `Cost` each).
 
     `ms/query` is that of the whole pipeline; `slow-down` is the rerank time per document relative to the partner's.
     """
@@ -107,3 +38,32 @@ def _row(costs: list[Cost]) -> dict[str, float]:
         "peak memory MB": total.memory / 2**20,
         "peak GPU memory MB": total.gpu_memory / 2**20 if total.gpu_memory else np.nan,
     }
+
+
+def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
+    """Draw each system's gain over its partner over its slow-down (Figure 3 of Boytsov et al. 2025); return the axes.
+
+    Args:
+        results: of an experiment with `partner` and `efficiency=True`. The gain is the mean over its measures; systems
+            that have no partner, and are none, are named beneath.
+        ax: matplotlib axes to draw on; None makes a figure.
+    """
+    if results.efficiency is None or not results.statistics.partner:
+        raise ValueError("this draws gains over time: give Experiment partner={system: its FirstP}, efficiency=True")
+    rows = results.comparisons[results.comparisons["kind"] == "partner"]
+    gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
+    partner = results.statistics.partner
+    names = [name for name in results.names if name in partner or name not in partner.values()]
+    points = pd.DataFrame({"name": names}).merge(gains, how="left")
+    points = points.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
+    known = points.dropna()
+    ax = ax or new_axes()
+    ax.scatter(known["slow-down"], known["gain"], color=COLOURS[0])
+    ax.axhline(0, color="0.6", linewidth=0.8)
+    label_points(ax, known[["name", "slow-down", "gain"]])
+    without = ", ".join(points.loc[points.isna().any(axis=1), "name"])
+    note = f"\nnot drawn, as time or gain are not known: {without}" if without else ""
+    ax.set_xlabel(f"time per document relative to the partner{note}", wrap=True)
+    ax.set_ylabel("mean gain over the partner (%)")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

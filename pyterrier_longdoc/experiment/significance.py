@@ -16,11 +16,12 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from ..common.arguments import argument, check_arguments, validate
 from .runs import aggregate
 
 TESTS = ("t", "wilcoxon", "randomisation", "bootstrap")
-CORRECTIONS = ("bonferroni", "holm", "holm-sidak", "fdr_bh", "fdr_by", "sidak")
-"""Those in use in the field; any other name of `statsmodels.stats.multitest.multipletests` works too."""
+CORRECTIONS = ("bonferroni", "holm", "holm-sidak", "simes-hochberg", "hommel", "fdr_bh", "fdr_by", "sidak")
+"""By the names of `statsmodels.stats.multitest.multipletests`."""
 
 RESAMPLES = 10_000
 """Of the randomisation test and the bootstraps: p-values near 0.05 then have a standard error of 0.002."""
@@ -28,7 +29,7 @@ RESAMPLES = 10_000
 BLOCK_NUMBERS = 1_000_000
 """Most random numbers held at a time."""
 
-COLUMNS = [
+COMPARISON_COLUMNS = [
     "name", "reference", "kind", "measure", "mean", "reference mean", "difference", "low", "high", "gain", "gain low",
     "gain high", "+", "-", "p-value", "reject", "p-value corrected", "effect size", "equivalence p-value", "equivalent",
 ]  # fmt: skip
@@ -51,35 +52,26 @@ class Statistics:
     baseline: tuple[str, ...] = ()
     partner: Mapping[str, str] = field(default_factory=dict)
     test: Test = "t"
-    correction: str | None = None
-    alpha: float = 0.05
-    margin: float = 0.05
-    confidence: float = 0.95
-    resamples: int = RESAMPLES
+    correction: str | None = argument(None, choices=(None, *CORRECTIONS))
+    alpha: float = argument(0.05, at_least=0, at_most=1)
+    margin: float = argument(0.05, at_least=0, at_most=1)
+    confidence: float = argument(0.95, at_least=0, at_most=1)
+    resamples: int = argument(RESAMPLES, at_least=1)
     seed: int = 42
 
-    def check(self, names: Sequence[str]) -> None:
-        """Raises ValueError for a baseline or partner that is no system, and for values that can never work."""
+    def __post_init__(self) -> None:
+        validate(self)
+        if not callable(self.test):
+            check_arguments("str", choices=TESTS, test=self.test)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Raise ValueError for a baseline or partner that is no system."""
         for name in (*self.baseline, *self.partner, *self.partner.values()):
             if name not in names:
                 raise ValueError(f"{name!r} is a baseline or partner, but no system; systems are {', '.join(names)}")
-        own = sorted(name for name, partner in self.partner.items() if name == partner)
-        if own:
-            raise ValueError(f"{', '.join(own)} cannot be its own partner; leave it out of partner=")
-        if len(set(self.baseline)) < len(self.baseline):
-            raise ValueError(f"baseline={list(self.baseline)} names one twice")
-        if self.correction is not None and not (self.baseline or self.partner):
-            raise ValueError(f"correction={self.correction!r} needs baseline= or partner= to compare with")
-        for name in ("alpha", "margin", "confidence"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1")
-        if not (callable(self.test) or self.test in TESTS):
-            raise ValueError(f"test={self.test!r} is unknown; choose one of {', '.join(TESTS)}, or give a function")
-        if self.correction is not None:
-            correct(np.array([0.5]), self.correction, self.alpha)
 
     def references(self, names: Sequence[str]) -> list[tuple[str, str | None, dict[str, str]]]:
-        """What is compared: `(kind, baseline, {system: what it is compared to})`; partners first, then baselines."""
+        """Return what is compared, partners first: `(kind, baseline, {system: what it is compared to})`."""
         kinds: list[tuple[str, str | None, dict[str, str]]] = []
         if self.partner:
             kinds.append(("partner", None, {name: self.partner[name] for name in names if name in self.partner}))
@@ -87,45 +79,36 @@ class Statistics:
             kinds.append(("baseline", baseline, {name: baseline for name in names if name != baseline}))
         return kinds
 
+    def interval(self, drawn: np.ndarray) -> np.ndarray:
+        """Return the ends, `(2, M)`, of the percentile intervals of `(resamples, M)` drawn values."""
+        return np.quantile(drawn, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
+
     @property
     def test_name(self) -> str:
         """The name of the test: of a function its own."""
         return self.test if isinstance(self.test, str) else getattr(self.test, "__name__", repr(self.test))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: a test that is a function is stored by its name."""
+        """Return all of it for JSON; a test that is a function is stored by its name."""
         return {**asdict(self), "test": self.test_name}
 
 
 def baseline_names(baseline: Baseline, names: Sequence[str]) -> tuple[str, ...]:
-    """The baselines that `Experiment` is given, by name.
-
-    Raises:
-        ValueError: for a position that no system has.
-    """
+    """Return the baselines that `Experiment` is given, by name."""
     given = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
-    chosen = []
-    for one in given:
-        if isinstance(one, int) and not 0 <= one < len(names):
-            raise ValueError(f"baseline {one} does not exist: there are {len(names)} systems, counted from 0")
-        chosen.append(names[one] if isinstance(one, int) else str(one))
-    return tuple(chosen)
+    by_position = dict(enumerate(names))
+    return tuple(dict.fromkeys(by_position.get(one, str(one)) if isinstance(one, int) else one for one in given))
 
 
 def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
-    """One row for each system, reference and measure, with the columns `COLUMNS`.
+    """Return a row for each system, reference and measure, with the columns `COMPARISON_COLUMNS`, of `(Q, M)` values.
 
     `kind` is `"partner"` or `"baseline"`, `low` and `high` bound the difference of the means (of counts: of the sums),
     `+` and `-` count queries that are better and worse, `gain` is relative (0.05 is +5 %).
-
-    Args:
-        values: for each system `(Q, M)` per-query values.
-        measures: the M measures' names.
-        statistics: what is compared, and how.
     """
     references = statistics.references(list(values))
     frames = [_against(values, measures, statistics, kind, pairs) for kind, _, pairs in references if pairs]
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COLUMNS)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=COMPARISON_COLUMNS)
 
 
 def _against(
@@ -167,12 +150,12 @@ def _against(
             "equivalence p-value": equivalence,
             "equivalent": equivalence < s.alpha,
         },
-        columns=COLUMNS,
+        columns=COMPARISON_COLUMNS,
     )
 
 
 def mean_over_seeds(values: np.ndarray) -> np.ndarray:
-    """`(S, ...)` values of S seeds to their means; equal values have themselves as mean, whatever their order.
+    """Return the means of `(S, ...)` values over S seeds; equal values have themselves as mean, whatever their order.
 
     `(0.1 + 0.1 + 0.1) / 3` is not 0.1: ties with another system would be wins and losses, of which the Wilcoxon test
     makes much.
@@ -182,7 +165,7 @@ def mean_over_seeds(values: np.ndarray) -> np.ndarray:
 
 
 def without_rounding(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`x`; of comparisons in which all queries differ by no more than the last bits `y`: there is no difference.
+    """Return `x`, and `y` for comparisons in which all queries differ by no more than the last bits.
 
     Means are rounded, and tests find a difference of 1e-17 in all queries highly significant. Where only some queries
     differ so little, they are left as in `pt.Experiment`.
@@ -193,7 +176,7 @@ def without_rounding(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def p_values(
     x: np.ndarray, y: np.ndarray, test: Test = "t", *, resamples: int = RESAMPLES, seed: int = 42
 ) -> np.ndarray:
-    """Two-sided p-values of the paired differences `x - y`.
+    """Return the two-sided p-values of the paired differences `x - y`.
 
     - `"t"`, `"wilcoxon"`: `scipy.stats.ttest_rel` and `wilcoxon` with their defaults, as in `pt.Experiment`.
     - `"randomisation"`: Fisher's: signs of the differences are flipped at random (all `2^Q` ways if these are not
@@ -203,49 +186,38 @@ def p_values(
 
     Where all differences are 0 the p-value is 1, whatever the test; scipy and `pt.Experiment` have none (NaN). A test
     that has no value for other reasons, as the t-test of a single query, gives NaN.
-
-    Raises:
-        ValueError: for an unknown test.
     """
-    if not (callable(test) or test in TESTS):
-        raise ValueError(f"test={test!r} is unknown; choose one of {', '.join(TESTS)}, or give a function")
     if test == "randomisation":
         return _randomisation(x - y, resamples, seed)
     if test == "bootstrap":
         return _bootstrap(x - y, resamples, seed)
     function = test if callable(test) else {"t": stats.ttest_rel, "wilcoxon": stats.wilcoxon}[test]
-    with quiet():
+    with without_warnings():
         columns = zip(np.ascontiguousarray(x.T), np.ascontiguousarray(y.T), strict=True)
         p = [1.0 if np.array_equal(of_x, of_y) else float(function(of_x, of_y)[1]) for of_x, of_y in columns]
     return np.array(p)
 
 
 def p_in_words(p: float) -> str:
-    """A p-value as one writes it: "p = 0.013", "p < 0.001", or "p undefined"."""
+    """Return a p-value as one writes it: "p = 0.013", "p < 0.001", or "p undefined"."""
     return "p undefined" if np.isnan(p) else "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
+    """Return rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
 
     NaN stays NaN and is never rejected; for the others it counts as a comparison with the p-value 1.
-
-    Raises:
-        ValueError: for a method that statsmodels' `multipletests` does not know.
     """
     from statsmodels.stats.multitest import multipletests
 
     missing = np.isnan(p)
-    try:
-        with quiet():
-            rejected, corrected, _, _ = multipletests(np.where(missing, 1.0, p), alpha=alpha, method=method)
-    except ValueError:
-        raise ValueError(f"correction={method!r} is unknown; choose one of {', '.join(CORRECTIONS)}") from None
+    with without_warnings():
+        rejected, corrected, _, _ = multipletests(np.where(missing, 1.0, p), alpha=alpha, method=method)
     return rejected & ~missing, np.where(missing, np.nan, corrected)
 
 
 def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndarray:
-    """Two one-sided paired t-tests (TOST) of `|mean(x - y)| < margin * mean(y)`, by statsmodels; Schuirmann 1987.
+    """Test `|mean(x - y)| < margin * mean(y)` by two one-sided paired t-tests (TOST) of statsmodels; Schuirmann 1987.
 
     The bounds are taken as known, though they come from the mean of `y`; with few queries that is optimistic. The
     larger p-value of the two tests is returned: small values show equivalence. Where all differences are 0 it is 0; of
@@ -254,19 +226,19 @@ def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndar
     from statsmodels.stats.weightstats import ttost_paired
 
     bound = margin * y.mean(0)
-    with quiet():
+    with without_warnings():
         p = ttost_paired(x, y, -bound, bound)[0]
     # Without it equal systems with the mean 0 had no bounds to be within.
     return np.where((x == y).all(0) & (len(x) > 1), 0.0, p)
 
 
 def effect_sizes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`(K,)` standardised mean differences, Cohen's d_z: mean / standard deviation of the paired differences.
+    """Return the `(K,)` standardised mean differences, Cohen's d_z: mean / standard deviation of the differences.
 
     NaN where all differences are equal.
     """
     difference = x - y
-    with quiet():
+    with without_warnings():
         spread = difference.std(0, ddof=1)
         return np.where(spread > 0, difference.mean(0) / spread, np.nan)
 
@@ -283,7 +255,7 @@ class Intervals(NamedTuple):
 def bootstrap_intervals(
     x: np.ndarray, y: np.ndarray, *, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 42
 ) -> Intervals:
-    """Percentile intervals from resampled queries (Efron & Tibshirani 1993, chapter 13).
+    """Return percentile intervals from resampled queries (Efron & Tibshirani 1993, chapter 13).
 
     `scipy.stats.bootstrap` takes 8 to 19 times as long: it copies the values of all comparisons for each resample.
     """
@@ -295,19 +267,19 @@ def bootstrap_intervals(
 
 
 def resampled_means(x: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 42) -> np.ndarray:
-    """`(resamples, K)` means of queries drawn with replacement; equal seeds draw the same queries for equal Q."""
+    """Return the `(resamples, K)` means of resampled queries; equal seeds draw the same queries for equal Q."""
     return np.concatenate([counts @ x for counts in _resampled_counts(len(x), resamples, seed)]) / len(x)
 
 
 def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """`mean / reference - 1`; NaN where the reference is 0."""
-    with quiet():
+    """Return `mean / reference - 1`; NaN where the reference is 0."""
+    with without_warnings():
         return np.where(reference != 0, mean / reference - 1.0, np.nan)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """No warnings of equal systems or single queries: the checks name them."""
+def without_warnings() -> Iterator[None]:
+    """Mute warnings of equal systems and single queries, which the checks name."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
@@ -340,13 +312,13 @@ def _bootstrap(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
 
 
 def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np.ndarray:
-    with quiet():
+    with without_warnings():
         variance = np.maximum(mean_square - mean**2, 0.0) / np.float64(queries - 1)
         return mean / np.sqrt(variance)
 
 
 def _resampled_counts(queries: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """`(rows, Q)` blocks: how often each query is in a resample of Q queries with replacement."""
+    """Yield `(rows, Q)` blocks: how often each query is in a resample of Q queries with replacement."""
     generator, size = np.random.default_rng(seed), max(1, BLOCK_NUMBERS // queries)
     for start in range(0, resamples, size):
         rows = min(size, resamples - start)

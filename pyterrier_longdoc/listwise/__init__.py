@@ -1,22 +1,21 @@
 """Listwise reranking by language models, without torch and without vendors' libraries until they are used."""
 
-from .answers import FirstToken, Permutation
+from .answer_forms import FirstToken, Permutation
 from .backends import (
-    AnthropicBackend,
     Backend,
     BackendError,
     CallableBackend,
     ContextOverflowError,
-    FirstTokenBackend,
     HuggingFaceBackend,
     MalformedReplyError,
     OpenAIBackend,
     Reply,
 )
-from .calls import Estimate, Ledger, Prices, SpendCapError
 from .client import LLMClient, NoLogprobsError, NotInCacheError
-from .messages import IncompleteReplyWarning, ListwisePrompt, UnreadableReplyError
+from .costs import Estimate, Ledger, Prices, SpendCapError
+from .parsing import IncompleteReplyWarning, UnreadableReplyError
 from .pointwise import Pointwise
+from .prompts import ListwisePrompt
 from .rankgpt import RankGPT
 from .schedules import (
     BackToFront,
@@ -31,37 +30,9 @@ from .schedules import (
 )
 
 __all__ = [
-    "AnthropicBackend",
-    "BackToFront",
-    "Backend",
-    "BackendError",
-    "CallableBackend",
-    "ContextOverflowError",
-    "Estimate",
-    "FirstToken",
-    "FirstTokenBackend",
-    "HuggingFaceBackend",
-    "IncompleteReplyWarning",
-    "LLMClient",
-    "Ledger",
-    "ListwisePrompt",
-    "MalformedReplyError",
-    "NoLogprobsError",
-    "NotInCacheError",
-    "OpenAIBackend",
-    "PairwiseAll",
-    "PairwiseBubble",
-    "ParallelBlocks",
-    "Permutation",
-    "Pointwise",
-    "Prices",
-    "RankGPT",
-    "Reply",
-    "Schedule",
-    "SetwiseHeapsort",
-    "SetwiseInsertion",
-    "SpendCapError",
-    "TopDown",
-    "Tournament",
-    "UnreadableReplyError",
-]
+    "BackToFront", "Backend", "BackendError", "CallableBackend", "ContextOverflowError", "Estimate", "FirstToken",
+    "HuggingFaceBackend", "IncompleteReplyWarning", "LLMClient", "Ledger", "ListwisePrompt", "MalformedReplyError",
+    "NoLogprobsError", "NotInCacheError", "OpenAIBackend", "PairwiseAll", "PairwiseBubble", "ParallelBlocks",
+    "Permutation", "Pointwise", "Prices", "RankGPT", "Reply", "Schedule", "SetwiseHeapsort", "SetwiseInsertion",
+    "SpendCapError", "TopDown", "Tournament", "UnreadableReplyError",
+]  # fmt: skip

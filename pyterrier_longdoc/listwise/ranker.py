@@ -4,162 +4,151 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from .answers import ANSWER_AGAIN, AnswerForm
+from ..common.parallel import Together
+from .answer_forms import ANSWER_AGAIN
+from .backends import Reply
 from .client import read_reply
-from .fitting import Fitting
-from .messages import Message, UnreadableReplyError
-from .schedules import Schedule
-from .schedules.base import Answer, Group
+from .parsing import UnreadableReplyError
+from .prompt_budget import PromptBudget
+from .prompts import Message
+from .schedules.base import Answer, PromptGroup
 
-ON_FAILURE = ("raise", "keep", "nan-free-bottom")
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
 """What is counted while a query is ranked; `RankGPT` explains it."""
 
+Ask = Callable[[str, list[Message]], Reply]
+"""`(qid, messages) -> reply`."""
 
-@dataclass(frozen=True)
-class Asked:
-    """One prompt's outcome: the documents, best first, None without a readable reply; and what happened."""
 
-    order: Answer
-    counts: Counter[str]
+@dataclass(frozen=True, eq=False)
+class QueryDocuments:
+    """The documents of one query, best first: the texts of the `top_k` to be ranked, and the rows of each of all."""
+
+    qid: Any
+    query: str
+    texts: list[str]
+    rows: list[list[int]]
 
 
 @dataclass
 class Ranked:
-    """A query's documents, best first, without those that a failure sends to the bottom.
+    """A query's documents, best first, without the sunk ones, which a failure sends to the bottom; and what happened.
 
-    Attributes:
-        order: the documents.
-        counts: what happened.
-        rounds: documents in each prompt of each round; prompts of one round do not depend on each other.
+    `rounds` has the documents in each prompt of each round; prompts of one round do not depend on each other.
     """
 
     order: list[int] = field(default_factory=list)
+    sunk: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
     rounds: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=False)
 class ListRanker:
-    """Ranks the documents of one query at a time, with settings of `RankGPT`; knows no frames, caches or threads."""
+    """Ranks the documents of one query at a time, with a `RankGPT` as settings; knows no frames, caches or threads."""
 
-    fitting: Fitting[str]
-    schedule: Schedule
-    answer: AnswerForm
-    retries: int
-    on_failure: str
-    shuffles: int
-    seed: int
+    ask: Ask
+    budget: PromptBudget
+    settings: Any
 
-    def rank(
-        self, qid: str, query: str, texts: Sequence[str]
-    ) -> Generator[Sequence[Callable[[], Asked]], list[Asked], Ranked]:
-        """Ranks documents that are given in the order of the first stage; yields prompts, and is sent their outcomes.
-
-        Raises:
-            ValueError: for a schedule that asks for, or returns, what are not documents.
-        """
-        ranked, sunk = Ranked(), set[int]()
-        order = []
-        if len(texts) > 1:
-            schedule, answers = self.schedule.rank(len(texts)), None
+    def rank(self, one: QueryDocuments, together: Together) -> Ranked:
+        """Rank the documents of a query; prompts of a round are asked together."""
+        ranked, order, n = Ranked(), list[int](), len(one.texts)
+        if n > 1:
+            schedule = self.settings.schedule.rank(n)
             try:
+                groups = next(schedule)
                 while True:
-                    groups = next(schedule) if answers is None else schedule.send(answers)
-                    answers = yield from self._answers(groups, qid, query, texts, ranked, sunk)
+                    groups = schedule.send(self._answers(groups, one, ranked, together))
             except StopIteration as end:
-                order = end.value
-        return self._finished(ranked, order, sunk, len(texts))
-
-    def _answers(
-        self, groups: list[Group], qid: str, query: str, texts: Sequence[str], ranked: Ranked, sunk: set[int]
-    ) -> Generator[Sequence[Callable[[], Asked]], list[Asked], list[Answer]]:
-        """The orders of the groups of a round; documents at the bottom are not shown again and stay behind."""
-        shown = [
-            [document for document in self._checked(group, len(texts)) if document not in sunk] for group in groups
-        ]
-        prompts: list[list[Group]] = []
-        for group in shown:
-            prompts.append(self._given(qid, group, ranked.counts["groups"]) if len(group) > 1 else [])
-            ranked.counts["groups"] += 1
-        tasks = [partial(self._order, qid, query, texts, given) for of_group in prompts for given in of_group]
-        asked = iter((yield tasks) if tasks else ())
-        if tasks:
-            ranked.rounds.append([len(given) for of_group in prompts for given in of_group])
-        answers: list[Answer] = []
-        for group, live, given in zip(groups, shown, prompts, strict=True):
-            outcomes = [next(asked) for _ in given]
-            for outcome in outcomes:
-                ranked.counts.update(outcome.counts)
-            order = mean_order(live, [outcome.order for outcome in outcomes]) if given else live
-            if order is None and self.on_failure == "nan-free-bottom":
-                sunk.update(live)
-            answers.append(None if order is None else [*order, *(each for each in group if each not in live)])
-        return answers
-
-    def _given(self, qid: str, group: Group, number: int) -> list[Group]:
-        """The orders in which a group is shown."""
-        # Of its own seed for each group, so that neither other queries nor threads change it.
-        rng = random.Random(f"{self.seed}|{qid}|{number}")
-        return [rng.sample(group, len(group)) for _ in range(self.shuffles)] or [group]
-
-    def _checked(self, group: Group, n: int) -> Group:
-        if len(set(group)) < len(group) or not set(group) <= set(range(n)):
-            raise ValueError(f"{self.schedule!r} gave {group!r}, which must be distinct documents of 0 to {n - 1}")
-        return group
-
-    def _finished(self, ranked: Ranked, order: list[int], sunk: set[int], n: int) -> Ranked:
-        """With the documents that the schedule has left out behind the others."""
-        order = [*self._checked(order, n), *sorted(set(range(n)) - set(order))]
-        ranked.order = [document for document in order if document not in sunk]
+                order = self._checked(end.value, n)
+        # Documents that the schedule has left out stand behind the others.
+        order = [*order, *sorted(set(range(n)) - set(order))]
+        ranked.order = [document for document in order if document not in ranked.sunk]
         ranked.counts.update(prompts=sum(map(len, ranked.rounds)), rounds=len(ranked.rounds))
         return ranked
 
-    def _order(self, qid: str, query: str, texts: Sequence[str], given: Group) -> Asked:
-        """One order of a group."""
-        most = self.answer.most(self.fitting.prompt)
+    def _answers(
+        self, groups: list[PromptGroup], one: QueryDocuments, ranked: Ranked, together: Together
+    ) -> list[Answer]:
+        """Return the orders of the groups of a round; sunk documents are not shown again and stay behind."""
+        live = [[each for each in self._checked(group, len(one.texts)) if each not in ranked.sunk] for group in groups]
+        shown = [self._shuffled(one, group, ranked.counts["groups"] + i) for i, group in enumerate(live)]
+        ranked.counts["groups"] += len(groups)
+        given = [each for of_group in shown for each in of_group]
+        if given:
+            ranked.rounds.append([len(each) for each in given])
+        outcomes = iter(together([partial(self._order, one, each) for each in given]))
+        answers: list[Answer] = []
+        for group, left, of_group in zip(groups, live, shown, strict=True):
+            found = [next(outcomes) for _ in of_group]
+            for _, counts in found:
+                ranked.counts.update(counts)
+            order = mean_order(left, [order for order, _ in found]) if found else left
+            if order is None and self.settings.on_failure == "nan-free-bottom":
+                ranked.sunk.update(left)
+            answers.append(None if order is None else [*order, *(each for each in group if each not in left)])
+        return answers
+
+    def _shuffled(self, one: QueryDocuments, group: PromptGroup, number: int) -> list[PromptGroup]:
+        """Return the orders in which a group is shown; none of one document."""
+        if len(group) < 2:
+            return []
+        # Of its own seed for each group, so that neither other queries nor threads change it.
+        rng = random.Random(f"{self.settings.seed}|{one.qid}|{number}")
+        return [rng.sample(group, len(group)) for _ in range(self.settings.shuffles)] or [group]
+
+    def _checked(self, group: PromptGroup, n: int) -> PromptGroup:
+        if len(set(group)) < len(group) or not set(group) <= set(range(n)):
+            raise ValueError(
+                f"{self.settings.schedule!r} gave {group!r}, which must be distinct documents of 0 to {n - 1}"
+            )
+        return group
+
+    def _order(self, one: QueryDocuments, given: PromptGroup) -> tuple[Answer, Counter[str]]:
+        """Ask for an order of a group; None without a readable reply."""
+        settings, prompt = self.settings, self.budget.prompt
+        most = settings.answer.most(prompt)
         if most is not None and len(given) > most:
             raise ValueError(
-                f"{self.schedule!r} shows {len(given)} documents in a prompt, of which {self.answer!r} can order "
-                f"{most} at most: give schedule= with fewer, such as BackToFront({most}, {max(most // 2, 1)}), or "
+                f"{settings.schedule!r} shows {len(given)} documents in a prompt, of which {settings.answer!r} can "
+                f"order {most} at most: give schedule= with fewer, e.g. BackToFront({most}, {max(most // 2, 1)}), or "
                 f"raise top_logprobs= where that is the limit"
             )
-        shown = [texts[document] for document in given]
-        messages, reply = self.fitting.ask(qid, query, shown)
-
-        def ask_again(conversation: list[Message]) -> str:
-            return self.fitting.ask_again(qid, query, shown, messages, conversation[len(messages) :])
-
-        retries = self.retries if self.answer.asks_again else 0
+        shown = [one.texts[document] for document in given]
+        send = partial(self.ask, str(one.qid))
+        messages, reply = self.budget.ask(send, one.query, shown)
+        retries = settings.retries if settings.answer.asks_again else 0
         parsed, unreadable = read_reply(
-            ask_again,
+            lambda begun: self.budget.ask_again(send, one.query, shown, messages, begun[len(messages) :]),
             messages,
             reply,
-            lambda reply: self.answer.parse(reply, len(given), self.fitting.prompt),
+            lambda reply: settings.answer.parse(reply, len(given), prompt),
             request=ANSWER_AGAIN.format(n=len(given)),
             retries=retries,
         )
         counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), retries))
         if parsed is not None:
             counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
-            return Asked([given[position] for position in parsed.order], counts)
-        if self.on_failure == "raise":
+            return [given[position] for position in parsed.order], counts
+        if settings.on_failure == "raise":
             numbers = ", ".join(str(document + 1) for document in given)
             raise UnreadableReplyError(
-                f"query {qid!r}, documents {numbers} of the first stage: no ranking in the reply after {retries} "
-                f"retries: {unreadable[-1][:200]!r}. Raise retries=, change prompt=, or let the run go on with "
+                f"query '{one.qid}', documents {numbers} of the first stage: no ranking in the reply after {retries} "
+                f"retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or let the run go on with "
                 f"on_failure='keep' or 'nan-free-bottom'"
             )
         counts["failed"] += 1
-        return Asked(None, counts)
+        return None, counts
 
 
-def mean_order(documents: Group, orders: list[Answer]) -> Answer:
-    """By mean rank, which approximates the central ranking of Tang et al. 2024; None without any order."""
+def mean_order(documents: PromptGroup, orders: list[Answer]) -> Answer:
+    """Order by mean rank, which approximates the central ranking of Tang et al. 2024; None without any order."""
     ranks: Counter[int] = Counter()
     for order in orders:
         ranks.update({document: rank for rank, document in enumerate(order or ())})

@@ -8,43 +8,28 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
-import pyterrier as pt
 
-from ..common.arguments import check_choice, check_given, check_positive
+from ..common.arguments import argument
 from ..common.citations import papers_of
-from ..common.coverage import Coverage
-from ..common.documents import is_blank
-from ..common.frames import TextField, field_names, strings, texts_of, validated, with_scores
-from ..common.notices import Told, warn, warn_of_cuts, warn_of_empty
-from ..common.parallel import in_rounds
-from ..common.presentation import Presented, changed_arguments
+from ..common.frames import strings, with_scores
+from ..common.parallel import in_parallel
 from ..common.progress import counting
-from ..modelling.preselection import WindowSelector
-from ..modelling.windows import SentenceWindows, Windows
-from .answers import AnswerForm, Ask, Permutation
-from .calls import Estimate
-from .client import AsksLLM, description
-from .evidence import check_selector
-from .fitting import Fitting, reader_for
-from .messages import DocumentReader, IncompleteReplyWarning, ListwisePrompt, Message, Prompt
-from .ranker import COUNTS, ON_FAILURE, ListRanker, Ranked
+from ..common.warnings import warn
+from .answer_forms import AnswerForm, Permutation
+from .backends import Reply
+from .costs import Estimate
+from .llm_reranker import LLMReranker
+from .parsing import IncompleteReplyWarning
+from .prompt_budget import PromptBudget
+from .prompts import Message, Prompt
+from .ranker import COUNTS, Ask, ListRanker, QueryDocuments, Ranked
 from .schedules import BackToFront, Schedule
 
 REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 
 
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The documents of one query, best first: the texts of the `top_k` to be ranked, and the rows of each of all."""
-
-    qid: Any
-    query: str
-    texts: list[str]
-    rows: list[list[int]]
-
-
 @dataclass(eq=False, repr=False)
-class RankGPT(AsksLLM, Presented, pt.Transformer):
+class RankGPT(LLMReranker):
     """Zero-shot listwise reranking by a language model, which orders groups of documents that a schedule chooses.
 
     Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are those of its
@@ -60,8 +45,8 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
     one document. A reply that holds no ranking is a failure, never an order of documents; an outage ends the run.
 
     Args:
-        llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `AnthropicBackend`,
-            `HuggingFaceBackend`) or a function from a list of `{"role", "content"}` messages to a string.
+        llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`)
+            or a function from a list of `{"role", "content"}` messages to a string.
         schedule: which documents meet in which prompt: `BackToFront(window=20, stride=10)` as in Sun et al. 2023,
             `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
             `PairwiseBubble`, or one of your own.
@@ -106,80 +91,43 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
-    llm: Any
     _: KW_ONLY
-    schedule: Schedule = BackToFront()  # noqa: RUF009 - frozen
-    top_k: int | None = 100
-    preselect: WindowSelector | None = None
-    windows: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
-    max_doc_len: int | None = None
-    max_prompt_tokens: int | None = None
-    tokenizer: Any = None
-    answer: AnswerForm = Permutation()  # noqa: RUF009 - frozen
-    prompt: Prompt | None = None
-    on_failure: str = "raise"
-    retries: int = 2
-    shuffles: int = 0
-    seed: int = 42
-    concurrency: int = 1
-    report: bool = False
-    text_field: TextField = "text"
-    text_loader: Any = None
-    verbose: bool = False
+    schedule: Schedule = argument(BackToFront(), role="head")
+    top_k: int | None = argument(100, role="head", at_least=1)
+    answer: AnswerForm = argument(Permutation(), role="head")
+    prompt: Prompt | None = argument(None, role="input")
+    on_failure: str = argument("raise", role="head", choices=("raise", "keep", "nan-free-bottom"))
+    retries: int = argument(2, role="head", at_least=0)
+    shuffles: int = argument(0, role="head", at_least=0)
+    seed: int = argument(42, role="head")
+    report: bool = argument(False, role="call")
 
     def __post_init__(self) -> None:
-        self.coverage: Coverage | None = None
+        super().__post_init__()
         self.counts: pd.DataFrame | None = None
         self.rounds: dict[Any, list[list[int]]] | None = None
-        self.warned: Told = set()
-        self._check()
-
-    def __repr__(self) -> str:
-        shown = [repr(self.client.backend)]
-        shown += changed_arguments(self, ("llm", "prompt", "tokenizer", "text_loader", "verbose", "concurrency"))
-        if self.prompt is not None:
-            shown.append("prompt=" + (self.prompt.form if isinstance(self.prompt, ListwisePrompt) else "own"))
-        return f"{type(self).__name__}({', '.join(shown)})"
 
     def cited(self) -> list[str]:
-        """The papers behind it as it is set up: schedule, form of the answers, passages that are shown, shuffles."""
-        parts = papers_of(self.schedule, self.answer, self.preselect)
-        return [*super().cited(), *parts, *(["tang-2024-found"] if self.shuffles else [])]
-
-    def describe(self) -> dict[str, Any]:
-        """Who this transformer is, JSON-able: the language model by its name and settings, and what it is asked.
-
-        Raises:
-            ValueError: if the model or the prompt is a function, of which it cannot be told whether it stays the same.
-        """
-        return description(self, "report", own_prompt=not isinstance(self._prompt, ListwisePrompt))
+        """Return the papers behind it as it is set up: of schedule, answers, choice of passages, and shuffles."""
+        shuffled = ["tang-2024-found"] if self.shuffles else []
+        return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Ranks the documents of every query.
-
-        Args:
-            inp: `qid, query, docno` and the text column(s); any other columns are kept.
-
-        Returns:
-            A new frame: same rows, order, index and columns, with `score` and `rank`.
+        """Return a new frame with the same rows, order, index and columns, and `score` and `rank`.
 
         Raises:
-            pt.validate.InputValidationError: if a column is missing.
             ValueError: for arguments that cannot work, or a qid with several queries.
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.
             BackendError: if the model cannot be asked. Replies so far are in the cache.
-            SpendCapError: if the next call might pass the cap. Replies so far are in the cache.
+            SpendCapError: if the cap is spent. Replies so far are in the cache.
         """
-        text_columns = validated(inp, self.text_field, self.text_loader, self)
+        texts = self._texts(inp)
         report = REPORT_COLUMNS if self.report else ()
-        if not len(inp):
+        if not texts:
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
-        self._check()
-        texts = texts_of(inp, text_columns, self.text_loader)
         candidates = self._candidates(inp, texts)
-        reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
-        ask = self.answer.ask(self.client, self._prompt)
-        rankings = self._rank_all(candidates, reader, ask, verbose=self.verbose)
+        budget = self._budget(self._prompt, ((one.query, text) for one in candidates for text in one.texts))
+        rankings = self._rank_all(candidates, budget, self._ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
         rows = []
         for one, ranked in zip(candidates, rankings, strict=True):
@@ -188,19 +136,15 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
                 scores[one.rows[document]] = len(one.rows) - rank
         self.rounds = {one.qid: ranked.rounds for one, ranked in zip(candidates, rankings, strict=True)}
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
-        self.coverage = reader.coverage(len({one.query for one in candidates}))
-        self._warn(self.counts, self.coverage)
-        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
+        self._tell_of_failures(self.counts)
+        self._note_coverage(budget, inp, texts)
         counts_of = self.counts.set_index("qid")
         return with_scores(
             inp, scores, **{name: counts_of.loc[inp["qid"].tolist(), name].to_numpy() for name in report}
         )
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """What `transform` of the same frame would take: makes prompts and asks nothing.
-
-        Args:
-            inp: as for `transform`.
+        """Return what `transform` of the same frame would take: make prompts and ask nothing.
 
         Returns:
             Calls, tokens and cost at the prices of `llm` (None if it has none). Every answer is reckoned as that of a
@@ -208,54 +152,52 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             answers decide how many prompts there are, the most that there can be, each as long as those of a model that
             changes no order.
         """
-        text_columns = validated(inp, self.text_field, self.text_loader, self)
-        self._check()
-        texts = texts_of(inp, text_columns, self.text_loader)
-        candidates = self._candidates(inp, texts)
-        reader = reader_for(self, [(one.query, text) for one in candidates for text in one.texts])
+        candidates = self._candidates(inp, self._texts(inp))
+        budget = self._budget(self._prompt, ((one.query, text) for one in candidates for text in one.texts))
         tokens_in: Counter[str] = Counter()
         most = max((len(one.texts) for one in candidates), default=0)
         answers = [self.answer.unchanged(n, self._prompt) for n in range(most + 1)]
 
-        def ask(qid: str, messages: list[Message]) -> str:
-            tokens_in[qid] += reader.count_messages(messages)
+        def ask(qid: str, messages: list[Message]) -> Reply:
+            tokens_in[qid] += budget.count_messages(messages)
             return answers[-1]
 
+        written = [budget.count(each.text) if each.output_tokens is None else each.output_tokens for each in answers]
         total = np.zeros(3)
-        for one, ranked in zip(candidates, self._rank_all(candidates, reader, ask, verbose=False), strict=True):
+        for one, ranked in zip(candidates, self._rank_all(candidates, budget, ask, verbose=False), strict=True):
             sizes = [size for of_round in ranked.rounds for size in of_round]
-            tokens_out = sum(self.answer.written(answers[size], reader.count) for size in sizes)
             # Where answers decide about further prompts, these have not come about.
-            more = self._most_prompts(one) / max(len(sizes), 1)
-            total += [self._most_prompts(one), tokens_in[str(one.qid)] * more, tokens_out * more]
-        calls, read, written = np.ceil(total).astype(int).tolist()
-        return self.ledger.estimate(calls, read, written)
+            prompts = self._most_prompts(one)
+            more = prompts / max(len(sizes), 1)
+            total += [prompts, tokens_in[str(one.qid)] * more, sum(written[size] for size in sizes) * more]
+        return self.ledger.estimate(*np.ceil(total).astype(int).tolist())
 
     @property
     def _prompt(self) -> Prompt:
         return self.answer.prompt if self.prompt is None else self.prompt
 
-    def _most_prompts(self, one: Candidates) -> int:
+    def _ask(self, qid: str, messages: list[Message]) -> Reply:
+        return self.answer.ask(self.client, qid, messages, self._prompt)
+
+    def _most_prompts(self, one: QueryDocuments) -> int:
         return self.schedule.estimate(len(one.texts)) * max(self.shuffles, 1)
 
     def _rank_all(
-        self, candidates: list[Candidates], reader: DocumentReader, ask: Ask, *, verbose: bool
+        self, candidates: list[QueryDocuments], budget: PromptBudget, ask: Ask, *, verbose: bool
     ) -> list[Ranked]:
-        fitting = Fitting(ask, reader, self._prompt, self.max_prompt_tokens)
-        names = ("schedule", "answer", "retries", "on_failure", "shuffles", "seed")
-        ranker = ListRanker(fitting, **{name: getattr(self, name) for name in names})
-        left = {number: self._most_prompts(one) for number, one in enumerate(candidates)}
-        with counting(type(self).__name__, "prompt", sum(left.values()), shown=verbose) as done:
+        ranker = ListRanker(ask, budget, self)
+        total = sum(map(self._most_prompts, candidates))
+        with counting(type(self).__name__, "prompt", total, shown=verbose) as done:
+            return in_parallel(
+                ranker.rank,
+                candidates,
+                self.concurrency,
+                on_task=done,
+                # Prompts that a query turns out not to need are done with it.
+                on_done=lambda one, ranked: done(self._most_prompts(one) - ranked.counts["prompts"]),
+            )
 
-            def on_task(query: int) -> None:
-                left[query] -= 1
-                done()
-
-            jobs = [ranker.rank(str(one.qid), one.query, one.texts) for one in candidates]
-            # Prompts that a query turns out not to need are done with it.
-            return in_rounds(jobs, self.concurrency, on_task=on_task, on_done=lambda query: done(left[query]))
-
-    def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[Candidates]:
+    def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryDocuments]:
         queries = strings(inp["query"], "query")
         qids, docnos = inp["qid"].tolist(), inp["docno"].tolist()
         rows_of: dict[Any, list[int]] = {qid: [] for qid in qids}
@@ -269,48 +211,26 @@ class RankGPT(AsksLLM, Presented, pt.Transformer):
             for row in rows:
                 documents.setdefault((docnos[row], texts[row]), []).append(row)
             shown = [text for _, text in documents][: self.top_k]
-            candidates.append(Candidates(qid, queries[rows[0]], shown, list(documents.values())))
+            candidates.append(QueryDocuments(qid, queries[rows[0]], shown, list(documents.values())))
         return candidates
 
     def _check(self) -> None:
-        """Raises ValueError for arguments that can never work, without asking anything."""
-        _ = self.client  # refuses an `llm` that is none
-        field_names(self.text_field)
-        check_choice("on_failure", self.on_failure, ON_FAILURE)
-        if not isinstance(self.answer, AnswerForm):
-            raise ValueError(f"answer={self.answer!r} must be Permutation() or FirstToken()")
-        if not callable(self._prompt):
-            raise ValueError(
-                f"prompt={self.prompt!r} must be a ListwisePrompt or a function (query, texts) -> messages"
-            )
+        super()._check()
         self.answer.check(self.client, self._prompt)
-        if not isinstance(self.schedule, Schedule):
-            raise ValueError(f"schedule={self.schedule!r} must be a schedule, e.g. BackToFront(window=20, stride=10)")
-        check_selector(self.preselect, self.windows)
-        check_given(concurrency=self.concurrency)
-        check_positive(top_k=self.top_k, max_doc_len=self.max_doc_len, max_prompt_tokens=self.max_prompt_tokens)
-        for name in ("retries", "shuffles"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0")
 
-    def _warn(self, counts: pd.DataFrame, coverage: Coverage) -> None:
-        name = type(self).__name__
+    def _tell_of_failures(self, counts: pd.DataFrame) -> None:
         if (incomplete := (counts["llm_failed"] + counts["llm_missing"] > 0)).any():
             total = counts.drop(columns="qid").sum()
             warn(
-                f"{name}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
+                f"{type(self).__name__}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
                 f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
                 f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
                 IncompleteReplyWarning,
             )
-        if coverage.tokens_lost:
-            asked = [f"{name}={getattr(self, name)}" for name in ("max_doc_len", "max_prompt_tokens")]
-            cause = " and ".join(each for each in asked if not each.endswith("None")) or "the server"
-            warn_of_cuts(self, self.warned, [cause], f" did not read {coverage.losses(cause)}")
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:
-    """The rows by falling score, then rising rank; those without one come last."""
+    """Return the rows by falling score, then rising rank; those without one come last."""
     keys = [name for name in ("score", "rank") if name in inp.columns]
     if not keys:
         return list(range(len(inp)))

@@ -18,14 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..common.coverage import Work
+from ..common.coverage import Coverage
 from .backbones.architectures import layer_stack
-from .backbones.first_step import FirstStep
 from .backbones.load import Backbone, build_backbone
-from .batching import Encoded, Matches, PairLayout, QueryStates, WindowBatch, for_each_window, to_dense
-from .layout import PUBLISHED_SPECIALS
+from .backbones.t5 import FirstStep
+from .heads.base import WarmStart
+from .inputs import Encoded, InputFormat, Matches, Pairs, QueryStates, Settings, WindowBatch, to_dense
 from .runtimes import BackboneRuntime
-from .settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -60,16 +59,22 @@ class WindowEncoder(nn.Module):
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
 
     Attributes:
+        input_format: how the backbone reads a query and a window, before settings say more.
         affordable_tokens: a limit on the tokens of a pass that was learned when memory ran out.
         runtime: what computes the backbone.
+        settings: what is read and how it is computed, after `use`.
+        format: how a query and a window become an input, after `use`.
     """
 
     block_characters = BLOCK_CHARACTERS
-    once_for_all_queries = False
-    """Whether a window is encoded without its query."""
+    reads_text = False
+    """Whether it is given texts in place of token ids."""
 
     build_backbone = staticmethod(build_backbone)
     """Makes a saved model's backbone again."""
+
+    settings: Settings
+    format: InputFormat
 
     def __init__(self, backbone: Backbone) -> None:
         super().__init__()
@@ -78,57 +83,28 @@ class WindowEncoder(nn.Module):
         self.pooling = backbone.pooling
         self.rules = backbone.rules
         self.hidden_size = backbone.hidden_size
-        self.longest_input = backbone.longest_input
-        self.has_words = backbone.template is not None or bool(backbone.options.prompt)
         self.state_size = backbone.state_size
-        self.pair_layout: Any = None if backbone.tokenizer is None else backbone.pair_layout()
+        self.input_format: Any = None if backbone.tokenizer is None else self.make_format(backbone)
         self.affordable_tokens = sys.maxsize
         self.runtime = BackboneRuntime()
+
+    def make_format(self, backbone: Backbone) -> InputFormat:
+        """Return how the backbone reads a query and a window."""
+        has_words = backbone.template is not None or bool(backbone.options.prompt)
+        return replace(backbone.pair_format(), longest=backbone.longest_input, has_words=has_words)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return next(self.parameters()).device
 
-    # What of a text fits into the backbone, and how it is laid out.
-
-    def prepare(self, settings: Settings) -> tuple[Settings, Any]:
-        """The settings with windows that fit into the backbone, and how a query and a window become an input.
-
-        Raises:
-            ValueError: if query, largest window and special tokens exceed the backbone's longest input, or a setting is
-                not for this backbone.
-        """
-        if settings.layout.is_for_pairs and self.has_words:
-            raise ValueError(
-                f"{settings.layout!r} is for [CLS] query [SEP] text [SEP]; this backbone reads words around query and "
-                f"text: leave layout='pair'"
-            )
+    def use(self, settings: Settings) -> None:
+        """Encode by these settings from now on; ValueError if they are not for this backbone."""
         self.runtime.use(settings.runtime, self.backbone)
-        query = settings.max_query_len or 0  # None goes with no layout that needs it
-        layout = self.padded(self.pair_layout, settings, query)
-        specials = layout.specials + layout.query_trail_size
-        together = None if self.longest_input is None else self.longest_input - specials
-        settings = settings.within(self.longest_input, together, specials)
-        if settings.layout.pad_query:
-            layout = replace(layout, window_size=settings.largest_window)
-        if settings.layout.shared_budget:
-            text = min(filter(None, (settings.windows.largest, settings.max_doc_len)), default=sys.maxsize)
-            longest = min(query + text + PUBLISHED_SPECIALS, self.longest_input or sys.maxsize)
-            layout = replace(layout, budget=longest - specials)
-        return settings, layout
+        self.settings, self.format = self.input_format.fit(settings)
 
-    def padded(self, layout: PairLayout, settings: Settings, query: int, window: int | None = None) -> PairLayout:
-        """A layout with query and window padded to these sizes, if the settings ask for it."""
-        asked = settings.layout
-        return layout.fixed(query, window, skips_padding=asked.positions != "columns") if asked.pad_query else layout
-
-    def serve(self, needs: str) -> None:
-        """Raises ValueError if a head asks for states that the backbone does not have, or not in one width.
-
-        Args:
-            needs: see `forward`.
-        """
+    def check_needs(self, needs: str) -> None:
+        """Raise ValueError if a head asks for states that the backbone does not have, or not in one width."""
         if needs != "cls" and isinstance(self.backbone, FirstStep):
             raise ValueError(
                 "this head looks at the states of query and text, of which an encoder-decoder that answers gives none: "
@@ -140,46 +116,49 @@ class WindowEncoder(nn.Module):
                 f"{self.state_size} features"
             )
 
-    def begin(self, settings: Settings) -> None:
-        """At the start of a run: forgets what was made with other weights."""
-        if settings.runtime != "torch":
+    def refresh(self) -> None:
+        """Forget, at the start of a run, what was made with other weights."""
+        if self.settings.runtime != "torch":
             self.runtime.begin(self.backbone)
+
+    def take_over(self, backbone: Backbone, tokenizer: Any) -> WarmStart:
+        """Return what a head can take over from the checkpoint."""
+        words = backbone.model.get_input_embeddings().weight
+        cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+        return WarmStart(backbone.final, words[cls], words[sep])
 
     # Encoding.
 
     def forward(
         self,
-        queries: Sequence[np.ndarray],
-        windows: Sequence[Sequence[np.ndarray]],
-        layout: PairLayout,
-        settings: Settings,
+        pairs: Pairs,
         *,
         needs: str = "cls",
         match: MatchFunction | None = None,
-        work: Work | None = None,
+        coverage: Coverage | None = None,
     ) -> Encoded:
-        """Encodes the windows of B documents, each with its query.
+        """Encode the windows of P documents, each with its query.
 
         Args:
-            queries: B arrays of token ids; those of one query should be one object, by which they are told apart.
-            windows: of each document at least one array of token ids.
-            layout: what `prepare` gave.
-            settings: the same.
+            pairs: P queries and documents.
             needs: what the head asks for: `"cls"`, one vector for each window; also `"query"`, the last layer's states
                 of the query's tokens in each document's first window (of a cross-encoder after its representation
                 step); or these as they are and, `"last"` or `"all"`, matches of query and document tokens in the last
                 layer or in all.
             match: how these are matched.
-            work: counts what is computed.
+            coverage: counts what is computed.
 
         Returns:
-            `cls (B, N, H)` in fp32, `mask (B, N)` and, if asked for, the matches or the query's states.
+            `cls (P, N, H)` in fp32, `mask (P, N)` and, if asked for, the matches or the query's states.
         """
-        counts = list(map(len, windows))
         if needs == "cls":
-            flat = list(itertools.chain.from_iterable(windows))
-            return to_dense(self.vectors(for_each_window(queries, windows), flat, layout, settings, work), counts)
-        batch = layout.collate(queries, windows, settings.device)
+            query, windows = pairs.by_window()
+            return to_dense(self.vectors(pairs.queries, query, windows, self.format, coverage), pairs.counts)
+        batch = self.format.collate(
+            [pairs.queries[number] for number in pairs.query],
+            [pairs.documents[number] for number in pairs.document],
+            self.settings.device,
+        )
         order = torch.argsort(batch.lengths, stable=True)
         asking = QueryCollector(batch)
         matches = None if match is None else MatchCollector(batch, match, asking)
@@ -188,68 +167,58 @@ class WindowEncoder(nn.Module):
             first = asking.number[order] == 0
             order = torch.cat([order[first], order[~first]])
         vectors = []
-        for rows, states, mask in self._passes(batch, order, settings, work, needs == "all"):
+        for rows, states, mask in self._passes(batch, order, coverage, needs == "all"):
             vectors.append(self._vectors(states[-1], mask))
             asking.add(rows, states)
             if matches is not None:
                 matches.add(rows, states)
-            if work is not None:
-                work.advance(int(batch.lengths[rows].sum()), int(batch.lengths.sum()))
-        encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), counts)  # (B, N, H)
+        encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), pairs.counts)  # (P, N, H)
         if matches is not None:
             return replace(encoded, matches=matches.collect(), query=asking.collect())
-        return replace(encoded, query=self._represent_query(asking.collect(), layout.query_size))
+        return replace(encoded, query=self._represent_query(asking.collect(), self.format.query_size))
 
     def vectors(
         self,
         queries: Sequence[np.ndarray],
+        query: Sequence[int],
         windows: Sequence[np.ndarray],
-        layout: PairLayout,
-        settings: Settings,
-        work: Work | None = None,
+        form: InputFormat,
+        coverage: Coverage | None = None,
     ) -> torch.Tensor:
-        """`(V, H)` fp32, one vector for each query and window; without gradients, equal ones are encoded once.
+        """Return the `(V, H)` fp32 vectors of windows and their queries; without gradients equal ones share one.
 
         Windows are laid out in order of length over all documents, so that the memory for padded inputs is bounded
         whatever the longest window: one long sentence among 20,000 short ones does not make them all long.
         """
-        number_of, chosen = _distinct(queries, windows)
+        number_of, chosen = _distinct(query, windows)
         made: list[int] = []
         vectors = []
-        lengths = layout.length([len(queries[i]) for i in chosen], [len(windows[i]) for i in chosen])
+        lengths = form.length([len(queries[query[i]]) for i in chosen], [len(windows[i]) for i in chosen])
         for part in micro_batches(lengths.tolist()):
             inputs = [chosen[number] for number in part]
-            batch = layout.collate([queries[i] for i in inputs], [[windows[i]] for i in inputs], settings.device)
+            own = [queries[query[i]] for i in inputs]
+            batch = form.collate(own, [[windows[i]] for i in inputs], self.settings.device)
             order = torch.argsort(batch.lengths, stable=True)
-            for rows, states, mask in self._passes(batch, order, settings, work):
+            for rows, states, mask in self._passes(batch, order, coverage):
                 vectors.append(self._vectors(states[-1], mask))
                 made += [part[row] for row in rows.tolist()]
-                if work is not None:
-                    work.advance(int(batch.lengths[rows].sum()), int(lengths.sum()))
         place = torch.tensor(made).argsort()[number_of]
-        return torch.cat(vectors)[place.to(settings.device)].float()
+        return torch.cat(vectors)[place.to(self.settings.device)].float()
 
-    def token_states(self, batch: WindowBatch, settings: Settings, work: Work | None = None) -> list[torch.Tensor]:
-        """The last layer's states of every window's own tokens, special ones included: V times `(T, H)` in fp32."""
+    def token_states(self, batch: WindowBatch, coverage: Coverage | None = None) -> list[torch.Tensor]:
+        """Return V times the `(T, H)` states, in fp32 in the last layer, of special tokens too."""
         states: dict[int, torch.Tensor] = {}
         order = torch.argsort(batch.lengths, stable=True)
-        for rows, encoded, mask in self._passes(batch, order, settings, work):
+        for rows, encoded, mask in self._passes(batch, order, coverage):
             for row, state, real in zip(rows.tolist(), encoded[-1].float(), mask, strict=True):
                 states[row] = state[real]
         return [states[row] for row in range(len(order))]
 
     def divided(
-        self, lengths: Sequence[int], order: torch.Tensor, settings: Settings, *, exact_run: int | None = None
+        self, lengths: Sequence[int], order: torch.Tensor, *, exact_run: int | None = None
     ) -> Iterator[torch.Tensor]:
-        """Divides rows into passes: neighbours in length, within the limits on windows and tokens.
-
-        Args:
-            lengths: V lengths in tokens, ascending.
-            order: `(V,)` the rows that they belong to.
-            settings: with the limits.
-            exact_run: so many or more rows of one length are not padded together with others; None pads all.
-        """
-        start = longest = 0
+        """Divide rows, ascending in length, into passes within the limits on windows and tokens."""
+        settings, start, longest = self.settings, 0, 0
         groups = self._groups(lengths, exact_run)
         most = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
         most = min(most, self.affordable_tokens)
@@ -262,7 +231,7 @@ class WindowEncoder(nn.Module):
         yield order[start:]
 
     def _groups(self, lengths: Sequence[int], exact_run: int | None) -> list[tuple[int, int | None]]:
-        """What the rows of a pass have in common: the architecture's group and, in a long run of one length, that."""
+        """Return for each row what a pass has in common: the architecture's group and, in a long run, the length."""
         groups: list[tuple[int, int | None]] = []
         for length, run in itertools.groupby(lengths):
             rows = len(list(run))
@@ -272,15 +241,15 @@ class WindowEncoder(nn.Module):
         return groups
 
     def _passes(
-        self, batch: WindowBatch, order: torch.Tensor, settings: Settings, work: Work | None, all_layers: bool = False
+        self, batch: WindowBatch, order: torch.Tensor, coverage: Coverage | None, all_layers: bool = False
     ) -> Iterator[tuple[torch.Tensor, States, torch.Tensor]]:
-        """Rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
+        """Yield rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
         lengths, done, failed = batch.lengths[order].tolist(), 0, None
         exact_run = None
         if batch.input_ids.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
         while done < len(order):
-            for rows in self.divided(lengths[done:], order[done:], settings, exact_run=exact_run):
+            for rows in self.divided(lengths[done:], order[done:], exact_run=exact_run):
                 try:
                     states, mask, computed = self._encode(batch, rows, all_layers)
                 except RuntimeError as error:
@@ -290,8 +259,9 @@ class WindowEncoder(nn.Module):
                     failed = rows
                     break
                 done += len(rows)
-                if work is not None:
-                    work.count(int(mask.sum()), computed)
+                if coverage is not None:
+                    coverage.tokens_encoded += int(mask.sum())
+                    coverage.tokens_computed += computed
                 yield rows, states, mask
             if failed is not None:
                 # Not within "except": there the error would keep the failed pass's memory.
@@ -310,7 +280,7 @@ class WindowEncoder(nn.Module):
             torch.cuda.empty_cache()
 
     def _encode(self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool) -> tuple[States, torch.Tensor, int]:
-        """States of a pass, its `(V', T')` mask, and how many tokens were computed, padding included."""
+        """Return the states of a pass, its `(V', T')` mask, and how many tokens were computed, padding included."""
         length = self.rules.padded(int(batch.lengths[rows].max()))
 
         def of_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
@@ -337,7 +307,7 @@ class WindowEncoder(nn.Module):
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
-        """Collects what enters each layer: the embeddings, and the states of all layers but the last.
+        """Collect what enters each layer: the embeddings, and the states of all layers but the last.
 
         With `output_hidden_states` transformers 5 leaves hooks on the model that cannot be pickled.
         """
@@ -355,7 +325,7 @@ class WindowEncoder(nn.Module):
                 handle.remove()
 
     def _represent_query(self, query: QueryStates, size: int | None) -> QueryStates:
-        """The query's states after the representation step, padded to `size` tokens where the layout fixes it."""
+        """Return the query's states after the representation step, padded to `size` tokens if that is given."""
         states = self.representation(query.states).float()
         states = states.masked_fill(~query.mask.unsqueeze(-1), 0.0)
         missing = 0 if size is None else size - states.shape[1]
@@ -364,7 +334,7 @@ class WindowEncoder(nn.Module):
         )
 
     def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """`(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
+        """Return `(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
         if self.pooling == "late":
             return self._pool(self.representation(states), mask)
         return self.representation(self._pool(states, mask))
@@ -382,12 +352,12 @@ class WindowEncoder(nn.Module):
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Of a GPU, or of the allocator of a CPU, which has no error of its own."""
+    """Tell whether memory ran out: of a GPU, or of the allocator of a CPU, which has no error of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Divides inputs of these lengths, in ascending order, into parts of at most `MICRO_TOKENS` when padded."""
+    """Divide inputs of these lengths, in ascending order, into parts of at most `MICRO_TOKENS` when padded."""
     part: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if part and (len(part) + 1) * lengths[i] > MICRO_TOKENS:
@@ -398,14 +368,14 @@ def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def of_distinct(sequences: Sequence[np.ndarray], make: Callable[[list[np.ndarray]], Sequence[Any]]) -> list[Any]:
-    """What is made of token sequences, of equal ones once."""
+    """Return what is made of token sequences, of equal ones once."""
     distinct = {sequence.tobytes(): sequence for sequence in sequences}
     made = dict(zip(distinct, make(list(distinct.values())), strict=True))
     return [made[sequence.tobytes()] for sequence in sequences]
 
 
-def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
-    """For each input its number among the distinct ones, and the first input of each number."""
+def _distinct(queries: Sequence[int], windows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
+    """Return for each input its number among the distinct ones, and the first input of each number."""
     if torch.is_grad_enabled():
         # Dropout makes equal inputs differ.
         every = list(range(len(windows)))
@@ -414,7 +384,7 @@ def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> t
     place: list[int] = []
     chosen: list[int] = []
     for i, (query, window) in enumerate(zip(queries, windows, strict=True)):
-        number = numbers.setdefault((id(query), window.tobytes()), len(numbers))
+        number = numbers.setdefault((query, window.tobytes()), len(numbers))
         if number == len(chosen):
             chosen.append(i)
         place.append(number)
@@ -422,34 +392,18 @@ def _distinct(queries: Sequence[np.ndarray], windows: Sequence[np.ndarray]) -> t
 
 
 class QueryCollector:
-    """Holds the states of the query's tokens in the first window of each document, pass by pass.
-
-    Args:
-        batch: the windows.
-
-    Attributes:
-        first_row: `(B,)` int64, the first window of each document.
-        number: `(V,)` int64, which window of its document each one is.
-        place: `(B, Q)` int64, where the query's tokens stand.
-        mask: `(B, Q)` bool, True = a real one.
-        layers: L times `(B, Q, H)` fp32, their states, as far as they have been added.
-    """
+    """The states of the query's tokens in the first window of each document, collected pass by pass."""
 
     def __init__(self, batch: WindowBatch) -> None:
         counts = torch.bincount(batch.doc, minlength=batch.documents)
         self._doc = batch.doc
-        self.first_row = counts.cumsum(0) - counts
-        self.number = torch.arange(len(batch.doc), device=batch.doc.device) - self.first_row[batch.doc]
-        self.place, self.mask = _span(batch.query_start, batch.query_length, self.first_row)
-        self.layers: list[torch.Tensor] = []
+        self.first_row = counts.cumsum(0) - counts  # (B,)
+        self.number = torch.arange(len(batch.doc), device=batch.doc.device) - self.first_row[batch.doc]  # (V,)
+        self.place, self.mask = _span(batch.query_start, batch.query_length, self.first_row)  # (B, Q)
+        self.layers: list[torch.Tensor] = []  # L times (B, Q, H), in fp32
 
     def add(self, rows: torch.Tensor, states: States) -> None:
-        """Takes what it needs of one pass.
-
-        Args:
-            rows: `(V',)` rows of the batch.
-            states: L tensors `(V', T, H)`.
-        """
+        """Take what it needs of one pass."""
         own = (self.number[rows] == 0).nonzero()  # (documents that begin here, 1)
         doc = self._doc[rows[own[:, 0]]]
         place = self.place[doc].clamp(max=states[0].shape[1] - 1)
@@ -460,7 +414,7 @@ class QueryCollector:
             queries.index_put_((doc,), layer[own, place].float())
 
     def collect(self) -> QueryStates:
-        """The last layer's states of every document's query; zeros where it has fewer tokens than others."""
+        """Return the last layer's states of every document's query; zeros where it has fewer tokens than others."""
         return QueryStates(self.layers[-1].masked_fill(~self.mask.unsqueeze(-1), 0.0), self.mask)
 
 
@@ -469,11 +423,6 @@ class MatchCollector:
 
     The query states of a document are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first
     windows must be added before the others.
-
-    Args:
-        batch: the windows.
-        match: how query and document states are matched.
-        queries: gets the states of each pass first.
     """
 
     def __init__(self, batch: WindowBatch, match: MatchFunction, queries: QueryCollector) -> None:
@@ -489,12 +438,7 @@ class MatchCollector:
         self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def add(self, rows: torch.Tensor, states: States) -> None:
-        """Matches the windows of one pass.
-
-        Args:
-            rows: `(V',)` their rows in the batch.
-            states: L tensors `(V', T, H)`.
-        """
+        """Match the windows of one pass; first windows must come before the others."""
         batch, doc, size = self._batch, self._batch.doc[rows], states[0].shape[1]
         same = self._query_ids[doc].unsqueeze(2) == batch.input_ids[rows, :size].unsqueeze(1)  # (V', Q, T)
         with torch.autocast(states[0].device.type, enabled=False):
@@ -510,7 +454,7 @@ class MatchCollector:
         self._parts.append((rows[window], position, torch.stack(values, 1)[window, :, :, token]))  # (tokens, L, Q)
 
     def collect(self) -> Matches:
-        """The matching tensor of every document, its windows in order along the token axis."""
+        """Return the matching tensor of every document, its windows in order along the token axis."""
         row, position, values = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
         self._parts.clear()  # each further copy of the matches of a long document would take hundreds of MB
         place = (self._batch.doc[row], position)
@@ -528,7 +472,7 @@ class MatchCollector:
 
 
 def _span(start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions `(B, Q)` of the tokens from `start` on in some rows, and their mask; clamped to the last real one."""
+    """Return `(B, Q)` places of the tokens from `start` on in some rows, the last one repeated, and their mask."""
     width = max(1, int(length[rows].max()))
     column = torch.arange(width, device=rows.device)
     place = start[rows].unsqueeze(1) + torch.minimum(column, (length[rows].unsqueeze(1) - 1).clamp(min=0))

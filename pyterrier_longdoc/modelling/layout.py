@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..common.arguments import check_choice, plain_fields
+from ..common.arguments import argument, validate
 from .windows import Truncate, WholeText, Windows
 
 POSITIONS = ("columns", "real tokens")
@@ -30,44 +30,27 @@ class InputLayout:
         positions: with `pad_query`, for backbones that number positions by token ids (RoBERTa, Longformer): `"columns"`
             counts the padding inside an input, `"real tokens"` skips it, as these do by themselves.
         lowercase: whether queries and texts are read in lower case, which matters for cased tokenizers.
-
-    Raises:
-        ValueError: for unknown values, or some that do not go together.
     """
 
     pad_query: bool = False
-    shared_budget: bool = False
-    positions: str = "columns"
+    shared_budget: bool = argument(False, needs={"pad_query": False})
+    positions: str = argument("columns", choices=POSITIONS, needs="pad_query")
     lowercase: bool = False
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        for name in ("pad_query", "shared_budget", "lowercase"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ValueError(f"{name}={value!r} must be True or False")
-        check_choice("positions", self.positions, POSITIONS)
-        if self.pad_query and self.shared_budget:
-            raise ValueError("pad_query gives query and window sizes of their own: it does not go with shared_budget")
-        if self.positions != "columns" and not self.pad_query:
-            raise ValueError(f"positions={self.positions!r} would have no effect without pad_query=True")
+        validate(self)
 
     def check(self, windows: Windows, preselect: object, max_query_len: int | None, *, repeats: bool = False) -> None:
-        """Raises ValueError if it is not for models that read so."""
-        if self.shared_budget and repeats:
-            raise ValueError(
-                "shared_budget is for one window, with which nothing need be repeated: leave repeat out, "
-                "and name all columns in text_field"
-            )
+        """Raise ValueError if it is not for models that read so."""
         if self.is_for_pairs and max_query_len is None:
             raise ValueError(
                 f"max_query_len=None does not go with {self!r}, where it decides about the form of all inputs: give a "
                 f"number, 32 in Boytsov et al. 2025, or leave layout='pair'"
             )
-        if self.shared_budget and (preselect is not None or not isinstance(windows, Truncate | WholeText)):
+        if self.shared_budget and (repeats or preselect is not None or not isinstance(windows, Truncate | WholeText)):
             raise ValueError(
                 f"shared_budget lets a query and the beginning of its text share one input: it is for models with one "
-                f"window (FirstP, LongP) and without preselect, not for {windows!r}, preselect={preselect!r}"
+                f"window (FirstP, LongP) and without preselect or repeat, not for {windows!r}, preselect={preselect!r}"
             )
 
     @property
@@ -76,7 +59,7 @@ class InputLayout:
         return self.pad_query or self.shared_budget
 
     def read(self, texts: Sequence[str]) -> Sequence[str]:
-        """Queries or texts as they are read; every character stays at its place."""
+        """Return queries or texts as they are read; every character stays at its place."""
         # The one letter whose lower case, with a dot of its own, is longer.
         return [text.replace("İ", "i").lower() for text in texts] if self.lowercase else texts
 
@@ -94,19 +77,20 @@ LAYOUTS = {
 
 
 def resolve_layout(layout: object) -> InputLayout:
-    """The layout of that name, or the given one.
-
-    Raises:
-        ValueError: if it is neither.
-    """
+    """Return the layout of that name, or the given one; ValueError if it is neither."""
     found = LAYOUTS.get(layout) if isinstance(layout, str) else layout
     if not isinstance(found, InputLayout):
         raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}, or InputLayout(...)")
     return found
 
 
+def layout_name(layout: InputLayout) -> str:
+    """Return the name of a layout, quoted, or the layout written out if it has none."""
+    return next((repr(name) for name, known in LAYOUTS.items() if known == layout), repr(layout))
+
+
 def longest_first(query: int, text: int, budget: int) -> tuple[int, int]:
-    """How many tokens of a query and a text are read if they share a budget: the longer one is cut first.
+    """Return how many tokens of a query and a text are read if they share a budget: the longer one is cut first.
 
     Example:
         >>> longest_first(8, 600, 509), longest_first(400, 600, 509), longest_first(400, 20, 509)

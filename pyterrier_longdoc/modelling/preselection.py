@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from numbers import Integral, Real
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import check_given, plain_fields
+from ..common.arguments import argument, validate
 from ..common.citations import Cited
-from ..common.language import UNSPACED
+from ..common.frames import factorize
+from ..common.language import TERM
 from ..common.registry import defined_in, look_up, register
-from .texts import Context, Span, TokenizedText, each_once
+from .tokens import Span, TokenizedText, tokenized
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
@@ -42,54 +41,56 @@ Cut = tuple[TokenizedText, list[Span]]
 """A document as it is read, and its windows."""
 
 
+@dataclass(frozen=True, eq=False)
+class TextPairs:
+    """P pairs of a query and a tokenised document, by their numbers among the distinct ones."""
+
+    queries: Sequence[str]  # Q distinct queries
+    documents: Sequence[TokenizedText]  # D distinct documents
+    query: np.ndarray  # `(P,)` the number of each pair's query
+    document: np.ndarray  # `(P,)` the number of each pair's document
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[str, str]], tokenizer: Any) -> TextPairs:
+        """Tokenise the texts of pairs, each distinct one once; see `tokens.tokenized`."""
+        (queries, query), (texts, document) = (factorize([pair[side] for pair in pairs]) for side in (0, 1))
+        return cls(queries, [tokenized(tokenizer, text) for text in texts], query, document)
+
+    def at(self, places: Sequence[int]) -> TextPairs:
+        """Return the pairs at these places."""
+        return replace(self, query=self.query[places], document=self.document[places])
+
+
 class Preselection(Cited, ABC):
     """What stands before the encoder: chooses what is read of each document for each query."""
+
+    needs_text: bool
+    """Whether the choice depends on the text and its character offsets."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         register(_CLASSES, "preselections", cls.__name__, cls)
 
-    @property
-    @abstractmethod
-    def needs_text(self) -> bool:
-        """Whether the choice depends on the text and its character offsets."""
-
     @abstractmethod
     def check(self, windows: Windows) -> None:
-        """Raises ValueError if the choice cannot be made from these windows of a model."""
+        """Raise ValueError if the choice cannot be made from these windows of a model."""
 
     @abstractmethod
-    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        """What is read of B documents for B queries.
-
-        Args:
-            queries: B queries.
-            documents: B documents; one that stands there for several queries is the same object.
-            windows: how the model cuts a text.
-
-        Returns:
-            For each pair the document, or a shorter one made of it, and its windows in document order.
-        """
+    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
+        """Return what is read for each pair: its document, or a shorter one, and its windows in document order."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """JSON-able description of all that a choice depends on, weights included."""
+        """Return a JSON-able description of all that a choice depends on, weights included."""
 
     @abstractmethod
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """JSON-able description, read back by `preselection_from_config`.
-
-        Args:
-            folder: of the checkpoint; what does not fit into the description is written below it.
-
-        Raises:
-            ValueError: for what cannot be stored.
-        """
+        """Return a JSON-able description for `preselection_from_config`; what does not fit is put below the folder."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        """What `to_config` described, without its `type`."""
+        """Return what `to_config` described; its `type` is left out of `config`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Preselection:
         # It never changes, and a copy would hold a bi-encoder's weights twice.
@@ -97,29 +98,18 @@ class Preselection(Cited, ABC):
 
 
 def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselection:
-    """What `to_config` described.
-
-    Args:
-        config: the description.
-        folder: of the checkpoint.
-
-    Raises:
-        ValueError: if no class of that name is defined, or what it needs is missing from the folder.
-    """
+    """Return the preselection that `to_config` described; ValueError if no class of that name is defined."""
     arguments = dict(config)
     found = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
     return found.from_config(arguments, folder)
 
 
 def check_preselection(preselect: object, windows: Windows) -> None:
-    """Raises ValueError if that is no preselection, or none for a model with these windows."""
+    """Raise ValueError if that is no preselection, or none for a model with these windows."""
     if preselect is None:
         return
     if not isinstance(preselect, Preselection):
-        raise ValueError(
-            f"preselect={preselect!r} must be FirstK, BM25Windows, EmbeddingWindows, CrossEncoderWindows or KeyBlocks, "
-            f"e.g. BM25Windows(3); None reads all windows"
-        )
+        raise ValueError(f"preselect={preselect!r} must be a selector of windows, BM25Windows(3) for instance, or None")
     preselect.check(windows)
 
 
@@ -134,51 +124,46 @@ class WindowSelector(Preselection):
         k: how many windows.
     """
 
-    k: int
+    k: int = argument(at_least=1)
 
     needs_text = True
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(k=self.k)
+        validate(self)
 
     def check(self, windows: Windows) -> None:
         if _is_one_window(windows):
             raise ValueError(
-                f"preselect={self!r} has nothing to choose from: this model reads one window, {windows!r}. Use a model "
-                f"with several windows, or preselect=KeyBlocks({self!r}), which fills the window with the best blocks"
+                f"preselect={self!r} has nothing to choose from: this model reads one window; KeyBlocks fills it"
             )
 
-    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        return list(zip(documents, self.choose(queries, documents, each_once(documents, windows)), strict=True))
+    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
+        spans = list(map(windows, pairs.documents))
+        return [
+            (pairs.documents[document], [spans[document][window] for window in sorted(chosen)])
+            for document, chosen in zip(pairs.document, self.choose(pairs, spans), strict=True)
+        ]
 
-    def choose(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[list[Span]]:
-        """The best windows of B documents for B queries.
+    def choose(self, pairs: TextPairs, spans: Sequence[list[Span]], *, ordered: bool = False) -> list[list[int]]:
+        """Return the numbers of the `k` best windows for each pair, the best first.
 
         Args:
-            queries: B queries.
-            documents: B documents.
-            spans: all windows of each, in document order.
-
-        Returns:
-            At most `k` of each document's windows, in document order.
+            pairs: P queries and documents.
+            spans: all windows of each distinct document, in document order.
+            ordered: put at most `k` windows in the order of their scores, too; else these come in document order and
+                are not scored.
         """
-        chosen = list(spans)
-        larger = [i for i, own in enumerate(spans) if len(own) > self.k]
+        best = [list(range(len(spans[document]))) for document in pairs.document]
+        enough = 1 if ordered else self.k
+        larger = [pair for pair, own in enumerate(best) if len(own) > enough]
         if larger:
-            some = ([queries[i] for i in larger], [documents[i] for i in larger], [spans[i] for i in larger])
-            for i, scores in zip(larger, self.scores(*some), strict=True):
-                best = np.argsort(-scores, kind="stable")[: self.k]
-                chosen[i] = [spans[i][n] for n in sorted(best)]
-        return chosen
+            for pair, scores in zip(larger, self.scores(pairs.at(larger), spans), strict=True):
+                best[pair] = np.argsort(-scores, kind="stable")[: self.k].tolist()
+        return best
 
     @abstractmethod
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[np.ndarray]:
-        """For each pair the `(N,)` scores of its windows; for the arguments see `choose`."""
+    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
+        """Return for each pair the `(N,)` scores of its document's windows; `spans` are those of each document."""
 
     def identity(self) -> dict[str, Any]:
         return {"type": type(self).__name__, **defined_in(type(self)), **asdict(self)}
@@ -201,10 +186,8 @@ class FirstK(WindowSelector):
 
     needs_text = False
 
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[np.ndarray]:
-        return [-np.arange(len(own)) for own in spans]
+    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
+        return [-np.arange(len(spans[document])) for document in pairs.document]
 
 
 @dataclass(frozen=True, repr=False)
@@ -233,33 +216,25 @@ class BM25Windows(WindowSelector):
 
     papers: ClassVar[tuple[str, ...]] = ("li-2023-power",)
 
-    k1: float = 1.2
-    b: float = 0.75
+    k1: float = argument(1.2, at_least=0)
+    b: float = argument(0.75, at_least=0, at_most=1)
     document_frequencies: Mapping[str, int] | None = field(default=None, hash=False)
-    documents: int | None = None
+    documents: int | None = argument(None, at_least=1, needs="document_frequencies")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not _is_number(self.k1) or not 0 <= self.k1 < math.inf:
-            raise ValueError(f"k1={self.k1!r} must be a number of at least 0")
-        if not _is_number(self.b) or not 0 <= self.b <= 1:
-            raise ValueError(f"b={self.b!r} must be a number between 0 and 1")
-        if (self.document_frequencies is None) != (self.documents is None):
-            raise ValueError("document_frequencies and documents, the number of them that were counted, go together")
-        if self.documents is not None:
-            check_given(documents=self.documents)
-            object.__setattr__(self, "document_frequencies", _table(self.document_frequencies, self.documents))
+        if self.document_frequencies is None:
+            return
+        table = {word: int(count) for word, count in dict(self.document_frequencies).items()}
+        if self.documents is None or not all(0 <= count <= self.documents for count in table.values()):
+            raise ValueError(
+                f"BM25Windows: document_frequencies must count up to documents={self.documents}, of which they are"
+            )
+        object.__setattr__(self, "document_frequencies", table)
 
     @classmethod
     def from_texts(cls, texts: Iterable[str], k: int, *, k1: float = 1.2, b: float = 0.75) -> BM25Windows:
-        """A selector that counts the rarity of words in these texts.
-
-        Args:
-            texts: of a collection, whose texts count as its documents.
-            k: see the class.
-            k1: see the class.
-            b: see the class.
-        """
+        """Return a selector that counts the rarity of words in these texts; for the other arguments see the class."""
         frequencies: Counter[str] = Counter()
         documents = 0
         for text in texts:
@@ -271,23 +246,17 @@ class BM25Windows(WindowSelector):
         shown = f"k={self.k}, k1={self.k1}, b={self.b}"
         if self.document_frequencies is not None:
             content = json.dumps(self.document_frequencies, sort_keys=True).encode()
-            shown += f", document_frequencies=<{len(self.document_frequencies)} words, {zlib.crc32(content):08x}>"
-            shown += f", documents={self.documents}"
+            shown += f", document_frequencies=<{zlib.crc32(content):08x}>, documents={self.documents}"
         return f"{type(self).__name__}({shown})"
 
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[np.ndarray]:
-        pairs = list(zip(documents, spans, strict=True))
-        distinct = {(id(document), id(own)): (document, own) for document, own in pairs}
-        found = {key: _WindowWords(*pair) for key, pair in distinct.items()}
-        return [
-            self._bm25(words(query), found[id(document), id(own)])
-            for query, (document, own) in zip(queries, pairs, strict=True)
-        ]
+    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
+        found = {number: _WindowWords(pairs.documents[number], spans[number]) for number in set(pairs.document)}
+        asked = {number: words(pairs.queries[number]) for number in set(pairs.query)}
+        numbers = zip(pairs.query, pairs.document, strict=True)
+        return [self._bm25(asked[query], found[document]) for query, document in numbers]
 
     def _bm25(self, query: list[str], windows: _WindowWords) -> np.ndarray:
-        """`(N,)` scores of the windows; a word is in the window in which it begins."""
+        """Return the `(N,)` scores of windows; a word is in the window in which it begins."""
         lengths = windows.count(None)  # (N,)
         norm = self.k1 * (1.0 - self.b + self.b * lengths / max(lengths.mean(), 1.0))
         total = np.zeros(len(lengths))
@@ -299,7 +268,7 @@ class BM25Windows(WindowSelector):
         return total
 
     def _rarity(self, word: str, times: np.ndarray) -> float:
-        """`ln(1 + (N - n + 0.5) / (n + 0.5))` for a word in n of N windows, or of N documents."""
+        """Return `ln(1 + (N - n + 0.5) / (n + 0.5))` for a word in n of N windows, or of N documents."""
         having, of = int((times > 0).sum()), len(times)
         if self.document_frequencies is not None and self.documents is not None:
             having, of = self.document_frequencies.get(word, 0), self.documents
@@ -346,14 +315,10 @@ class KeyBlocks(Preselection):
 
     def __post_init__(self) -> None:
         if not isinstance(self.selector, WindowSelector):
-            raise ValueError(f"selector={self.selector!r} must be a selector, BM25Windows(7) for instance")
-        if not isinstance(self.blocks, Windows):
-            raise ValueError(f"blocks={self.blocks!r} must be windows, e.g. GreedyChunks(63)")
-        if _is_one_window(self.blocks):
-            raise ValueError(f"blocks={self.blocks!r} is one block: there is nothing to choose from")
+            raise ValueError(f"KeyBlocks: selector={self.selector!r} must be a selector, BM25Windows(7) for instance")
 
     @property
-    def needs_text(self) -> bool:
+    def needs_text(self) -> bool:  # type: ignore[override]
         return self.blocks.needs_text or self.selector.needs_text
 
     def cited(self) -> list[str]:
@@ -362,24 +327,20 @@ class KeyBlocks(Preselection):
     def check(self, windows: Windows) -> None:
         if windows.needs_text:
             raise ValueError(
-                f"{windows!r} need a text's words or sentences, which key blocks do not leave whole: use windows in "
-                f"tokens, or preselect={self.selector!r} without KeyBlocks"
+                f"{windows!r} need words or sentences, which key blocks do not leave whole: use windows in tokens"
             )
         if not _is_one_window(windows) or windows.largest is None:
             return
         k, most = self.selector.k, self.blocks.largest
-        if most is None:
-            raise ValueError(f"{self.blocks!r} may be of any length, and this model reads one window: give max_tokens")
-        if k * most > windows.largest:
+        if most is None or k * most > windows.largest:
             raise ValueError(
-                f"{k} blocks of up to {most} tokens do not fit into the one window of {windows.largest} tokens that "
-                f"this model reads: choose k={windows.largest // most} or less, or smaller blocks"
+                f"{k} blocks of up to {most} tokens do not fit into the one window of {windows.largest} tokens: lower "
+                f"k, or max_tokens of the blocks"
             )
 
-    def cut(self, queries: Sequence[str], documents: Sequence[TokenizedText], windows: Windows) -> list[Cut]:
-        chosen = self.selector.choose(queries, documents, each_once(documents, self.blocks))
-        shorter = [document.only(own) for document, own in zip(documents, chosen, strict=True)]
-        return list(zip(shorter, each_once(shorter, windows), strict=True))
+    def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
+        shorter = [document.only(blocks) for document, blocks in self.selector.cut(pairs, self.blocks)]
+        return [(document, windows(document)) for document in shorter]
 
     def identity(self) -> dict[str, Any]:
         return self._described(self.selector.identity())
@@ -400,57 +361,30 @@ def _is_one_window(windows: Windows) -> bool:
     return windows.max_windows == 1 or isinstance(windows, Truncate | WholeText)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _table(frequencies: object, documents: int) -> dict[str, int]:
-    """The frequencies as a plain dictionary; raises ValueError for what cannot be any."""
-    if not isinstance(frequencies, Mapping):
-        raise ValueError("document_frequencies must be a dictionary from words to numbers of documents")
-    for word, count in frequencies.items():
-        if not isinstance(word, str) or not isinstance(count, Integral) or not 0 <= int(count) <= documents:
-            raise ValueError(
-                f"document_frequencies[{word!r}]={count!r} must be a number of documents, at most "
-                f"documents={documents}, of a word"
-            )
-    return {word: int(count) for word, count in frequencies.items()}
-
-
-# Marks: vowel signs and accents, which \w leaves out.
-_MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"
-_WORD = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+")
-
-
 def words(text: str) -> list[str]:
-    """The words of a text as `BM25Windows` counts them.
+    """Return the words of a text as `BM25Windows` counts them.
 
     Example:
         >>> words("The cat's 2nd map")
         ['the', 'cat', 's', '2nd', 'map']
     """
-    return [match.group().lower() for match in _WORD.finditer(text)]
+    return [match.group().lower() for match in TERM.finditer(text)]
 
 
 class _WindowWords:
-    """How often each word, or any (None), begins in each of N windows of a document, or in what is read with it."""
+    """How often each word, or any (None), begins in each of N windows of a document, or in its title."""
 
     def __init__(self, document: TokenizedText, spans: list[Span]) -> None:
         starts: dict[str | None, list[int]] = defaultdict(list)
-        for match in _WORD.finditer(document.text):
+        for match in TERM.finditer(document.text):
             starts[None].append(match.start())
             starts[match.group().lower()].append(match.start())
         self._starts = {word: np.array(places) for word, places in starts.items()}
         self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
-        self._context = Counter[str | None]() if document.context is None else _words_of(document.context)
+        repeated = [] if document.title is None else words(document.title.text)
+        self._title = Counter[str | None]([*repeated, *[None] * len(repeated)])
 
     def count(self, word: str | None) -> np.ndarray:
-        """`(N,)` numbers."""
+        """Return `(N,)` numbers of times."""
         edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
-        return edges[:, 1] - edges[:, 0] + self._context[word]
-
-
-def _words_of(context: Context) -> Counter[str | None]:
-    """How often each word, or any (None), stands in what is read with a window."""
-    found = words(context.text)
-    return Counter([*found, *[None] * len(found)])
+        return edges[:, 1] - edges[:, 0] + self._title[word]

@@ -12,19 +12,19 @@ windows in words and the choice of first, last and random middle passages, Li et
 from __future__ import annotations
 
 import random
-import re
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import check_choice, check_given, check_positive, plain_fields
-from ..common.language import sentence_starts
+from ..common.arguments import argument, validate
+from ..common.language import sentence_starts, word_starts
 from ..common.presentation import ShowsChanges
 from ..common.registry import defined_in, look_up, register
-from .texts import Span, TokenizedText
+from .tokens import Span, TokenizedText
 
 CHUNK_TOKENS = 477
 """512 positions - 32 query tokens - 3 special tokens: the papers' document budget of one BERT input."""
@@ -32,16 +32,14 @@ CHUNK_TOKENS = 477
 SELECTIONS = ("first", "first_last_random")
 
 _CLASSES: dict[str, type[Windows]] = {}
-_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Windows(ShowsChanges):
+class Windows(ShowsChanges, ABC):
     """Base class: cuts a tokenised document into windows.
 
-    A new rule is a frozen dataclass with three methods: `spans`, `largest` and `within`; one that reads the text sets
-    `needs_text`, one whose windows share tokens `overlaps`. A model that uses it can be saved, and loaded wherever the
-    class is defined.
+    A new rule is a frozen dataclass with `spans` and `largest`; one that reads the text sets `needs_text`, one whose
+    windows share tokens `overlaps`. A model that uses it can be saved, and loaded wherever the class is defined.
 
     Args:
         max_windows: keep at most this many windows of a document; None keeps all.
@@ -49,13 +47,10 @@ class Windows(ShowsChanges):
             a random choice of the others, in document order; the choice depends on the document's tokens and
             `seed` alone, so that a document always gets the same windows).
         seed: seed of that choice.
-
-    Raises:
-        ValueError: for sizes below 1 or an unknown `selection`.
     """
 
-    max_windows: int | None = None
-    selection: str = "first"
+    max_windows: int | None = argument(None, at_least=1)
+    selection: str = argument("first", choices=SELECTIONS)
     seed: int = 42
 
     needs_text: ClassVar[bool] = False
@@ -69,56 +64,39 @@ class Windows(ShowsChanges):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls) and "__dataclass_fields__" not in vars(cls):
-            raise TypeError(
-                f"{cls.__name__} has an __init__ of its own, whose options would not be saved: make them fields, and "
-                f"put @dataclass(frozen=True) above the class"
-            )
+            raise TypeError(f"{cls.__name__} has an __init__ of its own, which would not be saved: make it a dataclass")
         if not cls.__name__.startswith("_"):
             register(_CLASSES, "windows", cls.__name__, cls)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_positive(max_windows=self.max_windows)
-        check_choice("selection", self.selection, SELECTIONS)
+        validate(self)
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        """Windows of one document, in document order.
-
-        Args:
-            tokens: a tokenised text; where `needs_text` is False a plain sequence of token ids will do.
-
-        Returns:
-            Half-open spans of token positions; at least one.
-        """
-        if self.needs_text and (not isinstance(tokens, TokenizedText) or tokens.offsets is None):
-            raise TypeError(f"{type(self).__name__} needs a TokenizedText with character offsets, not bare token ids")
+        """Return the windows of one document, at least one, in document order; plain ids do unless `needs_text`."""
         spans = [span for span in self.spans(tokens) if span[0] < span[1]] or [(0, 0)]
         return self._select(spans, tokens)
 
+    @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:
-        """All windows, in document order; empty ones are left out by the caller.
-
-        Args:
-            tokens: see `__call__`.
-        """
-        raise NotImplementedError
+        """Return all windows, in document order; empty ones are left out by the caller."""
 
     @property
+    @abstractmethod
     def largest(self) -> int | None:
         """The most tokens that a window can have; None if only the backbone limits it."""
-        raise NotImplementedError
 
     def reach(self, length: int) -> int:
-        """How many of a text's `length` tokens all windows together cover, before `max_windows` leaves some out."""
+        """Return how many of a text's `length` tokens all windows cover, before `max_windows` leaves some out."""
         return length
 
     def within(self, capacity: int) -> Windows:
-        """These windows, checked against the number of document tokens that a backbone can take.
-
-        Raises:
-            ValueError: if a window is longer than `capacity` tokens.
-        """
-        raise NotImplementedError
+        """Return these windows for a backbone that takes so many document tokens; ValueError if they do not fit."""
+        if self.largest is not None and self.largest > capacity:
+            raise ValueError(
+                f"{self!r} does not fit: next to the query and the special tokens the backbone takes {capacity} "
+                f"document tokens. Make windows smaller, lower max_query_len or repeat_tokens, or take another backbone"
+            )
+        return self
 
     def _select(self, spans: list[Span], tokens: Sequence[int] | TokenizedText) -> list[Span]:
         if self.max_windows is None or len(spans) <= self.max_windows:
@@ -132,16 +110,12 @@ class Windows(ShowsChanges):
 
 
 def windows_to_config(windows: Windows) -> dict[str, Any]:
-    """JSON-able description of `windows`, read back by `windows_from_config`."""
+    """Return a JSON-able description of `windows`, read back by `windows_from_config`."""
     return {"type": type(windows).__name__, **defined_in(type(windows)), **asdict(windows)}
 
 
 def windows_from_config(config: dict[str, Any]) -> Windows:
-    """The windows that `windows_to_config` described.
-
-    Raises:
-        ValueError: if no class of that name is defined; see `look_up`.
-    """
+    """Return the windows that `windows_to_config` described; ValueError if no class of that name is defined."""
     arguments = dict(config)
     found = look_up(_CLASSES, "unknown windows", arguments.pop("type", None), arguments.pop("module", None))
     return found(**arguments)
@@ -151,11 +125,7 @@ def windows_from_config(config: dict[str, Any]) -> Windows:
 class _TokenWindows(Windows):
     """Windows of a number of tokens."""
 
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(size=self.size)
+    size: int | None = argument(None, at_least=1)
 
     @property
     def largest(self) -> int:
@@ -164,8 +134,7 @@ class _TokenWindows(Windows):
     def within(self, capacity: int) -> Windows:
         if self.size is None:
             return replace(self, size=min(CHUNK_TOKENS, capacity))
-        _check_room(repr(self), self.size, capacity, f"the window size to {capacity} or less, lower max_query_len")
-        return self
+        return super().within(capacity)
 
 
 @dataclass(frozen=True, repr=False)
@@ -212,22 +181,19 @@ class SlidingWindows(_TokenWindows):
 
     Args:
         size: tokens in a window.
-        stride: tokens from one window's start to the next one's.
-
-    Raises:
-        ValueError: also if `stride` exceeds `size`, which would leave tokens out.
+        stride: tokens from one window's start to the next one's, at most `size`.
 
     Example:
         >>> SlidingWindows(4, 2)(range(7))
         [(0, 4), (2, 6), (4, 7)]
     """
 
-    size: int = 150
-    stride: int = 75
+    size: int = argument(150, at_least=1)
+    stride: int = argument(75, at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_stride(self.size, self.stride)
+        check_stride(self.size, self.stride)
 
     @property
     def overlaps(self) -> bool:
@@ -258,11 +224,7 @@ class FixedGrid(SlidingWindows):
         [(0, 1), (1, 1), (1, 1)]
     """
 
-    length: int = 1431
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_given(length=self.length)
+    length: int = argument(1431, at_least=1)
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
         return self._select(self.spans(tokens), tokens)
@@ -287,11 +249,7 @@ class WholeText(Windows):
         [(0, 5)]
     """
 
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(size=self.size)
+    size: int | None = argument(None, at_least=1)
 
     @property
     def largest(self) -> int | None:
@@ -313,20 +271,14 @@ class _TextWindows(Windows):
     needs_text: ClassVar[bool] = True
     max_tokens: int | None  # each subclass's own field: the order of their arguments differs
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(max_tokens=self.max_tokens)
-
     @property
     def largest(self) -> int | None:
         return self.max_tokens
 
     def within(self, capacity: int) -> Windows:
-        limit = self.max_tokens
-        if limit is None:
+        if self.max_tokens is None:
             return replace(self, max_tokens=capacity)  # type: ignore[call-arg]
-        _check_room(f"max_tokens={limit}", limit, capacity, "max_tokens or max_query_len")
-        return self
+        return super().within(capacity)
 
 
 @dataclass(frozen=True, repr=False)
@@ -341,20 +293,20 @@ class SlidingWords(_TextWindows):
         max_tokens: most tokens in a window; None for what the backbone takes.
     """
 
-    size: int = 150
-    stride: int = 100
-    max_tokens: int | None = None
+    size: int = argument(150, at_least=1)
+    stride: int = argument(100, at_least=1)
+    max_tokens: int | None = argument(None, at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_stride(self.size, self.stride)
+        check_stride(self.size, self.stride)
 
     @property
     def overlaps(self) -> bool:
         return self.stride < self.size
 
     def spans(self, tokens: Any) -> list[Span]:
-        first = _first_tokens(tokens, [match.start() for match in _WORD.finditer(tokens.text)])
+        first = _first_tokens(tokens, [0, *word_starts(tokens.text)])
         spans = [(first[a], first[b]) for a, b in _slide(len(first) - 1, self.size, self.stride)]
         return _divide(spans, self.max_tokens)
 
@@ -371,12 +323,8 @@ class SentenceWindows(_TextWindows):
         max_sentences: most sentences in a window; None for as many as fit.
     """
 
-    max_tokens: int | None = None
-    max_sentences: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_positive(max_sentences=self.max_sentences)
+    max_tokens: int | None = argument(None, at_least=1)
+    max_sentences: int | None = argument(None, at_least=1)
 
     def spans(self, tokens: Any) -> list[Span]:
         ends = _first_tokens(tokens, [0, *sentence_starts(tokens.text)])[1:]
@@ -405,22 +353,11 @@ def _divide(spans: list[Span], limit: int | None) -> list[Span]:
 
 
 def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
-    """Index of the first token that reaches beyond each character offset, then the number of tokens.
-
-    The first entry is always 0, so that no token before the first offset is lost.
-    """
+    """Return the first token that reaches beyond each character offset (of the first one 0), then their number."""
     return [0, *text.tokens_before(characters[1:]).tolist(), len(text)]
 
 
-def _check_stride(size: int, stride: int) -> None:
-    check_given(size=size, stride=stride)
+def check_stride(size: int, stride: int, name: str = "stride") -> None:
+    """Raise ValueError for a stride between whose windows tokens would be lost."""
     if stride > size:
-        raise ValueError(f"stride={stride} is larger than the window size {size}: tokens between windows would be lost")
-
-
-def _check_room(what: str, tokens: int, capacity: int, advice: str) -> None:
-    if tokens > capacity:
-        raise ValueError(
-            f"{what} does not fit: next to the query and the special tokens the backbone takes {capacity} document "
-            f"tokens; lower {advice}, or use a backbone with longer inputs"
-        )
+        raise ValueError(f"{name}={stride} is larger than the size {size}: tokens between windows would be lost")

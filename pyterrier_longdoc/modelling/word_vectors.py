@@ -16,8 +16,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from .backbones.load import Backbone, could_be_hub_id, load_encoder
-from .batching import PairLayout
+from .backbones.load import Backbone, load_encoder
+from .inputs import InputFormat
 
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 
@@ -27,16 +27,7 @@ FILES = (".txt", ".vec", ".gz", ".zip")
 
 @dataclass(frozen=True)
 class WordConfig:
-    """What a table of word embeddings is, and what is put on it.
-
-    Attributes:
-        vocab_size: words, or word pieces.
-        hidden_size: H.
-        overlap: tokens of the neighbours on either side that a window is contextualised with.
-        layers: of the transformer that contextualises.
-        attention_heads: of each.
-        feed_forward: units of each layer's feed-forward network.
-    """
+    """Sizes of a table of word embeddings and of the transformer on it."""
 
     vocab_size: int
     hidden_size: int
@@ -50,11 +41,7 @@ class WordConfig:
 
 
 class WordTable(nn.Module):
-    """A table of word embeddings where other models have an encoder.
-
-    Args:
-        config: its sizes.
-    """
+    """A table of word embeddings where other models have an encoder."""
 
     def __init__(self, config: WordConfig) -> None:
         super().__init__()
@@ -63,11 +50,11 @@ class WordTable(nn.Module):
         self.words = nn.Embedding.from_pretrained(torch.zeros(config.vocab_size, config.hidden_size), freeze=False)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """As Hugging Face models have it."""
+        """Return the table, as Hugging Face models do."""
         return self.words
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """`(V, T)` ids to `(V, T, H)` embeddings."""
+        """Return the `(V, T, H)` embeddings of `(V, T)` ids."""
         return self.words(input_ids)
 
 
@@ -75,12 +62,12 @@ class WordBackbone(Backbone):
     """A table of word embeddings and its tokenizer; texts are read without special tokens."""
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description from which `build_word_backbone` makes the same modules."""
+        """Return a JSON-able description from which `build_word_backbone` makes the same modules."""
         return {"words": asdict(self.model.config)}
 
-    def pair_layout(self) -> PairLayout:
-        """No special tokens."""
-        return PairLayout((), (), (), None, self.tokenizer.pad_token_id or 0)
+    def pair_format(self) -> InputFormat:
+        """Return a format without special tokens."""
+        return InputFormat((), (), (), None, self.tokenizer.pad_token_id or 0)
 
 
 def load_word_backbone(
@@ -92,27 +79,8 @@ def load_word_backbone(
     feed_forward: int,
     trust_remote_code: bool = False,
 ) -> WordBackbone:
-    """Loads word embeddings.
-
-    Args:
-        name: a text file of vectors, see `read_vectors`; or an encoder or decoder on the Hugging Face hub, a folder, or
-            `"longdoc:minilm-l6"`, of which only the table of word embeddings is used.
-        overlap: see `WordConfig`, as the next three.
-        layers: see there.
-        attention_heads: None for 10, or the most below that divide H.
-        feed_forward: see there.
-        trust_remote_code: run modelling code that the checkpoint brings along.
-
-    Raises:
-        ValueError: if there is no such file, the file or the checkpoint cannot be used, or `attention_heads` do not
-            divide H.
-    """
-    if not Path(name).exists() and (Path(name).suffix in FILES or not could_be_hub_id(name)):
-        raise ValueError(
-            f"there is no file {str(Path(name).absolute())!r}: give a text file of word vectors, unpacked, such as "
-            f"'glove.42B.300d.txt', or an encoder, a folder or a model on the Hugging Face hub"
-        )
-    if Path(name).is_file():
+    """Load word embeddings from a text file of vectors or from an encoder; for the rest see `WordConfig`."""
+    if Path(name).is_file() or Path(name).suffix in FILES:
         words, vectors = read_vectors(Path(name))
         tokenizer = word_tokenizer(words)
     else:
@@ -120,15 +88,13 @@ def load_word_backbone(
         vectors, tokenizer = backbone.model.get_input_embeddings().weight.detach().clone(), backbone.tokenizer
     size, width = vectors.shape
     heads = attention_heads or next(n for n in range(10, 0, -1) if width % n == 0)
-    if width % heads:
-        raise ValueError(f"attention_heads={heads} must divide {width}, the width of the word embeddings of {name!r}")
     made = _with_table(WordConfig(size, width, overlap, layers, heads, feed_forward), tokenizer)
     made.model.words.weight.data = vectors
     return made
 
 
 def build_word_backbone(description: dict[str, Any], tokenizer: Any) -> WordBackbone:
-    """The table that `WordBackbone.describe` described, of zeros, for strict loading afterwards."""
+    """Return the table that `WordBackbone.describe` described, of zeros, for strict loading afterwards."""
     return _with_table(WordConfig(**description["words"]), tokenizer)
 
 
@@ -137,19 +103,13 @@ def _with_table(config: WordConfig, tokenizer: Any) -> WordBackbone:
 
 
 def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
-    """Reads word embeddings in the text form of GloVe, or of word2vec, whose first line tells two sizes.
+    """Read word embeddings in the text form of GloVe, or of word2vec, whose first line tells two sizes.
 
     A line is a word and its numbers, with spaces between them. Of a word that stands there twice the first line counts.
-
-    Args:
-        path: the file, in UTF-8.
 
     Returns:
         The words, of which the first two are padding and the unknown word, and `(words, H)` fp32 vectors, zeros for
         these two: what an unknown word is, its neighbours tell.
-
-    Raises:
-        ValueError: if a line is not like that; the message tells its number. If the file is no text.
     """
     number_of = {PAD: 0, UNKNOWN: 1}
     vectors: list[np.ndarray] = []
@@ -171,19 +131,14 @@ def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines with vectors, and their numbers."""
+    """Yield the lines with vectors, and their numbers."""
     # Words may hold characters that Python takes for line ends.
     with path.open(encoding="utf-8", newline="\n") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                text = line.rstrip(" \r\n")
-                sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
-                if text and not sizes:
-                    yield number, text
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{str(path)!r} is no text in UTF-8: vectors are read from text files, unpacked and not binary"
-            ) from error
+        for number, line in enumerate(file, 1):
+            text = line.rstrip(" \r\n")
+            sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
+            if text and not sizes:
+                yield number, text
 
 
 def _numbers(parts: list[str]) -> np.ndarray | None:
@@ -195,11 +150,7 @@ def _numbers(parts: list[str]) -> np.ndarray | None:
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words and punctuation marks; in lower case if all its words are.
-
-    Args:
-        words: by id, padding and the unknown word first.
-    """
+    """Return a tokenizer of words, by id: padding and unknown first; in lower case if all its words are."""
     lowercase = all(word == word.lower() for word in words[2:])
     core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
     core.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)

@@ -11,10 +11,9 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from ..common.language import UNSPACED
+from ..common.language import SPACED_WORD
 
-_RULE = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
-_WORD = re.compile(_RULE)
+_WORD = re.compile(SPACED_WORD)
 
 
 class Words:
@@ -23,9 +22,6 @@ class Words:
     It has those parts of a fast Hugging Face tokenizer that this package asks for. The id of a word is a checksum, so
     that equal words have equal ids.
 
-    Attributes:
-        backend_tokenizer: the rule in the form of the `tokenizers` library, by which it is told from others.
-
     Example:
         >>> Words()(["A cat, 猫猫."], return_offsets_mapping=True)["offset_mapping"]
         [[(0, 1), (2, 6), (7, 8), (8, 9), (9, 10)]]
@@ -33,10 +29,10 @@ class Words:
 
     def __init__(self) -> None:
         self.backend_tokenizer = Tokenizer(WordLevel({"?": 0}, unk_token="?"))
-        self.backend_tokenizer.pre_tokenizer = Split(Regex(_RULE), "removed", invert=True)
+        self.backend_tokenizer.pre_tokenizer = Split(Regex(SPACED_WORD), "removed", invert=True)
 
     def __call__(self, texts: Sequence[str], *, return_offsets_mapping: bool = False, **_: Any) -> dict[str, Any]:
-        """Ids of the words of each text and, if asked for, the characters at which they begin and end."""
+        """Return ids of the words of each text and, if asked for, the characters at which they begin and end."""
         matches = [list(_WORD.finditer(text)) for text in texts]
         ids = [[crc32(match.group().encode()) & 0x7FFFFFFF for match in own] for own in matches]
         if not return_offsets_mapping:
@@ -44,5 +40,5 @@ class Words:
         return {"input_ids": ids, "offset_mapping": [[match.span() for match in own] for own in matches]}
 
     def num_special_tokens_to_add(self, *, pair: bool) -> int:
-        """None: whoever reads the words puts them in."""
+        """Return 0: whoever reads the words puts them in."""
         return 0

@@ -19,16 +19,16 @@ from ..modelling.layout import resolve_layout
 if TYPE_CHECKING:
     from ..training import TrainingArgs
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
-class Named(dict[str, Value]):
+class Named(dict[str, _Value]):
     """Values by name; an unknown name is answered by all that are known."""
 
     kind: ClassVar[str]
     """What they are called in messages."""
 
-    def __missing__(self, name: str) -> Value:
+    def __missing__(self, name: str) -> _Value:
         raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self)}")
 
     def __repr__(self) -> str:
@@ -101,26 +101,21 @@ class Preset:
         return f"Preset({self.row}: {self.transformer}({arguments}))"
 
     def __call__(self, *, as_published: bool = False, **changes: Any) -> Any:
-        """A new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
+        """Return a new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
 
         Args:
             as_published: also read windows that hold nothing but padding, as the published figures were measured
                 (`FixedGrid`). Scores then depend on `max_doc_len`. Models of one window stay as they are.
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
-
-        Raises:
-            ValueError: with `as_published`, for a model that cannot be had so, or if `windows` or another kind of
-                `layout` is given.
         """
         package = importlib.import_module("pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
         if as_published:
             own, asked = (resolve_layout(given.get("layout", "pair")) for given in (self.arguments, arguments))
-            if (own.pad_query, own.shared_budget) != (asked.pad_query, asked.shared_budget):
-                raise ValueError(
-                    f"layout={arguments['layout']!r} is not what was published, layout="
-                    f"{self.arguments.get('layout', 'pair')!r}: leave layout out, or as_published=False"
-                )
+            differs = (own.pad_query, own.shared_budget) != (asked.pad_query, asked.shared_budget)
+            wrong = "layout" if differs else "windows" if "windows" in arguments else None
+            if wrong is not None:
+                raise ValueError(f"{wrong}={arguments[wrong]!r} is not what was published: leave it out")
             arguments = self._with_fixed_grid(arguments, package.FixedGrid)
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
@@ -128,11 +123,9 @@ class Preset:
         return model
 
     def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
-        """The arguments with all windows of the document budget, where there can be more than one."""
+        """Return the arguments with all windows of the document budget, where there can be more than one."""
         if self.row in _NOT_AS_PUBLISHED:
             raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.row]}")
-        if "windows" in arguments:
-            raise ValueError("as_published decides about the windows: leave windows out, or as_published=False")
         if "stride" not in arguments:
             return arguments
         rest = {name: value for name, value in arguments.items() if name not in ("window_size", "stride")}
@@ -155,7 +148,7 @@ _NOT_AS_PUBLISHED = {
 
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
-    """A recipe of Boytsov et al. with the model's own learning rates: they differ where a head is pre-trained."""
+    """Give a recipe of Boytsov et al. the model's own learning rates: they differ where a head is pre-trained."""
     return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
@@ -173,7 +166,7 @@ class Presets(Named[Preset]):
         return self.table().to_html(index=False, na_rep="")
 
     def table(self) -> pd.DataFrame:
-        """One row per preset: its row in the paper, class, backbone, partner, and every published figure."""
+        """Return one row per preset: its row in the paper, class, backbone, partner, and every published figure."""
         rows = [
             {
                 "name": name,
@@ -195,17 +188,17 @@ Figures = tuple[float | None, ...]
 
 
 def _firstp(backbone: str, **options: Any) -> dict[str, Any]:
-    """Arguments of a model that reads the beginning of a document."""
+    """Return the arguments of a model that reads the beginning of a document."""
     return {"backbone": backbone, "window_size": FIRST, "layout": _LAYOUTS[backbone], **options}
 
 
 def _splitp(backbone: str, **options: Any) -> dict[str, Any]:
-    """Arguments of a model over windows."""
+    """Return the arguments of a model over windows."""
     return {"backbone": backbone, "max_doc_len": WHOLE, "layout": _LAYOUTS[backbone], **options}
 
 
 def _longp(backbone: str, length: int, pooling: str = "cls") -> dict[str, Any]:
-    """Arguments of a model that reads the document in one piece."""
+    """Return the arguments of a model that reads the document in one piece."""
     return {"backbone": backbone, "max_doc_len": length, "pooling": pooling, "layout": _LAYOUTS[backbone]}
 
 

@@ -1,5 +1,5 @@
 """The PyTerrier classes. Importing one imports all, so that `load` knows every class that a folder may name."""
 
-from . import cross, selectors
+from . import models, selectors
 
-__all__ = ["cross", "selectors"]
+__all__ = ["models", "selectors"]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyterrier as pt
 
-from .base import LongDocReranker
+from .reranker import CrossEncoder
 
 
 class LongDocArtifact(pt.Artifact, pt.Transformer):
@@ -25,14 +25,14 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
-        self._reranker: LongDocReranker | None = None
+        self._reranker: CrossEncoder | None = None
 
     def __repr__(self) -> str:
         return f"LongDocArtifact({str(self.path)!r})"
 
-    def reranker(self, **parameters: Any) -> LongDocReranker:
-        """The model, with other constructor arguments where given (see `LongDocReranker.load`)."""
-        return LongDocReranker.load(str(self.path), **parameters)
+    def reranker(self, **parameters: Any) -> CrossEncoder:
+        """Return the model, with other constructor arguments where given (see `CrossEncoder.load`)."""
+        return CrossEncoder.load(str(self.path), **parameters)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Reranks with the model's saved arguments."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import pandas as pd
-import pyterrier as pt
-
-from ..common.arguments import argument, check_choice, check_positive
-from ..modelling.embed import POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
-from ..modelling.scorer import LongDocScorer
+from ..common.arguments import argument
+from ..modelling.biencoder import EMBEDDING_POOLINGS, SIMILARITIES, EmbeddingEncoder, Similarity, shared_encoder
+from ..modelling.model import Model
 from ..modelling.windows import SlidingWindows, Truncate, Windows
-from .base import WindowReranker
+from .reranker import Reranker
 
 DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 @dataclass(eq=False, repr=False)
-class BiEncoder(WindowReranker):
+class BiEncoder(Reranker):
     """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
 
     The encoder of a checkpoint is loaded once for all bi-encoders of a process that are on one device, and its
@@ -41,35 +37,25 @@ class BiEncoder(WindowReranker):
         stride: tokens from one window's start to the next one's; of no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.base.WindowReranker`.
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
     """
 
     backbone: str | Path = argument(DEFAULT_BIENCODER, role="checkpoint")
     _: KW_ONLY
-    aggregation: str = argument("max", role="head")
-    pooling: str | None = argument(None, role="head")
-    similarity: str | None = argument(None, role="head")
+    aggregation: str = argument("max", role="head", choices=("first", "max", "avg"))
+    pooling: str | None = argument(None, role="head", choices=EMBEDDING_POOLINGS)
+    similarity: str | None = argument(None, role="head", choices=SIMILARITIES)
     query_prefix: str | None = argument(None, role="input")
     passage_prefix: str | None = argument(None, role="input")
-    position_step: int = argument(1, role="input")
-    window_size: int | None = argument(None, role="windows")
-    stride: int = argument(100, role="windows")
+    position_step: int = argument(1, role="input", at_least=1)
+    window_size: int | None = argument(None, role="windows", at_least=1)
+    stride: int = argument(100, role="windows", at_least=1)
 
     papers: ClassVar[tuple[str, ...]] = ("reimers-2019-sentence",)
 
-    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """As `WindowReranker.transform`; TypeError where a pipeline without a trainable stage is to be fitted."""
-        # PyTerrier's fit of a pipeline trains its Estimators, and where it has none it scores and does nothing else.
-        caller: Any = getattr(inspect.currentframe(), "f_back", None)
-        fits = caller is not None and caller.f_code is pt.Compose.fit.__code__
-        if fits and not any(isinstance(stage, pt.Estimator) for stage in caller.f_locals["self"]):
-            raise TypeError(
-                f"{self!r} has no fit, nor has another stage of this pipeline: a bi-encoder needs no training here; to "
-                f"train its encoder as a cross-encoder, put MaxP(...).start_from(BiEncoder(...)) in its place"
-            )
-        return super().transform(inp)
+    sized_by: ClassVar[str] = "window_size"
 
-    def set_up(self) -> LongDocScorer:
+    def set_up(self, model: Model | None) -> Model:
         # Never trained, it need not be held on to: copies load it again where they need it.
         settings = self.settings()
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
@@ -78,7 +64,7 @@ class BiEncoder(WindowReranker):
                 f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its similarities "
                 f"mean little. Give a model that was trained to embed texts."
             )
-            self._warn_once(message, UserWarning)
+            self.warn_once(message, UserWarning)
         encoder = EmbeddingEncoder(
             shared,
             pooling=self.pooling,
@@ -88,7 +74,9 @@ class BiEncoder(WindowReranker):
             position_step=self.position_step,
         )
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        return LongDocScorer(encoder, tokenizer, head, settings, shared.tokens).eval()
+        made = Model(encoder, tokenizer, head, settings, backbone=shared.backbone, tokens=shared.tokens)
+        made.ready = True
+        return made.eval()
 
     def make_windows(self) -> Windows:
         windows = super().make_windows()
@@ -102,11 +90,5 @@ class BiEncoder(WindowReranker):
         return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
 
     def check(self) -> None:
-        check_choice("aggregation", self.aggregation, ("first", "max", "avg"))
-        if self.pooling is not None:
-            check_choice("pooling", self.pooling, POOLINGS)
-        if self.similarity is not None:
-            check_choice("similarity", self.similarity, SIMILARITIES)
-        check_positive(position_step=self.position_step)
         super().check()
         self.make_windows()

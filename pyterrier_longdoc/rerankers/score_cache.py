@@ -1,176 +1,82 @@
-"""Scores on disk: a second run reads what the first has scored, and an interrupted run goes on where it was."""
+"""Scores on disk: a second run reads what the first has scored, and an interrupted one goes on where it was."""
 
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..common.coverage import Reading, Scored
-from ..common.documents import Text, as_document
-from ..common.registry import own_code_in
-from ..modelling.scorer import LongDocScorer
-from ..modelling.texts import numbered
+from ..common.coverage import Account, Reading, Scored
+from ..common.frames import Text, as_document
+from ..common.store import Key, Store
+from ..modelling.model import Model
 
-FORMAT = 3
+CACHE_FORMAT = 4
 """Part of every key; raise it when scores of the same weights and texts change."""
-
-_READING = tuple(f.name for f in fields(Reading))
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS scores (
-    key BLOB PRIMARY KEY,
-    score REAL NOT NULL,
-    {", ".join(f"{name} INTEGER NOT NULL" for name in _READING)}
-) WITHOUT ROWID
-"""
-_LOOKUP = 500
-"""Keys in one query; SQLite takes at least 999."""
-
-
-@dataclass(frozen=True)
-class CachedScore:
-    """A score, and what was read of the text for it."""
-
-    score: float
-    reading: Reading
-
-
-class ScoreCache:
-    """A SQLite file of scores, by what they depend on: weights, settings, query and text.
-
-    Texts are not stored, only hashes. Several processes may use one file; an entry is never overwritten.
-
-    Args:
-        path: the file; it is made with its folder when the first score is stored.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-
-    def __len__(self) -> int:
-        if not self.path.exists():
-            return 0
-        with self._connected() as connection:
-            return int(connection.execute("SELECT count(*) FROM scores").fetchone()[0])
-
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, CachedScore]:
-        """The stored scores among these keys."""
-        if not self.path.exists():
-            return {}
-        found = {}
-        with self._connected() as connection:
-            for start in range(0, len(keys), _LOOKUP):
-                some = keys[start : start + _LOOKUP]
-                marks = ",".join("?" * len(some))
-                query = f"SELECT key, score, {', '.join(_READING)} FROM scores WHERE key IN ({marks})"
-                for key, score, *counts in connection.execute(query, some):
-                    found[key] = CachedScore(score, Reading(*counts))
-        return found
-
-    def put(self, entries: dict[bytes, CachedScore]) -> None:
-        """Stores scores, all of them or, if it is interrupted, none."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [(key, entry.score, *asdict(entry.reading).values()) for key, entry in entries.items()]
-        marks = ",".join("?" * (2 + len(_READING)))
-        with self._connected() as connection:
-            connection.executemany(f"INSERT OR IGNORE INTO scores VALUES ({marks})", rows)
-
-    @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
-                connection.execute(_SCHEMA)
-                yield connection
-        except sqlite3.DatabaseError as error:
-            raise ValueError(
-                f"score_cache={str(self.path)!r} cannot be used ({error}): give a file that this package made, or the "
-                f"name of a new one in a folder that can be written to"
-            ) from error
 
 
 def score_with_cache(
-    cache: ScoreCache,
-    scorer: LongDocScorer,
+    path: str | Path,
+    model: Model,
     identity: dict[str, Any],
     queries: Sequence[str],
     texts: Sequence[Text],
     *,
     bar: Any = None,
 ) -> Scored:
-    """As `scorer.score`; pairs that are in the cache are not encoded, and new ones are stored block by block.
+    """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
+
+    Texts are not stored, only hashes. The coverage counts what is read of stored pairs too, the bar does not.
 
     Args:
-        cache: read and written.
-        scorer: the model.
+        path: a file of scores, which several processes may use.
+        model: the model.
         identity: all that its scores depend on besides query and text, JSON-able.
         queries: R queries.
         texts: R texts.
-        bar: see `LongDocScorer.score`; it counts what is not in the cache.
-
-    Returns:
-        Scores, and what was read of the texts, cached ones included.
-
-    Raises:
-        FloatingPointError: if a score is not finite; it is not stored.
-        ValueError: if the file is no cache or cannot be written.
+        bar: see `Model.score`.
     """
-    keys, known = look_up_pairs(cache, identity, queries, texts)
+    store, keys = Store(path), keys_of_pairs(identity, queries, texts)
+    known = store.get_many(dict.fromkeys(keys))
     new = [row for row, key in enumerate(keys) if key not in known]
 
-    def store(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
+    def keep(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
-            found = zip(rows, scores, readings, strict=True)
-            block = {keys[new[own[0]]]: CachedScore(float(score), reading) for own, score, reading in found}
-            cache.put(block)
+            found = zip(rows, scores.tolist(), readings, strict=True)
+            block: dict[Key, Any] = {keys[new[own[0]]]: _stored(score, reading) for own, score, reading in found}
+            store.put_many(block)
             known.update(block)
 
-    fresh = scorer.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=store)
-    census, done = scorer.census(), fresh.coverage
-    census.coverage.tokens_encoded, census.coverage.tokens_computed = done.tokens_encoded, done.tokens_computed
-    census.coverage.windows_cut = done.windows_cut
-    rows: dict[bytes, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(key, []).append(row)
-    found = [known[key] for key in rows]
-    first = [own[0] for own in rows.values()]
-    asked, query_of_row = numbered(queries)
-    query_ids = scorer.read_queries(asked, census)
-    census.add(
-        [queries[row] for row in first],
-        [texts[row] for row in first],
-        [query_ids[query_of_row[row]] for row in first],
-        [entry.reading for entry in found],
-    )
-    scored = Scored(len(keys), census.coverage)
-    scored.add(rows.values(), np.array([entry.score for entry in found]))
+    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=keep).coverage
+    account = Account(model.precision)
+    coverage = account.coverage
+    coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
+    coverage.windows_cut = fresh.windows_cut
+    account.add(queries, texts, [Reading(*known[key][1:]) for key in keys])
+    scored = Scored(len(keys), coverage)
+    scored.scores[:] = [known[key][0] for key in keys]
     return scored.checked()
 
 
-def look_up_pairs(
-    cache: ScoreCache, identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]
-) -> tuple[list[bytes], dict[bytes, CachedScore]]:
-    """The key of each of R pairs, and what is in the cache of these; for the arguments see `score_with_cache`.
-
-    Of scores that depend on a user's own code none counts.
-    """
-    prefix = blake2b(json.dumps([FORMAT, identity], sort_keys=True).encode(), digest_size=32).digest()
-    keys = [pair_key(prefix, query, text) for query, text in zip(queries, texts, strict=True)]
-    return keys, {} if own_code_in(identity) else cache.get(list(dict.fromkeys(keys)))
+def _stored(score: float, reading: Reading) -> list[Any]:
+    """Return a score and its reading for the file; what was cut is only there where something was."""
+    counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
+    cut = [reading.query_cut_by, reading.cut] if reading.query_cut_by or reading.cut else []
+    return [score, *counts, *cut]
 
 
-def pair_key(prefix: bytes, query: str, text: Text) -> bytes:
-    """The key of a pair: its query and text hashed behind the model's fingerprint."""
-    document = as_document(text)
-    content: Any = blake2b(prefix, digest_size=20)
-    for part in (query, document.repeated, document.text):
-        written = part.encode("utf-8", "surrogatepass")
-        content.update(len(written).to_bytes(8, "little"))
-        content.update(written)
-    return bytes(content.digest())
+def keys_of_pairs(identity: dict[str, Any], queries: Sequence[str], texts: Sequence[Text]) -> list[bytes]:
+    """Return for each row the key of its score."""
+    base = blake2b(json.dumps([CACHE_FORMAT, identity], sort_keys=True).encode(), digest_size=16)
+    keys = []
+    for query, text in zip(queries, texts, strict=True):
+        document, digest = as_document(text), base.copy()
+        for part in (query, document.text, document.repeated):
+            own = part.encode("utf-8", "surrogatepass")
+            digest.update(len(own).to_bytes(8, "little") + own)
+        keys.append(digest.digest())
+    return keys

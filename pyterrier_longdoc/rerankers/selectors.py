@@ -11,10 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..modelling.preselection import FOLDER, Preselection, WindowSelector
-from ..modelling.texts import Span, TokenizedText
-from .base import LongDocReranker, from_config
+from ..common.arguments import argument
+from ..modelling.preselection import FOLDER, Preselection, TextPairs, WindowSelector
+from ..modelling.tokens import Span
 from .biencoder import BiEncoder
+from .reranker import CrossEncoder
+from .saved import arguments_from, config_of
 
 _DECIMALS = 5
 """Scores of models are rounded before they are compared: the same text may differ in the last bits between batches."""
@@ -29,28 +31,23 @@ class ModelWindows(WindowSelector):
     good as equal may be told apart by rounding, which depends on the batch: give the model `dtype="float32"`.
     """
 
-    model: Any
+    model: Any = argument()
 
-    def scores(
-        self, queries: Sequence[str], documents: Sequence[TokenizedText], spans: Sequence[list[Span]]
-    ) -> list[np.ndarray]:
-        """See the base class."""
-        asked = [query for query, own in zip(queries, spans, strict=True) for _ in own]
-        texts = []
-        for document, own in zip(documents, spans, strict=True):
-            texts += [document.shown(span) for span in own]
+    def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
+        sizes = [len(spans[number]) for number in pairs.document]
+        shown = {number: list(map(pairs.documents[number].shown, spans[number])) for number in set(pairs.document)}
+        asked = [pairs.queries[number] for number, size in zip(pairs.query, sizes, strict=True) for _ in range(size)]
+        texts = [text for number in pairs.document for text in shown[number]]
         # Weights that were loaded in the caller's inference mode could not be trained afterwards.
         with torch.inference_mode(False):
-            scored = self.model.score_pairs(asked, texts)
-        self.model.warn_of_losses(scored.coverage, ", which selects windows,")
-        return np.split(np.round(scored.scores, _DECIMALS), np.cumsum([len(own) for own in spans])[:-1])
+            scored = self.model.score(asked, texts)
+        self.model.warn_of_cuts(scored.coverage, ", which selects windows,")
+        return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
     def identity(self) -> dict[str, Any]:
-        """See the base class."""
         return {"type": type(self).__name__, "k": self.k, "model": self.model.describe()}
 
     def cited(self) -> list[str]:
-        """The keys of the papers behind the selection, and behind the model."""
         return [*super().cited(), *self.model.cited()]
 
 
@@ -74,18 +71,17 @@ class EmbeddingWindows(ModelWindows):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.model, BiEncoder):
-            raise ValueError(f"model={self.model!r} must be a BiEncoder; CrossEncoderWindows takes the other rerankers")
+            raise ValueError(f"EmbeddingWindows: model={self.model!r} must be a BiEncoder")
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """See the base class; a bi-encoder is never trained, so its arguments say all."""
+        # A bi-encoder is never trained, so its arguments say all.
         if self.model.trust_remote_code:
-            raise ValueError(f"{self.model!r} runs remote code, which cannot be stored: give another bi-encoder")
-        return {"type": type(self).__name__, "k": self.k, "model": self.model.to_config()}
+            raise ValueError(f"{self.model!r} runs remote code, which cannot be stored")
+        return {"type": type(self).__name__, "k": self.k, "model": config_of(self.model)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        """See the base class."""
-        return cls(config["k"], BiEncoder(**from_config(config["model"])))
+        return cls(config["k"], BiEncoder(**arguments_from(config["model"])))
 
 
 @dataclass(frozen=True)
@@ -109,14 +105,11 @@ class CrossEncoderWindows(ModelWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.model, LongDocReranker):
+        # Birch scores by more than query and text.
+        model = self.model
+        if not isinstance(model, CrossEncoder) or type(model).transform is not CrossEncoder.transform:
             raise ValueError(
-                f"model={self.model!r} must be a cross-encoder of this package, FirstP(...) for instance; "
-                f"EmbeddingWindows takes a BiEncoder"
-            )
-        if type(self.model).transform is not LongDocReranker.transform:
-            raise ValueError(
-                f"{type(self.model).__name__} scores by more than query and text: it cannot select windows"
+                f"CrossEncoderWindows: model={model!r} must be a reranker of query and text, FirstP(...) for instance"
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CrossEncoderWindows:
@@ -124,11 +117,9 @@ class CrossEncoderWindows(ModelWindows):
         return replace(self, model=copy.deepcopy(self.model, memo))
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """See the base class; the model is saved below the folder."""
         self.model.save(folder / FOLDER)
         return {"type": type(self).__name__, "k": self.k}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        """See the base class."""
-        return cls(config["k"], LongDocReranker.load(folder / FOLDER))
+        return cls(config["k"], CrossEncoder.load(folder / FOLDER))

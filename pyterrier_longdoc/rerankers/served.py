@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from threading import Event
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+import requests
 
-from ..common.arguments import check_choice, check_given
-from ..common.parallel import in_parallel
+from ..common.arguments import argument
 from ..common.presentation import changes
 from ..common.servers import (
     BackendError,
-    BadRequestError,
     ContextOverflowError,
     MalformedReplyError,
     OutageError,
@@ -33,135 +30,60 @@ from ..common.servers import (
     retrying,
     words_of,
 )
-from ..modelling.foreign import ForeignScorer, Limits, Scores
-
-PASSING = (408, 409, 429)
-"""Statuses that may pass, as all from 500 on: what the `openai` client asks again for, too."""
-
-TRUNCATING = ("truncate", "truncate_prompt_tokens", "truncation_direction", "truncation_side")
-"""Parameters that `truncate` gives."""
-
-Body = dict[str, Any]
+from ..modelling.external import ExternalScorer, Limits, Scores
 
 
-class Served(NamedTuple):
-    """What a server says of its model.
+class Api(NamedTuple):
+    """A published form of requests for scores, and of replies: where they go, and how their fields are called."""
 
-    Attributes:
-        model: its name, with the revision if the server knows it.
-        limits: how much it takes.
-    """
-
-    model: str
-    limits: Limits = Limits()
-
-
-class Api(ABC):
-    """A published form of requests for scores, and of replies."""
-
-    path: ClassVar[str]
-    about: ClassVar[str | None] = None
-    """Where it tells which model it serves; None for nowhere."""
-    score: ClassVar[str]
-    """What a score is called in a reply."""
-    refuses_long_inputs: ClassVar[bool] = True
-    """Whether a server refuses inputs that are too long, unless it is told to cut them."""
-
-    @staticmethod
-    @abstractmethod
-    def body(query: str, texts: Sequence[str], *, truncate: bool) -> Body:
-        """A request, without the model's name."""
-
-    @staticmethod
-    @abstractmethod
-    def entries(reply: Any) -> Any:
-        """The list of entries with an index and a score."""
-
-    @staticmethod
-    def served(reply: Any, model: str | None) -> Served:
-        """What `about` tells of the model that is asked for.
-
-        Raises:
-            ValueError: if several are served, and none is named.
-        """
-        listed = {entry["id"]: entry for entry in reply["data"]}
-        if model is None and len(listed) > 1:
-            raise ValueError(f"the server has the models {', '.join(listed)}: name one of them, model=...")
-        name = model or next(iter(listed))
-        return Served(name, Limits(listed.get(name, {}).get("max_model_len")))
+    path: str
+    query: str
+    texts: str
+    score: str
+    """Beside its `index`."""
+    listed: str | None
+    """The field of a reply with the scores; None if it is a list itself."""
+    further: Mapping[str, Any] = {}
+    number: str | None = None
+    """The field of a request with the number of texts."""
+    cutting: Mapping[str, Any] = {}
+    """Fields that let the server cut inputs that are too long; none if it always does."""
+    about: str | None = None
+    """Where the server tells how much its model takes."""
 
 
-class Tei(Api):
-    """Text Embeddings Inference (huggingface/text-embeddings-inference 1.9, `docs/openapi.json`): `/rerank`."""
-
-    path, about, score = "/rerank", "/info", "score"
-
-    @staticmethod
-    def body(query: str, texts: Sequence[str], *, truncate: bool) -> Body:
-        return {"query": query, "texts": texts, "raw_scores": True, "truncate": truncate}
-
-    @staticmethod
-    def entries(reply: Any) -> Any:
-        return reply
-
-    @staticmethod
-    def served(reply: Any, model: str | None) -> Served:
-        revision = reply.get("model_sha")
-        name = reply["model_id"] + (f"@{revision}" if revision else "")
-        return Served(name, Limits(reply.get("max_input_length"), reply.get("max_client_batch_size")))
-
-
-class Vllm(Api):
-    """vLLM (vllm-project/vllm, `entrypoints/pooling/scoring/protocol.py`): `/score`."""
-
-    path, about, score = "/score", "/v1/models", "score"
-
-    @staticmethod
-    def body(query: str, texts: Sequence[str], *, truncate: bool) -> Body:
-        cut = {"truncate_prompt_tokens": -1} if truncate else {}
-        return {"text_1": query, "text_2": texts, "use_activation": False, **cut}
-
-    @staticmethod
-    def entries(reply: Any) -> Any:
-        return reply["data"]
-
-
-class Cohere(Api):
-    """Cohere's API, version 2 (docs.cohere.com/reference/rerank), which Jina, vLLM and gateways have as well."""
-
-    path, score, refuses_long_inputs = "/v2/rerank", "relevance_score", False
-
-    @staticmethod
-    def body(query: str, texts: Sequence[str], *, truncate: bool) -> Body:
-        return {"query": query, "documents": texts, "top_n": len(texts)}
-
-    @staticmethod
-    def entries(reply: Any) -> Any:
-        return reply["results"]
-
-
-class Infinity(Cohere):
-    """infinity (michaelfeil/infinity 0.0.78, `fastapi_schemas/pymodels.py`): Cohere's form, with logits."""
-
-    path, about = "/rerank", "/models"
-
-    @staticmethod
-    def body(query: str, texts: Sequence[str], *, truncate: bool) -> Body:
-        return {**Cohere.body(query, texts, truncate=truncate), "raw_scores": True}
-
-
-APIS: dict[str, type[Api]] = {"tei": Tei, "vllm": Vllm, "cohere": Cohere, "infinity": Infinity}
+APIS = {
+    # huggingface/text-embeddings-inference 1.9, docs/openapi.json
+    "tei": Api(
+        *("/rerank", "query", "texts", "score", None),
+        further={"raw_scores": True, "truncate": False},
+        cutting={"truncate": True},
+        about="/info",
+    ),
+    # vllm-project/vllm, entrypoints/pooling/scoring/protocol.py
+    "vllm": Api(
+        *("/score", "text_1", "text_2", "score", "data"),
+        further={"use_activation": False},
+        cutting={"truncate_prompt_tokens": -1},
+        about="/v1/models",
+    ),
+    # docs.cohere.com/reference/rerank, which Jina, vLLM and gateways have as well
+    "cohere": Api("/v2/rerank", "query", "documents", "relevance_score", "results", number="top_n"),
+    # michaelfeil/infinity 0.0.78, fastapi_schemas/pymodels.py
+    "infinity": Api(
+        "/rerank", "query", "documents", "relevance_score", "results", further={"raw_scores": True}, number="top_n"
+    ),
+}
 
 
 @dataclass(frozen=True, repr=False)
-class ScoreServer(ForeignScorer):
+class ScoreServer(ExternalScorer):
     """A reranker behind a running server, as backbone of a model over windows: `ld.MaxP(ld.ScoreServer(url))`.
 
     No weights are loaded here. Each distinct query and window of a run is sent once, in requests of up to the model's
-    `batch_size` windows of one query. Time-outs, rate limits (429), server errors and replies that are cut off or lack
-    a score are asked again for, with exponential back-off up to 8 seconds or as the server's Retry-After says (up to
-    two minutes); a bad key or a bad request ends the run at once. Scores are told apart by their index, whatever the
-    order of the reply; one that is missing, double or not finite is an error, never a guess.
+    `batch_size` windows of one query. Time-outs, rate limits (429), server errors and replies without exactly one
+    finite score for each window are asked for again, with exponential back-off up to 8 seconds or as the server's
+    Retry-After says (up to two minutes); a bad key or a bad request ends the run at once.
 
     Text Embeddings Inference and vLLM are asked for logits and not to cut windows: one that is too long ends the run,
     with a word about what to do. Servers with Cohere's form cut without a word, and mostly give probabilities.
@@ -170,10 +92,10 @@ class ScoreServer(ForeignScorer):
         url: the server, e.g. `"http://localhost:8080"`; one that ends in `/rerank` or `/score` is taken as it is.
         api: the form of its requests: `"tei"` (Text Embeddings Inference, `/rerank`), `"vllm"` (`/score`), `"cohere"`
             (`/v2/rerank`, also of Jina, vLLM and gateways) or `"infinity"` (`/rerank`).
-        model: its name on the server. None for the only one; Cohere needs it.
+        model: its name on the server. None for the only one; Cohere needs it, and so does a `score_cache`.
         truncate: let Text Embeddings Inference or vLLM cut windows that are too long; each of them, which the server
             has refused first, counts in `coverage.windows_cut`.
-        parameters: further fields of a request.
+        parameters: further fields of a request, or others in place of those that are sent.
         key_variable: the environment variable with the key, which is sent as a bearer token; None sends none.
         concurrency: requests in flight at the same time.
         timeout: seconds to wait for a reply.
@@ -184,292 +106,182 @@ class ScoreServer(ForeignScorer):
             Embeddings Inference or vLLM say.
 
     Raises:
-        ValueError: for an address that is none or holds a user, a key or a query, or parameters that have another
-            argument.
+        ValueError: for an address that is none or holds a user, a key or a query, or an argument out of its range.
     """
 
     url: str
     _: KW_ONLY
-    api: str = "tei"
+    api: str = argument("tei", choices=tuple(APIS))
     model: str | None = None
-    truncate: bool = False
+    truncate: bool = argument(False, needs={"api": tuple(name for name, api in APIS.items() if api.cutting)})
     parameters: Mapping[str, Any] = field(default_factory=dict, hash=False)
     key_variable: str | None = None
-    concurrency: int = 4
-    timeout: float = 60.0
-    max_retries: int = 5
-
-    _idle: ClassVar[list[Any]]  # each object's own: no field, as it says nothing of the server
+    concurrency: int = argument(4, at_least=1)
+    timeout: float = argument(60.0, at_least=0.001)
+    max_retries: int = argument(5, at_least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "_idle", [])
-        check_choice("api", self.api, tuple(APIS))
-        check_given(concurrency=self.concurrency)
         parts = urlsplit(str(self.url))
         if "@" in parts.netloc or parts.query:
             # Shown, stored and compared, an address must hold no secret: it is not repeated here either.
-            raise ValueError(
-                "url must hold neither user nor query: put the key into an environment variable, and its "
-                "name into key_variable"
-            )
+            raise ValueError("url must hold neither user nor query: put the key into key_variable's variable")
         check_address("url", self.url)
-        if self.max_retries < 0 or not self.timeout > 0:
-            raise ValueError(f"max_retries={self.max_retries} must be at least 0, and timeout={self.timeout} above it")
-        if self.truncate and not self._form.refuses_long_inputs:
-            raise ValueError(f"truncate=True would have no effect: servers with api={self.api!r} always cut")
-        own = {"model", *TRUNCATING, *self._form.body("", [], truncate=False)} & set(self.parameters)
-        if own:
-            raise ValueError(f"parameters must not have {', '.join(sorted(own))}: there are arguments for them")
 
     def __repr__(self) -> str:
         shown = [change for change in changes(self) if not change.startswith("url=")]
         return f"{type(self).__name__}({', '.join([repr(self.url), *shown])})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_idle": []}  # connections stay here
-
-    @property
-    def _form(self) -> type[Api]:
-        return APIS[self.api]
-
     @property
     def _address(self) -> str:
         url = str(self.url).rstrip("/")
-        return url if url.endswith(("/rerank", "/score")) else url + self._form.path
-
-    # What it says of itself.
-
-    def served(self) -> Served | None:
-        """Which model the server has, and how much it takes; None if it does not tell.
-
-        Raises:
-            BackendError: if the server cannot be asked.
-        """
-        if self._form.about is None:
-            return None
-        base = self._address.removesuffix(self._form.path)
-        said = self._ask("GET", base + self._form.about, missing_is_none=True)
-        if said is None:
-            return None
-        try:
-            return self._form.served(said, self.model)
-        except (AttributeError, KeyError, StopIteration, TypeError):
-            raise MalformedReplyError(f"{self!r} names no model at {self._form.about}: {_shown(said)}") from None
+        return url if url.endswith(("/rerank", "/score")) else url + APIS[self.api].path
 
     def limits(self) -> Limits:
-        """What the server says, or what it is said to take."""
-        served = self.served()
-        limits = Limits() if served is None else served.limits
-        return limits if self.longest_input is None else limits._replace(longest_input=self.longest_input)
+        """Return what the server says, or what it is said to take."""
+        api, said = APIS[self.api], Limits()
+        if api.about is not None:
+            address = self._address.removesuffix(api.path) + api.about
+            said = self._ask(partial(requests.get, auth=_as_it_is), address, partial(_limits, model=self.model), said)
+        return said if self.longest_input is None else said._replace(longest_input=self.longest_input)
 
     def identity(self) -> dict[str, Any]:
-        """Where it is, which model it serves now, and what it is asked for; ValueError if no one tells the model."""
-        served = self.served()
-        model = self.model if served is None else served.model
-        if model is None:
+        """Return where it is and what it is asked for; ValueError if nobody names its model."""
+        if self.model is None:
             raise ValueError(
-                f"{self!r} does not tell which model it serves, so that its scores could not be known again: name it, "
+                f"{self!r} names no model, by which its scores could be known again: give it a name, "
                 f"ScoreServer(..., model=...), or leave score_cache out"
             )
         asked = {"api": self.api, "truncate": self.truncate, "parameters": dict(self.parameters)}
-        return {"type": type(self).__name__, "url": self._address, "model": model, **asked}
+        return {"type": type(self).__name__, "url": self._address, "model": self.model, **asked}
 
     def warning(self) -> str | None:
-        """See the base class."""
-        if self._form.refuses_long_inputs or (self.tokenizer is not None and self.longest_input is not None):
+        """Return a word about servers that cut windows without one."""
+        if APIS[self.api].cutting or (self.tokenizer is not None and self.longest_input is not None):
             return None
         return (
             f"{self!r} may cut windows without a word: servers with api={self.api!r} do not tell. With tokenizer= and "
             f"longest_input= of its model windows are sure to fit."
         )
 
-    # Scores.
-
-    def score(
-        self, queries: Sequence[str], texts: Sequence[str], batch_size: int, done: Callable[[int], None]
-    ) -> Scores:
-        """See the base class.
-
-        Raises:
-            BackendError: if the server cannot be asked, or its replies are not complete; ContextOverflowError for a
-                window that is too long.
-        """
+    def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
+        """Return the server's scores; raise BackendError if it cannot be asked, or does not give all of them."""
         rows: dict[str, list[int]] = {}
         for row, query in enumerate(queries):
             rows.setdefault(query, []).append(row)
-        jobs = [own[start : start + batch_size] for own in rows.values() for start in range(0, len(own), batch_size)]
+        batches = [own[start : start + batch_size] for own in rows.values() for start in range(0, len(own), batch_size)]
+        values, cut, ended = np.zeros(len(texts)), 0, Event()
+        with requests.Session() as session, ThreadPoolExecutor(self.concurrency) as pool:
+            session.mount(self.url, requests.adapters.HTTPAdapter(pool_maxsize=self.concurrency))
+            send = partial(session.post, auth=_as_it_is)
 
-        def ask(job: list[int], step: Callable[[], None]) -> Scores:
-            return self._of_query(queries[job[0]], [texts[row] for row in job], step)
+            def ask(batch: list[int]) -> Scores:
+                try:
+                    return self._of_query(send, ended, queries[batch[0]], [texts[row] for row in batch])
+                except BaseException:
+                    ended.set()
+                    raise
 
-        values, cut = np.zeros(len(texts)), 0
-        sizes = iter(map(len, jobs))
-        for job, scores in zip(
-            jobs, in_parallel(ask, jobs, self.concurrency, on_done=lambda: done(next(sizes))), strict=True
-        ):
-            values[job], cut = scores.values, cut + scores.cut
+            batch_of = {pool.submit(ask, batch): batch for batch in batches}
+            try:
+                for reply in as_completed(batch_of):
+                    scores, batch = reply.result(), batch_of[reply]
+                    values[batch], cut = scores.values, cut + scores.cut
+            finally:  # at an error, and at Ctrl-C, only the requests under way are waited for
+                ended.set()
         return Scores(values, cut)
 
-    def _of_query(self, query: str, texts: list[str], step: Callable[[], None]) -> Scores:
-        """The scores of a query's texts; where one is too long, and may be cut, each is sent by itself."""
+    def _of_query(self, send: Any, ended: Event, query: str, texts: list[str]) -> Scores:
+        """Return the scores of a query's texts; where one is too long, and may be cut, each is sent by itself."""
+        ask = partial(self._of_texts, send, ended, query)
         try:
-            return Scores(self._request(query, texts, step, truncate=False))
+            return Scores(ask(texts))
         except ContextOverflowError as error:
-            refusal = error
-        if not self.truncate:
-            longest = max(texts, key=len)
-            raise ContextOverflowError(
-                f"{refusal}. The longest of the {len(texts)} windows has {len(longest)} characters and begins "
-                f"{longest[:80]!r}: give a smaller window_size, or tokenizer= of the served model, whose windows fit, "
-                f"or let the server cut with truncate=True"
-            )
+            if not self.truncate:
+                longest = max(texts, key=len)
+                raise ContextOverflowError(
+                    f"{error}. The longest of the {len(texts)} windows has {len(longest)} characters and begins "
+                    f"{longest[:80]!r}: give a smaller window_size, or tokenizer= of the served model, whose windows "
+                    f"fit, or let the server cut with truncate=True"
+                ) from None
         if len(texts) == 1:
-            return Scores(self._request(query, texts, step, truncate=True), cut=1)
-        parts = [self._of_query(query, [text], step) for text in texts]
+            return Scores(ask(texts, APIS[self.api].cutting), cut=1)
+        parts = [self._of_query(send, ended, query, [text]) for text in texts]
         return Scores(np.concatenate([part.values for part in parts]), sum(part.cut for part in parts))
 
-    def _request(self, query: str, texts: list[str], step: Callable[[], None], *, truncate: bool) -> np.ndarray:
-        named = {} if self.model is None else {"model": self.model}
-        body = {**named, **self._form.body(query, texts, truncate=truncate), **self.parameters}
-        read = partial(self._scores, number=len(texts))
-        try:
-            values: np.ndarray = self._ask("POST", self._address, body, read, step=step)
-        except BadRequestError as error:
-            blank = sum(not text.strip() for text in texts)
-            if not blank:
-                raise
-            raise BadRequestError(
-                f"{error} {blank} of the {len(texts)} windows have no text, which some servers refuse, and no score "
-                f"is made up for them: leave such documents out, results[results['text'].str.strip() != '']"
-            ) from None
+    def _of_texts(
+        self, send: Any, ended: Event, query: str, texts: list[str], cutting: Mapping[str, Any] | None = None
+    ) -> np.ndarray:
+        api = APIS[self.api]
+        body = {api.query: query, api.texts: texts, **api.further, **(cutting or {}), **self.parameters}
+        body |= {} if self.model is None else {"model": self.model}
+        body |= {} if api.number is None else {api.number: len(texts)}
+        read = partial(_values, api=api, number=len(texts))
+        values: np.ndarray = self._ask(partial(send, json=body), self._address, read, ended=ended)
         return values
 
-    def _scores(self, reply: Any, number: int) -> np.ndarray:
-        """`(number,)` scores, each at its index.
-
-        Raises:
-            MalformedReplyError: if one is missing, double or not finite, or belongs to no text.
-        """
-        name, found = self._form.score, {}
-        try:
-            pairs = [(entry["index"], entry[name]) for entry in self._form.entries(reply)]
-        except (IndexError, KeyError, TypeError):
-            raise MalformedReplyError(f"no list with index and {name}: {_shown(reply)}") from None
-        for index, value in pairs:
-            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < number:
-                raise MalformedReplyError(f"index {index!r}, where {number} windows were sent")
-            if index in found:
-                raise MalformedReplyError(f"two scores for window {index} of {number}")
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-                raise MalformedReplyError(f"{name} {value!r} for window {index} of {number}")
-            found[index] = float(value)
-        missing = [index for index in range(number) if index not in found]
-        if missing:
-            raise MalformedReplyError(
-                f"no score for {len(missing)} of {number} windows, the first of them {missing[0]}"
-            )
-        return np.array([found[index] for index in range(number)])
-
-    # Over HTTP.
-
     def _ask(
-        self,
-        method: str,
-        url: str,
-        body: Body | None = None,
-        read: Callable[[Any], Any] = lambda reply: reply,
-        *,
-        step: Callable[[], None] = lambda: None,
-        missing_is_none: bool = False,
+        self, send: Any, address: str, read: Callable[[Any], Any], unknown: Any = None, ended: Event | None = None
     ) -> Any:
-        """What `read` makes of a reply; asks again for what may pass.
-
-        Args:
-            method: `"GET"` or `"POST"`.
-            url: the address.
-            body: of a request.
-            read: raises MalformedReplyError for what is not complete.
-            step: is called before each request; ends the work by an error of its own.
-            missing_is_none: None for a server that does not know the address.
-
-        Raises:
-            BackendError: if there is no reply.
-        """
+        """Return what `read` makes of a reply, asked again where that may help; `unknown` of an unknown address."""
         key = None if self.key_variable is None else key_in(self.key_variable, repr(self))
-        exchange = partial(self._exchange, method, url, body, key)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
         def once() -> Any:
-            step()
-            status, reply = exchange()
-            if status == 404 and missing_is_none:
-                return None
+            if ended is not None and ended.is_set():
+                raise CancelledError
+            failure: BackendError
             try:
-                return read(reply)
-            except MalformedReplyError as error:
-                raise MalformedReplyError(self._said(url, str(error), key)) from None
-
-        return retrying(self.max_retries, OutageError, MalformedReplyError)(once)
-
-    def _exchange(self, method: str, url: str, body: Body | None, key: str | None) -> tuple[int, Any]:
-        """Status and JSON of a reply; None for the JSON of what is not found."""
-        requests = importlib.import_module("requests")  # of ir_datasets
-        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        failure: OutageError | None = None
-        try:
-            with self._session() as session:
-                response = session.request(
-                    method, url, json=body, headers=headers, timeout=self.timeout, allow_redirects=False, auth=_as_it_is
-                )
-        except requests.RequestException as error:
-            cause = error.args[0] if error.args else error
-            failure = OutageError(self._said(url, f"{type(error).__name__}: {getattr(cause, 'reason', cause)}", key))
-        if failure is not None:
+                response = send(address, headers=headers, timeout=self.timeout, allow_redirects=False)
+                if response.status_code == 200:
+                    return read(json.loads(response.content))
+                if response.status_code == 404 and unknown is not None:
+                    return unknown
+                failure = self._refusal(response)
+            except requests.RequestException as error:
+                cause = error.args[0] if error.args else error
+                failure = OutageError(f"{type(error).__name__}: {getattr(cause, 'reason', cause)}")
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                failure = MalformedReplyError(f"no reply of the form {self.api!r}: {error}")
             # Not within "except": the original would hang on it, with the request, which has the key.
+            failure.args = (f"{self!r}, asked at {address}: {public(str(failure), key)}",)
             raise failure
-        if response.status_code == 404 and method == "GET":
-            return 404, None
-        if response.status_code != 200:
-            raise self._refusal(url, response, key)
-        try:
-            return 200, json.loads(response.content)
-        except ValueError:
-            raise MalformedReplyError(self._said(url, f"no JSON: {words_of(response)}", key)) from None
 
-    @contextmanager
-    def _session(self) -> Iterator[Any]:
-        """A session that is kept, with its connections, for later requests; none serves two threads at a time."""
-        try:
-            session = self._idle.pop()
-        except IndexError:
-            session = importlib.import_module("requests").Session()
-        try:
-            yield session
-        finally:
-            self._idle.append(session)
+        return retrying(self.max_retries, OutageError, MalformedReplyError, ended=ended)(once)
 
-    def _refusal(self, url: str, response: Any, key: str | None) -> BackendError:
+    def _refusal(self, response: Any) -> BackendError:
         status, words = response.status_code, words_of(response)
-        said = self._said(url, f"{status}, {words}", key)
+        said = f"{status}, {words}"
         if is_too_long(status, words):
             return ContextOverflowError(said)
-        if status in PASSING or status >= 500:
+        if status in (408, 409, 429) or status >= 500:
             outage = OutageError(said)
             with suppress(KeyError, ValueError):  # a date is not followed
                 outage.after = max(0.0, float(response.headers["Retry-After"]))
             return outage
-        if status in (400, 404, 405, 422):
-            return BadRequestError(f"{said}; is it a server with api={self.api!r}?")
-        return BackendError(said)
-
-    def _said(self, url: str, words: str, key: str | None) -> str:
-        return f"{self!r}, asked at {url}: {public(words, key)}"
+        hint = f"; is it a server with api={self.api!r}?" if status in (400, 404, 405, 422) else ""
+        return BackendError(said + hint)
 
 
-def _shown(reply: Any) -> str:
-    return public(message_in(reply))
+def _limits(reply: Any, model: str | None) -> Limits:
+    """Return how much Text Embeddings Inference, or a model in vLLM's list of them, takes."""
+    if "data" in reply:
+        listed = {entry["id"]: entry for entry in reply["data"]}
+        return Limits(listed.get(model or next(iter(listed), ""), {}).get("max_model_len"))
+    return Limits(reply.get("max_input_length"), reply.get("max_client_batch_size"))
+
+
+def _values(reply: Any, api: Api, number: int) -> np.ndarray:
+    """Return `(number,)` scores, each at its index, whatever the order; ValueError if one is missing or no number."""
+    with suppress(KeyError, TypeError, ValueError):
+        entries = reply if api.listed is None else reply[api.listed]
+        found = {entry["index"]: float(entry[api.score]) for entry in entries}
+        values = np.array([found[index] for index in range(number)])
+        if len(entries) == number and np.isfinite(values).all():
+            return values
+    raise ValueError(f"not one finite {api.score} for each of {number} windows in {message_in(reply)}")
 
 
 def _as_it_is(request: Any) -> Any:
-    """No other key than the given one: `requests` would look for one in a file of the user's."""
+    """Add no other key than the given one: `requests` would look for one in a file of the user's."""
     return request

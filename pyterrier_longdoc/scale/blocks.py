@@ -1,148 +1,189 @@
-"""Finished blocks: a Parquet file each, written as a whole, its rows query by query."""
+"""Blocks of whole queries: how candidates, in memory or in files, are divided into them, and what is made of each."""
 
 from __future__ import annotations
 
-import errno
-import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 
-from ..common.files import replacing
-from .tables import arrow, as_frame, as_table
+from ..common.coverage import Coverage
+from ..common.files import file_digest, import_extra
+from ..common.frames import as_strings, check_columns
+from ..common.runs import frame_digest, run_parts, stages_of
 
-_ABOUT = b"longdoc"
-"""The key in a file's metadata with the job and, for each query, its first row in the input and its number of rows."""
+BLOCK_ROWS = 100  # what a kill costs, and what a worker is handed
+_MOST_BLOCKS = 10_000  # files in a folder
 
-_ROWS_OF_GROUP = 2048  # of a file, which are read at once: a merge holds as many of each block
+_ROWS_AT_ONCE = 200_000
+_BYTES_AT_ONCE = 32 * 2**20  # of a Parquet file, whose rows may be documents
 
 
-class BlockFolder:
-    """The finished blocks of a job.
+def map_here(
+    function: Callable[[Any, Any], Any], shared: Any, items: Iterable[tuple[Any, Any]]
+) -> Iterator[tuple[Any, Any]]:
+    """Do in this process what the `map` of an executor does elsewhere."""
+    return ((key, function(shared, item)) for key, item in items)
 
-    Args:
-        folder: where they are; it is made with the first block.
-        job: what all of them must have been made by.
-    """
 
-    def __init__(self, folder: Path, job: str) -> None:
-        self.folder, self.job = folder, job
+def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Coverage | None]:
+    """Return the results of a block, and what the last model of a pipeline has read of it."""
+    out = transformer.transform(frame)
+    coverages = [getattr(stage, "coverage", None) for stage in stages_of(transformer)]
+    return out, next((each for each in reversed(coverages) if isinstance(each, Coverage)), None)
 
-    def file(self, key: int) -> Path:
-        """The file of a block."""
-        return self.folder / f"{key:04}.parquet"
 
-    def write(self, key: int, result: pd.DataFrame, first_rows: dict[str, int]) -> None:
-        """Writes a finished block: queries in the order of the input, the rows of each in the order of the result.
+def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
+    """Return the places of each block's rows: query by query, in the order in which the queries first appear."""
+    queries, _ = pd.factorize(as_strings(qids), use_na_sentinel=False)
+    counts = np.bincount(queries)
+    ends = np.cumsum(np.bincount(_block_numbers(counts, block_rows), weights=counts).astype(int))
+    return np.split(np.argsort(queries, kind="stable"), ends[:-1])
 
-        Args:
-            key: of the block.
-            result: its rows, with `qid`.
-            first_rows: of each query its first row in the input.
 
-        Raises:
-            OSError: if there is no space left, among others; no part of the block is left.
-            ValueError: for a column that Parquet cannot hold.
+def _block_numbers(counts: Iterable[int], block_rows: int) -> list[int]:
+    """Return the block of each query: queries are put together until they have so many rows."""
+    numbers, block, rows = [], 0, 0
+    for count in counts:
+        numbers.append(block)
+        rows += count
+        if rows >= block_rows:
+            block, rows = block + 1, 0
+    return numbers
+
+
+class Candidates:
+    """A run to rerank, in memory or in files, and the topics: `qid` and the columns that the run lacks."""
+
+    def __init__(self, run: pd.DataFrame | str | Path, topics: pd.DataFrame | None) -> None:
+        self.topics = topics
+        if topics is not None:
+            check_columns(topics, ("qid", "query"), "topics")
+            self.topics = topics.assign(qid=as_strings(topics["qid"]))
+        self.frame: pd.DataFrame | None = None
+        self.files: list[Path] = []
+        if isinstance(run, pd.DataFrame):
+            self.frame = self._with_queries(run)
+        else:
+            self.files = sorted(Path(run).glob("*.parquet")) if Path(run).is_dir() else [Path(run)]
+
+    def parts(self) -> Iterator[pd.DataFrame]:
+        """Yield the rows in parts that fit into memory, with their queries; ids are strings."""
+        return map(self._with_queries, self._read()) if self.frame is None else iter([self.frame])
+
+    def digests(self) -> dict[str, Any]:
+        """Return what tells these candidates and topics from others."""
+        candidates = list(map(file_digest, self.files)) if self.frame is None else frame_digest(self.frame)
+        return {"candidates": candidates, "topics": None if self.topics is None else frame_digest(self.topics)}
+
+    def divide(self, folder: Path) -> list[int]:
+        """Return the number of rows of each block; those of files are written there, a file for each block.
+
+        Of files only the ids of all queries are in memory at once.
         """
-        first = result["qid"].map(first_rows).to_numpy(dtype=int)
-        numbers, counts = np.unique(first, return_counts=True)
-        about = {"job": self.job, "queries": np.stack([numbers, counts], axis=1).tolist()}
-        table = as_table(result.iloc[np.argsort(first, kind="stable")], "the results")
-        table = table.replace_schema_metadata({**table.schema.metadata, _ABOUT: json.dumps(about)})
-        try:
-            with replacing(self.file(key)) as part:
-                arrow("parquet").write_table(
-                    table, part, row_group_size=_ROWS_OF_GROUP, compression="zstd", write_page_checksum=True
-                )
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise OSError(
-                errno.ENOSPC,
-                f"no space is left for block {key}; the blocks that are finished stay, and the same call goes on from "
-                f"there when there is room again",
-                str(self.folder),
-            ) from error
+        if self.frame is not None:
+            return [len(places) for places in self._places]
+        counts: Counter[Any] = Counter()
+        for part in self._read(["qid"]):
+            qids = as_strings(part["qid"])
+            counts.update(qids.groupby(qids, sort=False).size().to_dict())
+        numbers = _block_numbers(counts.values(), _size_of_block(counts.total()))
+        block_of = dict(zip(counts, numbers, strict=True))
+        for file in folder.glob("*.arrow"):  # of a process that was killed
+            file.unlink()
+        folder.mkdir(exist_ok=True)
+        for part in self.parts():
+            _append(part, part["qid"].map(block_of).to_numpy(), folder)
+        return np.bincount(numbers, weights=list(counts.values())).astype(int).tolist()
 
-    def finished(self, keys: Iterable[int]) -> list[int]:
-        """Those of the blocks that are there.
+    def block(self, number: int, folder: Path) -> pd.DataFrame:
+        """Return the rows of a block, of files as `divide` has written them."""
+        if self.frame is None:
+            block = _dealt(folder, number)
+        else:
+            block = self.frame.iloc[self._places[number]].reset_index(drop=True)
+        return pt.model.add_ranks(block) if "score" in block.columns and "rank" not in block.columns else block
 
-        Raises:
-            ValueError: for files that are no blocks of the job, or cannot be read; the message names them.
-        """
-        names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        foreign = sorted(name for name in names if not re.fullmatch(r"\d{4}\.parquet|\..*\.part", name))
-        if foreign:
-            raise ValueError(f"{str(self.folder)!r} has files that are no blocks: move away {', '.join(foreign[:5])}")
-        found, broken = [key for key in keys if self.file(key).name in names], []
-        for key in found:
-            try:
-                self.queries(key)
-            except ValueError as error:
-                broken.append(str(error))
-        if broken:
-            raise ValueError(
-                f"{len(broken)} finished block(s) cannot be used. Delete these files, and the same call scores their "
-                f"queries anew; all others stay: {'; '.join(broken)}"
-            )
-        return found
+    @cached_property
+    def _places(self) -> list[np.ndarray]:
+        frame = pd.DataFrame({"qid": []}) if self.frame is None else self.frame
+        return blocks_of(frame["qid"], _size_of_block(len(frame)))
 
-    def unfinished(self, keys: Iterable[int]) -> list[int]:
-        """Those of the blocks that are not there; raises as `finished`."""
-        wanted = list(keys)
-        return sorted(set(wanted) - set(self.finished(wanted)))
+    def _read(self, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
+        for file in self.files:
+            yield from _parquet_parts(file, columns) if file.suffix == ".parquet" else run_parts(file, _ROWS_AT_ONCE)
 
-    def sweep(self, keys: Iterable[int]) -> None:
-        """Removes what processes that were killed have left of unfinished blocks."""
-        names = {self.file(key).name for key in keys}
-        for path in self.folder.glob(".*.part"):
-            if path.name[1:].partition(".parquet")[0] + ".parquet" in names:
-                path.unlink(missing_ok=True)
+    def _with_queries(self, part: pd.DataFrame) -> pd.DataFrame:
+        check_columns(part, ("qid", "docno"), "the candidates")
+        part = part.assign(qid=as_strings(part["qid"]), docno=as_strings(part["docno"]))
+        if self.topics is None:
+            return part
+        unknown = part.loc[~part["qid"].isin(self.topics["qid"]), "qid"].unique()
+        if len(unknown):
+            raise ValueError(f"topics lack {len(unknown)} qids of the candidates, e.g. {unknown[0]!r}")
+        new = ["qid", *(name for name in self.topics if name not in part.columns)]
+        return part.merge(self.topics[new], on="qid", how="left", validate="many_to_one")
 
-    def queries(self, key: int) -> list[tuple[int, int]]:
-        """The first row in the input, and the number of rows, of each query of a block.
 
-        Raises:
-            ValueError: if the file cannot be read, or is of another job.
-        """
-        with self._opened(key) as file:
-            about = json.loads((file.schema_arrow.metadata or {}).get(_ABOUT, b'{"job": null}'))
-        if about["job"] != self.job:
-            raise ValueError(f"{self.file(key)} (of another job)")
-        return [(row, count) for row, count in about["queries"]]
+def _size_of_block(rows: int) -> int:
+    return max(BLOCK_ROWS, rows // _MOST_BLOCKS)
 
-    def frame(self, key: int) -> pd.DataFrame:
-        """All rows of a block."""
-        return pd.concat(self._groups(key, None))
 
-    def by_query(self, key: int, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        """These columns of the rows of a block, query by query; little of it is in memory."""
-        groups, held = self._groups(key, columns), pd.DataFrame()
-        for _, count in self.queries(key):
-            while len(held) < count:
-                held = pd.concat([held, next(groups)]) if len(held) else next(groups)
-            yield held.iloc[:count]
-            held = held.iloc[count:]
+def _parquet_parts(path: Path, columns: list[str] | None) -> Iterator[pd.DataFrame]:
+    with arrow("parquet").ParquetFile(path) as file:
+        size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
+        rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
+        for batch in file.iter_batches(rows, columns=columns):
+            yield as_frame(arrow().Table.from_batches([batch]))
 
-    def _groups(self, key: int, columns: Sequence[str] | None) -> Iterator[pd.DataFrame]:
-        # Opened for each: a process may have no more than 1,024 open files on many systems.
-        group, groups = 0, 1
-        while group < groups:
-            with self._opened(key) as file:
-                groups = file.num_row_groups
-                table = file.read_row_group(group, columns=columns) if groups else file.read(columns)
-            yield as_frame(table)
-            group += 1
 
-    @contextmanager
-    def _opened(self, key: int) -> Iterator[Any]:
-        try:
-            with arrow("parquet").ParquetFile(self.file(key), page_checksum_verification=True) as file:
-                yield file
-        except (OSError, ValueError) as error:  # as all of pyarrow's complaints are
-            raise ValueError(f"{self.file(key)} ({error})") from error
+def _append(part: pd.DataFrame, blocks: np.ndarray, folder: Path) -> None:
+    """Append each row to the file of its block, as an Arrow stream behind the others there."""
+    pa = arrow()
+    order = np.argsort(blocks, kind="stable")
+    table = as_table(part.iloc[order])
+    for number, start, rows in zip(*np.unique(blocks[order], return_index=True, return_counts=True), strict=True):
+        with _file(folder, number).open("ab") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(table.slice(start, rows))
+
+
+def _dealt(folder: Path, number: int) -> pd.DataFrame:
+    pa, tables = arrow(), []
+    with pa.OSFile(str(_file(folder, number))) as file:
+        while file.tell() < file.size():
+            with pa.ipc.open_stream(file) as stream:
+                tables.append(stream.read_all())
+    return as_frame(pa.concat_tables(tables, promote_options="permissive"))
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{number:05}.arrow"
+
+
+def arrow(part: str = "") -> Any:
+    """Return pyarrow, or a part of it; raises ImportError if it is missing."""
+    return import_extra(f"pyarrow.{part}".rstrip("."), "disk", "runs on disk are Parquet files, which need pyarrow")
+
+
+def as_table(frame: pd.DataFrame) -> Any:
+    """Return the rows as an Arrow table, without their index; dictionaries would get each other's keys."""
+    table = arrow().Table.from_pandas(frame, preserve_index=False)
+    dictionaries = [field.name for field in table.schema if "struct<" in str(field.type)]
+    if dictionaries:
+        raise ValueError(f"dictionaries cannot be written: drop the columns {dictionaries}, or make them JSON")
+    return table
+
+
+def as_frame(table: Any) -> pd.DataFrame:
+    """Return the rows of a table; sequences are lists, and whole numbers stay whole where some are missing."""
+    pa = arrow()
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    for field in table.schema:
+        if pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
+            frame[field.name] = pd.Series(table[field.name].to_pylist(), index=frame.index, dtype=object)
+    return frame

@@ -1,80 +1,47 @@
-"""Reranking on disk: block by block, in shards, going on after a kill."""
+"""Reranking on disk: a Parquet file for each block of queries, in shards, going on after a kill."""
 
 from __future__ import annotations
 
-import errno
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
+from filelock import FileLock
 
-from ..common.caches import forget_embeddings
 from ..common.coverage import Coverage
-from ..common.files import write_lines
+from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
-from ..common.notices import told_together
 from ..common.progress import counting
-from ..common.undisturbed import undisturbed
-from ..experiment.identity import stages_of
-from ..experiment.runs import run_lines
-from .blocks import BlockFolder
-from .candidates import BLOCKS, Candidates, FrameCandidates, Source, sample
-from .job import Job, finished_blocks
-from .tables import arrow
+from ..common.registry import VOUCH, own_code_in
+from ..common.runs import run_lines
+from ..common.warnings import told_together, warn
+from ..experiment.identity import differences, identify
+from .blocks import Candidates, arrow, as_frame, as_table, map_here, transformed
 
-_SAMPLED = 16
-_SAMPLE_SECONDS = 60.0
+_FORMAT = 3
+"""Part of every manifest; raise it when the same job would give other files."""
 
-
-class Executor(Protocol):
-    """Who computes blocks, here or elsewhere."""
-
-    def map_blocks(
-        self, transformer: pt.Transformer, blocks: Iterable[tuple[int, pd.DataFrame]]
-    ) -> Iterator[tuple[int, pd.DataFrame]]:
-        """The results of blocks with their keys, in any order.
-
-        Args:
-            transformer: what makes them.
-            blocks: with keys; the next one is taken when there is somebody to work on it, so that few are in memory.
-        """
-
-
-class InThisProcess:
-    """Computes one block after the other."""
-
-    def map_blocks(
-        self, transformer: pt.Transformer, blocks: Iterable[tuple[int, pd.DataFrame]]
-    ) -> Iterator[tuple[int, pd.DataFrame]]:
-        """The results, in the order of the blocks."""
-        for key, frame in blocks:
-            forget_embeddings()  # of other blocks, or the last digits would depend on which these were
-            yield key, transformer.transform(frame)
+_CANDIDATES, _BLOCKS, _MANIFEST = "candidates", "blocks", "manifest.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a call has done, or what it would do.
+    """What a call of `rerank_to_disk` has done.
 
     Attributes:
-        rows: that it scores.
+        rows: that it scored.
         rows_before: of its shard that were scored already.
-        seconds: that this takes one process.
-        cost: of that time; None without a price.
         coverage: what the last model of this package in the pipeline has read of these rows; None where none has.
     """
 
     rows: int
     rows_before: int
-    seconds: float
-    cost: float | None
     coverage: Coverage | None = None
 
 
@@ -85,79 +52,61 @@ def rerank_to_disk(
     *,
     topics: pd.DataFrame | None = None,
     shard: tuple[int, int] = (0, 1),
-    dry_run: bool = False,
-    price_per_hour: float | None = None,
-    executor: Executor | None = None,
+    executor: Any = None,
     verbose: bool = False,
 ) -> Work:
-    """Reranks candidates that need not fit into memory, and writes the results to a folder block by block.
+    """Rerank candidates that need not fit into memory, and write the results to a folder block by block.
 
-    Queries are dealt by a hash of their qid to 1,024 blocks, none to two. Blocks go through the pipeline one by one,
-    and each that is finished is one Parquet file. Killed at any moment, the same call goes on: finished blocks stay,
-    the open one is scored anew (with `score_cache=` of the model, but for the last two seconds). Several processes, on
-    one machine or several with one file system, divide the work by `shard`; with equal numbers of threads the files are
-    the same, byte for byte, for any number of shards.
+    A block is one query, or several until they have 100 rows (more where that would make more than 10,000 blocks).
+    Blocks go through the pipeline one by one, and each that is finished is one Parquet file. Killed at any moment, the
+    same call goes on: finished blocks stay, the open one is scored anew (with `score_cache=` of the model, but for the
+    last two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`.
 
     Args:
         pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
             model with `text_loader=` loads the texts of one block at a time and writes none of them.
         run: candidates with `qid`, `docno` and any further columns: a frame; or the path of a TREC run, compressed or
-            not, in any order, or of a Parquet file or a folder of these. Files are dealt once, by one process.
+            not, in any order, or of a Parquet file or a folder of these. Files are divided into blocks once, by one
+            process, in the folder.
         out: the folder; new, empty, or of the same call before.
         topics: `qid` and `query`, where the candidates have no column `query`.
         shard: `(i, n)` takes every n-th block from the i-th on, i from 0.
-        dry_run: measure at most 16 queries, for at most a minute or until one is done, and tell what the whole would
-            take; nothing is written.
-        price_per_hour: of one process, for `cost`.
-        executor: computes the blocks elsewhere: an object with `map_blocks(transformer, blocks)`, as `Executor`; None
-            for this process.
+        executor: computes the blocks elsewhere: a `RayExecutor`, or an object with its method `map`.
         verbose: show a progress bar of the shard's rows.
 
     Returns:
-        What was done: rows, seconds, cost.
+        What was done: rows, and what the model has read of them.
 
     Raises:
-        ValueError: if the folder was begun with another pipeline or other candidates (the message names what differs),
-            or files in it are damaged; for candidates without queries, results that cannot be written, and models with
-            code of one's own whose class has no `describe` of its own.
+        ValueError: if the folder was begun with another pipeline or other candidates (the message names what differs);
+            for candidates without queries, results that cannot be written, and models with code of one's own whose
+            class has no `describe` of its own.
         FileExistsError: if the folder holds something else.
-        FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.
         RuntimeError: if a block fails; the message names it and its queries. What is finished stays.
-        OSError: if there is no space left. What is finished stays.
-        ImportError: if pyarrow is missing.
     """
     arrow()
-    if not isinstance(pipeline, pt.Transformer):
-        raise ValueError(f"pipeline={pipeline!r} must be a transformer, e.g. ld.MaxP(...)")
-    if price_per_hour is not None and not (isinstance(price_per_hour, Real) and price_per_hour >= 0):
-        raise ValueError(f"price_per_hour={price_per_hour!r} must be a number of at least 0")
-    mine, source = _keys_of(shard), Source(run, topics)
-    _check_columns(pipeline, next(source.parts(), pd.DataFrame()))
-    job = Job(Path(out), pipeline, source)
-    if dry_run:
-        rows, some = sample(source.parts(), _SAMPLED)
-    else:
-        candidates = job.begin(shard, lambda line: pt.tqdm.write(f"rerank_to_disk: {line}") if verbose else None)
-        rows = candidates.rows
-    total, todo = sum(rows[key] for key in mine), job.blocks.unfinished(key for key in mine if rows[key])
-    left, coverage = sum(rows[key] for key in todo), None
-    if dry_run:
-        seconds = left * _seconds_per_row(pipeline, FrameCandidates(some)) if left else 0.0
-    else:
-        start = time.perf_counter()
-        with (
-            counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as on_rows,
-            told_together() as read,
-        ):
-            _score(job, candidates, todo, executor or InThisProcess(), on_rows)
-        seconds, coverage = time.perf_counter() - start, next(reversed(read.values()), None)
-    cost = None if price_per_hour is None else price_per_hour * seconds / 3600
-    return Work(left, total - left, seconds, cost, coverage)
+    if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
+        raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
+    out, candidates = Path(out), Candidates(run, topics)
+    _check_columns(pipeline, next(candidates.parts(), pd.DataFrame()))
+    rows = _begin(out, pipeline, candidates)
+    mine = range(shard[0], len(rows), shard[1])
+    todo = [number for number in mine if not _file(out, number).is_file()]
+    total, left = (sum(rows[number] for number in some) for some in (mine, todo))
+    blocks = ((number, candidates.block(number, out / _CANDIDATES)) for number in todo)
+    coverages = []
+    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as advance, told_together():
+        for number, table, coverage in _results(pipeline, blocks, executor):
+            with replacing(_file(out, number)) as part:
+                arrow("parquet").write_table(table, part, compression="zstd")
+            coverages += [] if coverage is None else [coverage]
+            advance(rows[number])
+    return Work(left, total - left, Coverage.total(coverages) if coverages else None)
 
 
 def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "rerank_to_disk") -> Any:
-    """Puts the blocks of `rerank_to_disk` together.
+    """Put the blocks of `rerank_to_disk` together.
 
     Queries have the order in which they first appeared in the candidates. In a frame, the rows of a query have the
     order in which the pipeline returned them: that of the candidates for the rerankers of this package. In a file they
@@ -165,114 +114,108 @@ def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "r
 
     Args:
         out: the folder.
-        path: write a TREC run there, gzipped where it ends in `.gz`, with no more than 2,048 rows of each block and a
-            query in memory at any time; None returns a frame.
+        path: write a TREC run there, gzipped where it ends in `.gz`, with one block in memory at any time; None returns
+            a frame.
         name: of the system, for the last column of the file.
 
     Returns:
         A frame with all columns and a new index, in which sequences are lists; or the path.
 
     Raises:
-        FileNotFoundError: if that is no folder of `rerank_to_disk`, or blocks are missing; the message says which, and
-            which shards have them to do.
-        ValueError: if blocks are damaged, or a qid or docno contains white space, which a TREC run cannot hold.
-        ImportError: if pyarrow is missing.
+        FileNotFoundError: if that is no folder of `rerank_to_disk`, or names the first block that is not finished.
+        ValueError: if a qid or docno contains white space, which a TREC run cannot hold.
     """
-    arrow()
-    blocks, keys = finished_blocks(Path(out))
+    parquet, out = arrow("parquet"), Path(out)
+    files = [_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
     if path is not None:
-        write_lines(Path(path), _lines(blocks, keys, name))
+        write_lines(Path(path), (line for file in files for line in _lines(file, name)))
         return Path(path)
-    frames = [(blocks.frame(key), blocks.queries(key)) for key in keys]
-    first = np.concatenate([np.repeat(*np.array(queries, dtype=int).reshape(-1, 2).T) for _, queries in frames])
+    frames = [as_frame(parquet.read_table(file)) for file in files]
     # Types of columns without rows say nothing.
-    parts = [frame for frame, _ in frames if len(frame)] or [frames[0][0]]
-    return pd.concat(parts, ignore_index=True).iloc[np.argsort(first, kind="stable")].reset_index(drop=True)
+    return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def _lines(blocks: BlockFolder, keys: list[int], name: str) -> Iterator[str]:
-    queries = {key: blocks.by_query(key, ["qid", "docno", "score", "rank"]) for key in keys}
-    for _, block in sorted((row, key) for key in keys for row, _ in blocks.queries(key)):
-        yield from run_lines(next(queries[block]).sort_values("rank"), name)
+def _lines(file: Path, name: str) -> Iterator[str]:
+    frame = as_frame(arrow("parquet").read_table(file, columns=["qid", "docno", "score", "rank"]))
+    for _, query in frame.groupby("qid", sort=False):
+        yield from run_lines(query.sort_values("rank"), name)
 
 
-def _score(job: Job, candidates: Candidates, todo: list[int], executor: Executor, on_rows: Callable[..., Any]) -> None:
-    """Scores blocks and writes each as it is finished."""
-    opened: dict[int, dict[str, int]] = {}
-    job.blocks.sweep(todo)
+def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates) -> list[int]:
+    """Begin a job, or hold this one against the job in the folder; return the number of rows of each block.
 
-    def blocks() -> Iterator[tuple[int, pd.DataFrame]]:
-        for key in todo:
-            block = candidates.block(key)
-            opened[key] = block.first_rows
-            yield key, block.frame
+    Of several processes that start at once one begins the job, while the others wait.
+    """
+    told = identify(pipeline)
+    own = own_code_in(told.told)
+    if own:
+        raise ValueError(
+            f"all blocks of a job must be made by the same code, and of {', '.join(own)} nobody can tell: do without "
+            f"rerank_to_disk. {VOUCH}"
+        )
+    names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
+    foreign = [name for name in names if name != _CANDIDATES and not name.startswith(".")]
+    if foreign and not (out / _MANIFEST).is_file():  # looked for last, as another process may write it at any moment
+        raise FileExistsError(f"{str(out)!r} holds other files ({', '.join(foreign[:5])}): choose a new folder")
+    out.mkdir(parents=True, exist_ok=True)
+    with FileLock(out / ".lock"):
+        manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
+        identity = {"format": _FORMAT, "pipeline": told.told, **candidates.digests()}
+        if manifest is None:
+            manifest = {"identity": identity, "rows": candidates.divide(out / _CANDIDATES)}
+            write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
+        elif differ := differences(manifest["identity"], identity):
+            raise ValueError(
+                f"{str(out)!r} was begun with something else, which differs in {', '.join(differ)}: go on with what it "
+                f"was begun with, or choose another folder"
+            )
+        elif told.unchecked or told.functions:
+            parts = ", ".join([*told.unchecked, *told.functions])
+            warn(f"{str(out)!r} was begun before; nobody can tell if with the same {parts}", UserWarning)
+    return list(manifest["rows"])
+
+
+def _manifest_of(out: Path) -> dict[str, Any]:
+    """Return who makes the results in a folder, and the number of rows of each block."""
+    return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
+
+
+def _file(out: Path, number: int) -> Path:
+    return out / _BLOCKS / f"{number:05}.parquet"
+
+
+def _results(
+    pipeline: pt.Transformer, blocks: Iterator[tuple[int, pd.DataFrame]], executor: Any
+) -> Iterator[tuple[int, Any, Coverage | None]]:
+    """Yield number, results as an Arrow table and coverage of each block; its queries are in their order."""
+    opened: dict[int, list[str]] = {}
+    run, what = map_here if executor is None else executor.map, f"the results of {pipeline!r}"
+
+    def opening() -> Iterator[tuple[int, pd.DataFrame]]:
+        for number, frame in blocks:
+            opened[number] = frame["qid"].unique().tolist()
+            yield number, frame
 
     try:
-        for key, result in executor.map_blocks(job.pipeline, blocks()):
-            job.blocks.write(key, _checked(result, opened[key], job.pipeline), opened[key])
-            del opened[key]
-            on_rows(candidates.rows[key])
-        if opened:
-            raise ValueError(f"{executor!r} did not return all blocks")
+        for number, (result, coverage) in run(transformed, pipeline, opening()):
+            check_columns(result, ("qid", "docno", "score"), what)
+            result = result.assign(qid=as_strings(result["qid"]))
+            places = {qid: place for place, qid in enumerate(opened[number])}
+            scored = with_scores(result, numbers(result, "score", what, "every result needs a score"))
+            table = as_table(scored.iloc[np.argsort(scored["qid"].map(places).to_numpy(), kind="stable")])
+            del opened[number]
+            yield number, table, coverage
     except Exception as error:
-        if not opened or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        if not opened:
             raise
-        of_queries = "; ".join(f"block {key}, queries {', '.join(list(first)[:5])}" for key, first in opened.items())
+        where = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
         raise RuntimeError(
-            f"{type(error).__name__}: {error} (in {of_queries}). Finished blocks stay in {str(job.out)!r}; the same "
-            f"call goes on from there"
+            f"{type(error).__name__}: {error} (in {where}). Finished blocks stay, and the same call goes on from there"
         ) from error
 
 
-def _checked(result: Any, first_rows: dict[str, int], pipeline: pt.Transformer) -> pd.DataFrame:
-    """The result of a block, with ranks by its scores.
-
-    Raises:
-        ValueError: if it lacks columns, a score is no finite number, or it has queries of no row of the block.
-    """
-    what = f"the results of {pipeline!r}"
-    check_columns(result, ("qid", "docno", "score"), what)
-    scored = with_scores(result, numbers(result, "score", what, "every result needs a score"))
-    scored["qid"] = as_strings(scored["qid"])
-    unknown = set(scored["qid"]) - first_rows.keys()
-    if unknown:
-        raise ValueError(f"{what} have the qid {min(unknown)!r}, which the candidates have not")
-    return scored
-
-
-def _seconds_per_row(pipeline: pt.Transformer, some: FrameCandidates) -> float:
-    """Measured on the blocks of some candidates until a minute is over; nothing is remembered of it."""
-    rows, seconds = 0, 0.0
-    with ExitStack() as stack:
-        for stage in stages_of(pipeline):
-            stack.enter_context(undisturbed(stage))
-        for key in np.flatnonzero(some.rows).tolist():
-            frame = some.block(key).frame
-            if not rows:
-                pipeline(frame.head(1))  # weights are loaded
-            start = time.perf_counter()
-            pipeline(frame)
-            seconds += time.perf_counter() - start
-            rows += len(frame)
-            if seconds > _SAMPLE_SECONDS:
-                break
-    return seconds / rows
-
-
 def _check_columns(pipeline: pt.Transformer, part: pd.DataFrame) -> None:
-    """Raises ValueError if there are no rows, InputValidationError if the pipeline lacks columns."""
-    if not len(part):
-        raise ValueError("the candidates have no rows")
+    """Raise InputValidationError if the pipeline lacks columns."""
     columns = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
-    try:
+    with suppress(pt.inspect.InspectError):  # nobody can tell before the first block
         pt.inspect.transformer_outputs(pipeline, columns)
-    except pt.inspect.InspectError:  # nobody can tell before the first block
-        return
-
-
-def _keys_of(shard: tuple[int, int]) -> list[int]:
-    """The blocks of a shard."""
-    whole = isinstance(shard, tuple | list) and len(shard) == 2 and all(isinstance(each, Integral) for each in shard)
-    if not whole or not 0 <= shard[0] < shard[1] <= BLOCKS:
-        raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0, n at most {BLOCKS}")
-    return list(range(shard[0], BLOCKS, shard[1]))

@@ -14,32 +14,31 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_given
-from ..common.documents import Document, Text, is_blank
+from ..common.arguments import check_arguments
 from ..common.frames import (
+    Document,
+    Text,
     TextField,
     as_strings,
-    blank_rows,
     check_columns,
+    check_no_bytes,
     field_names,
+    is_blank,
     numbers,
     strings,
     with_all_text,
 )
-from .queries import labels_of_rows, nothing_to_train_on
+from .queries import TrainedOn, labelled, nothing_to_learn
 from .recipe import TrainingArgs, seed_of
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class QueryGroup:
     """A training query with its candidates, best ranked first; their texts are read when they are drawn.
 
     Attributes:
-        qid: the query's identifier.
-        query: the query's text.
         rows: `(C,)` the candidates' rows in the run, from 0.
-        labels: `(C,)` labels: relevant candidates have at least 1, the more the better, whatever the collection's
-            scale; all others have 0.
+        labels: `(C,)` at least 1 for relevant candidates, the more the better, and 0 for all others.
         targets: `(C,)` the teacher's scores, or None.
     """
 
@@ -62,15 +61,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Example:
-    """Some candidates of a query, of which one loss is computed.
-
-    Attributes:
-        qid: the query's identifier.
-        query: the query's text.
-        texts: C candidates, texts or documents.
-        labels: C labels, as those of a `Group`.
-        targets: the teacher's C scores, or None.
-    """
+    """Some candidates of a query, of which one loss is computed; labels and targets are those of a `QueryGroup`."""
 
     qid: str
     query: str
@@ -80,114 +71,124 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Texts:
-    """The texts of a run, each read when it is drawn and not kept.
+class TrainingSet:
+    """What a model is trained on; `prepare` makes it of candidates and qrels.
 
     Attributes:
-        run: R candidates.
-        read: gives the texts of some of these rows, as `documents` of a model does.
+        groups: the queries that are trained on.
+        candidates: R candidates, whose rows the groups name.
+        read: returns the texts of some of these rows, as `documents` of a reranker does.
         loaded: whether reading is loading: a training that continues then knows the texts by their docnos.
-        blank: of loaded texts, whether those that were drawn are blank, by row.
+        trained_on: counts of the queries, and of those that are left out by reason.
     """
 
-    run: pd.DataFrame
+    groups: Sequence[QueryGroup]
+    candidates: pd.DataFrame
     read: Callable[[pd.DataFrame], Sequence[Text]]
     loaded: bool = False
-    blank: dict[int, bool] = field(default_factory=dict, init=False)
+    trained_on: TrainedOn = TrainedOn()  # noqa: RUF009 - frozen
+    _blank: dict[int, bool] = field(default_factory=dict, init=False)  # whether the texts drawn so far are, by row
 
-    def __getitem__(self, rows: np.ndarray) -> Sequence[Text]:
-        """The texts of these rows.
+    def texts(self, rows: np.ndarray) -> Sequence[Text]:
+        """Read the texts of these rows."""
+        texts = self.read(self.candidates.iloc[rows])
+        self._blank.update(zip(rows.tolist(), map(is_blank, texts), strict=True))
+        return texts
 
-        Raises:
-            ValueError: if they cannot be read; the message names the documents.
-        """
-        asked = self.run.iloc[rows]
-        try:
-            read = self.read(asked)
-        except Exception as error:
-            docnos = ", ".join(map(repr, asked["docno"].head(10))) if "docno" in asked.columns else f"rows {rows[:10]}"
-            more = f" and {len(asked) - 10} more" if len(asked) > 10 else ""
-            raise ValueError(f"the texts of the training documents {docnos}{more} cannot be read: {error}") from error
-        if self.loaded:
-            self.blank.update(zip(rows.tolist(), map(is_blank, read), strict=True))
-        return read
+    def blank(self) -> list[bool]:
+        """Return for each candidate whether it has no text; a part of the texts is held at a time."""
+        parts = (self.candidates.iloc[start : start + 4096] for start in range(0, len(self.candidates), 4096))
+        return [is_blank(text) for part in parts for text in self.read(part)]
 
-    def without(self, fields: list[str]) -> tuple[pd.DataFrame, Sequence[bool]]:
-        """The candidates, or those that were drawn where texts are loaded, and whether each has no text."""
-        if self.loaded:
-            blank = dict(self.blank)  # whoever loads ahead may still be at it
-            return self.run.iloc[list(blank)], list(blank.values())
-        return self.run, blank_rows(self.run, fields).tolist()
+    def drawn(self) -> tuple[pd.DataFrame, Sequence[bool]]:
+        """Return the candidates that were drawn so far, and whether each has no text."""
+        return self.candidates.iloc[list(self._blank)], list(self._blank.values())
 
     def told(self, rows: np.ndarray) -> tuple[Any, ...]:
-        """What tells the texts of these rows from others, without loading them."""
-        return tuple(as_strings(self.run["docno"].iloc[rows]) if self.loaded else self[rows])
+        """Return what tells the texts of these rows from others, without loading them."""
+        drawn = self.candidates.iloc[rows]
+        return tuple(as_strings(drawn["docno"]) if self.loaded else self.read(drawn))
 
 
-def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[Group]:
-    """Joins a run with its qrels.
+def prepare(
+    candidates: pd.DataFrame,
+    qrels: pd.DataFrame,
+    recipe: TrainingArgs,
+    *,
+    texts: Callable[[pd.DataFrame], Sequence[Text]],
+    text_field: TextField = "text",
+    text_loader: Any = None,
+) -> TrainingSet:
+    """Make what `train` takes of candidates and their labels.
 
     Args:
-        results: `qid, query, docno`, `score` or `rank` if negatives are to be limited by rank, and the recipe's
-            `teacher_field` if it is there. No text: groups hold the numbers of rows.
-        qrels: `qid, docno, label`; of several labels of a document the last one counts.
-        args: the recipe: `max_negative_rank`, `negative_pool`, `min_label`, `judged`, `unjudged`, `teacher_field`,
-            `seed`; None for the defaults. Judged documents that were not retrieved are added before, by `add_judged`.
-
-    Returns:
-        The queries that have at least one positive and one negative among their candidates, in order of appearance.
+        candidates: `qid, query, docno`, `score` or `rank`, and the text unless it is loaded while training.
+        qrels: `qid, docno, label`.
+        recipe: with `judged="all"` the judged documents that are no candidates are added.
+        texts: returns the texts of some rows of such a frame.
+        text_field: the column with the text, or a tuple of columns.
+        text_loader: supplies the text of judged documents that are added.
 
     Raises:
-        ValueError: if qrels lack a column, no query has both a positive and a negative (the message says why), or a
-            label, a score or a teacher's score is no number.
+        ValueError: if there is nothing to train on, or a text, label or score is not what it must be.
     """
-    args = args or TrainingArgs()
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    judged, targets = labels_of_rows(results, qrels, "qrels"), _targets(results, args)
+    run = candidates
+    if recipe.judged == "all":
+        run = add_judged(candidates, qrels, text_field=text_field, text_loader=text_loader)
+    fields = field_names(text_field)
+    loaded = not set(fields) <= set(run.columns)
+    for name in [] if loaded else fields:
+        check_no_bytes(run[name], name)
+    groups, counts = _groups_and_counts(run, qrels, recipe)
+    return TrainingSet(groups, run, texts, loaded, replace(counts, added=len(run) - len(candidates)))
+
+
+def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs | None = None) -> list[QueryGroup]:
+    """Return the queries with a positive and a negative among the candidates, which need no text.
+
+    Judged documents that were not retrieved are added before, by `add_judged`.
+    """
+    return _groups_and_counts(results, qrels, args or TrainingArgs())[0]
+
+
+def _groups_and_counts(
+    results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs
+) -> tuple[list[QueryGroup], TrainedOn]:
+    judged, counts = labelled(results, qrels, args.min_label, "qrels")
+    targets, teacher = None, args.teacher_field
+    if teacher in results.columns:
+        targets = numbers(results, teacher, "the teacher's scores", "let the teacher score every candidate")
     number, qids = pd.factorize(as_strings(results["qid"]))
     positions = _positions(results)
     # The queries in the order of their appearance, each with its candidates from the best ranked one on.
     rows = np.lexsort((positions, number))
     rows = rows[number[rows] >= 0]  # a row without a qid belongs to no query
     rows = rows[_may_be_drawn(number[rows], judged[rows], positions[rows], qids, args)]
-    if not len(rows):
-        raise nothing_to_train_on(results, qrels, args)
     number, judged = number[rows], judged[rows]
     labels = np.where(judged >= args.min_label, judged - args.min_label + 1, 0.0)
     starts = np.flatnonzero(np.diff(number, prepend=-1))
+    rest = counts["queries"] - len(starts) - counts["unjudged"] - counts["without_relevant"] - counts["not_retrieved"]
+    told = {**counts, "used": len(starts), "without_negative": rest}
+    trained_on = TrainedOn(**told, candidates=len(rows), relevant=int(np.count_nonzero(labels > 0)))
+    if not len(rows):
+        raise nothing_to_learn("train", trained_on, results, qrels)
     queries = strings(results["query"].iloc[rows[starts]], "query")
     groups = []
     for query, start, end in zip(queries, starts, [*starts[1:], len(rows)], strict=True):
         own = slice(start, end)
         of_teacher = None if targets is None else targets[rows[own]]
-        groups.append(Group(str(qids[number[start]]), query, rows[own], labels[own], of_teacher))
-    return groups
-
-
-def _targets(results: pd.DataFrame, args: TrainingArgs) -> np.ndarray | None:
-    """The teacher's score of each row; None without a teacher."""
-    if args.teacher_field not in results.columns:
-        return None
-    advice = "let the teacher score every candidate"
-    if args.judged == "all":
-        advice += ", judged ones too: TeacherScores(teacher)(add_judged(run, qrels, text_loader=...))"
-    return numbers(results, args.teacher_field, "the teacher's scores", advice)
+        groups.append(QueryGroup(str(qids[number[start]]), query, rows[own], labels[own], of_teacher))
+    return groups, trained_on
 
 
 def _may_be_drawn(
     number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: pd.Index, args: TrainingArgs
 ) -> np.ndarray:
-    """Whether each candidate may be drawn, the same in every epoch: none of a query without a positive or a negative.
+    """Return whether each candidate may be drawn, the same in every epoch.
 
-    The limit of ranks is for what was retrieved: with `judged="all"` a judged negative may be drawn wherever it stands,
-    or else a longer run would have fewer of them.
-
-    Args:
-        number: `(R,)` number of each candidate's query, ascending.
-        judged: `(R,)` labels, NaN where there is none.
-        positions: `(R,)` ranks within the query, ascending.
-        qids: those of the queries.
-        args: the recipe.
+    None may of a query without a positive or a negative. The limit of ranks is for what was retrieved: with
+    `judged="all"` a judged negative may be drawn wherever it stands, or else a longer run would have fewer of them.
+    Rows are sorted by query and rank; a label is NaN where there is none.
     """
     positive, has_label = judged >= args.min_label, ~np.isnan(judged)
     negative = ~positive
@@ -207,6 +208,13 @@ def _may_be_drawn(
     return whole & (positive | negative)
 
 
+def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
+    """Return what a reranker trains on: its candidates and, if its recipe says so, the judged documents beside them."""
+    if model.recipe.judged != "all":
+        return results
+    return add_judged(results, qrels, text_field=model.text_field, text_loader=model.text_loader)
+
+
 def add_judged(
     results: pd.DataFrame,
     qrels: pd.DataFrame,
@@ -215,7 +223,7 @@ def add_judged(
     text_loader: Any = None,
     topics: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    """Adds the judged documents that a first stage did not retrieve, so that they are trained on too.
+    """Add the judged documents that a first stage did not retrieve, so that they are trained on too.
 
     So does FlexNeuART's export of training data: all positives of the qrels; as negatives judged ones and those that
     were retrieved. Without it a query whose relevant document was not retrieved is not trained on.
@@ -225,23 +233,16 @@ def add_judged(
         qrels: `qid, docno, label`.
         text_field: the column with the text, or a tuple of columns.
         text_loader: supplies the text of the added rows, where `results` has text.
-        topics: `qid, query` of queries that may have no row in `results`; without them these are left out, because
-            their text is unknown.
+        topics: `qid, query` of queries that may have no row in `results`, which are left out otherwise.
 
     Returns:
         `results`, and behind them a row for each judged document that is missing, in the order of the qrels: with the
         score minus infinity and a rank behind all others; other columns but the text are empty, and ids are strings.
-
-    Raises:
-        ValueError: if a column is missing, or rows are to be added to candidates with text and there is no text_loader,
-            or none of their text in it.
     """
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    asked = [results] if topics is None else [results, topics]
-    check_columns(asked[-1], ("qid", "query"), "topics")
-    queries = pd.concat([frame[["qid", "query"]].assign(qid=as_strings(frame["qid"])) for frame in asked])
-    queries = queries.reset_index(drop=True).drop_duplicates("qid")
+    queries = pd.concat([frame[["qid", "query"]] for frame in (results, topics) if frame is not None])
+    queries = queries.assign(qid=as_strings(queries["qid"])).reset_index(drop=True).drop_duplicates("qid")
     judged, retrieved = (
         frame[["qid", "docno"]].reset_index(drop=True).astype(str).drop_duplicates() for frame in (qrels, results)
     )
@@ -251,12 +252,8 @@ def add_judged(
         return results
     fields = [name for name in field_names(text_field) if name in results.columns]
     if fields and text_loader is None:
-        qid, _, docno = added.iloc[0]
-        raise ValueError(
-            f"judged='all' trains on judged documents that were not retrieved, here {len(added)}, e.g. {docno!r} for "
-            f"the query {qid!r}, and their text is missing: give text_loader= (a dataset or an index has one), or take "
-            f"TrainingArgs(judged='retrieved')"
-        )
+        what = f"judged='all' trains on {len(added)} judged documents that were not retrieved"
+        raise ValueError(f"{what}: give text_loader= for their text, or take judged='retrieved'")
     if fields:
         texts = with_all_text(added, field_names(text_field), text_loader, "judged documents", "the qrels")
         added = added.join(texts[fields].reset_index(drop=True))
@@ -270,12 +267,12 @@ def add_judged(
 
 
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
-    """The candidates that a recipe may draw, so that only their texts are loaded: the same training as with all."""
+    """Return the candidates that a recipe may draw: with only their texts loaded the training is the same."""
     return results.iloc[np.sort(np.concatenate([group.rows for group in make_groups(results, qrels, args)]))]
 
 
 def _positions(results: pd.DataFrame) -> np.ndarray:
-    """Rank of each row within its query, by score if there is one, from 0."""
+    """Return the rank of each row within its query, by score if there is one, from 0."""
     advice = "give each candidate a number, or leave the column out where the rows stand in the order of their ranks"
     if "score" in results.columns:
         scores = pd.Series(numbers(results, "score", "the candidates", advice, infinite=True))
@@ -289,39 +286,30 @@ def _positions(results: pd.DataFrame) -> np.ndarray:
 
 
 def pseudo_qrels(results: pd.DataFrame, *, relevant: int = 1) -> pd.DataFrame:
-    """Labels made of a first stage's own ranking, for training where nothing is judged (Mokrii et al. 2021).
+    """Make labels of a first stage's own ranking, for training where nothing is judged (Mokrii et al. 2021).
 
     Args:
         results: `qid, docno` and `score` or `rank`, e.g. of BM25.
-        relevant: how many of the best candidates of each query count as relevant.
-
-    Returns:
-        `qid, docno, label` with label 1 for these and 0 for all others.
+        relevant: how many of the best candidates of each query get the label 1, and all others 0.
     """
-    check_given(relevant=relevant)
+    check_arguments("int", at_least=1, relevant=relevant)
     labels = (_positions(results) < relevant).astype(int)
     return results[["qid", "docno"]].assign(label=labels).reset_index(drop=True)
 
 
-Pick = tuple[Group, tuple[int, ...]]
+Pick = tuple[QueryGroup, tuple[int, ...]]
 """A query and the indices of some of its candidates; with `sampling="pairs"` a positive's, then negatives'."""
 
 
-def examples_per_epoch(groups: Sequence[Group], args: TrainingArgs) -> int:
-    """How many picks an epoch has."""
+def examples_per_epoch(groups: Sequence[QueryGroup], args: TrainingArgs) -> int:
+    """Return how many picks an epoch has."""
     return sum(len(group.rows) for group in groups) if args.sampling == "pointwise" else len(groups)
 
 
-def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[Pick]:
-    """All picks of an epoch in the order of training.
+def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> list[Pick]:
+    """Draw all picks of an epoch in the order of training, by the seed, the epoch and the query alone.
 
-    Every draw depends on the seed, the epoch and the query alone, not on what was drawn before: a run that continues
-    after a kill needs no state of a random generator.
-
-    Args:
-        groups: the training data.
-        args: the recipe: `sampling`, `negatives`, `seed`.
-        epoch: its number, from 0.
+    A training that continues after a kill so needs no state of a random generator.
     """
     picks: list[Pick] = []
     for group in groups:
@@ -344,14 +332,11 @@ def draw_epoch(groups: Sequence[Group], args: TrainingArgs, epoch: int) -> list[
     return picks
 
 
-def make_examples(picks: Sequence[Pick], texts: Texts, args: TrainingArgs, epoch: int) -> list[Example]:
-    """What losses are computed of: the candidates of each pick in its order, augmented if the recipe says so.
-
-    All their texts are read at once, one that is drawn several times once.
-    """
+def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, epoch: int) -> list[Example]:
+    """Read the candidates of all picks at once, each text once, and augment them if the recipe says so."""
     drawn = [group.rows[list(candidates)] for group, candidates in picks]
     rows = np.unique(np.concatenate([np.empty(0, dtype=int), *drawn]))
-    read = dict(zip(rows.tolist(), texts[rows], strict=True)) if len(rows) else {}
+    read = dict(zip(rows.tolist(), data.texts(rows), strict=True)) if len(rows) else {}
     examples = []
     for (group, candidates), own_rows in zip(picks, drawn, strict=True):
         own = [read[row] for row in own_rows.tolist()]
@@ -365,7 +350,7 @@ def make_examples(picks: Sequence[Pick], texts: Texts, args: TrainingArgs, epoch
 
 
 def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:
-    """The text changed; what is read with each of its windows stays."""
+    """Return the text changed; what is read with each of its windows stays."""
     if isinstance(text, Document):
         return replace(text, text=augment(text.text, rng))
     return augment(text, rng)
@@ -379,9 +364,8 @@ class TeacherScores(pt.Transformer):
         column: its name, as in the student's `TrainingArgs(teacher_field=...)`.
 
     Example:
-        `student = ld.MaxP(small, training=ld.TrainingArgs(loss="margin_mse"))`, then
-        `(bm25 >> text >> TeacherScores(teacher) >> student).fit(topics, qrels)`. PARADE's distillation (Eq. 8) is
-        `TrainingArgs.preset("parade-distillation")`.
+        `(bm25 >> text >> TeacherScores(teacher) >> student).fit(topics, qrels)`, where the student has
+        `training=ld.TrainingArgs(loss="margin_mse")`; PARADE's distillation is a preset, `"parade-distillation"`.
     """
 
     def __init__(self, teacher: pt.Transformer, *, column: str = "teacher_score") -> None:
@@ -390,21 +374,12 @@ class TeacherScores(pt.Transformer):
         self.column = column
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Adds the column.
-
-        Raises:
-            ValueError: if the teacher drops a candidate, or has several scores for one.
-        """
+        """Add the column; refuse a teacher that drops a candidate, or has several scores for one."""
         keys, columns = ["qid", "docno"], {"qid": str, "docno": str}
         answer: Any = self.teacher(inp)
         scores = answer[[*keys, "score"]].astype(columns).drop_duplicates().set_index(keys)["score"].astype(float)
-        twice = scores.index[scores.index.duplicated()]
-        if len(twice):
-            raise ValueError(f"the teacher gives {len(twice)} candidates several scores, e.g. {twice[0]}")
-        asked = pd.MultiIndex.from_frame(inp[keys].astype(columns))
-        missing = asked[~asked.isin(scores.index)]
-        if len(missing):
-            raise ValueError(
-                f"the teacher gives no score for {len(missing)} of {len(asked)} candidates, e.g. {missing[0]}"
-            )
-        return inp.assign(**{self.column: scores.reindex(asked).to_numpy()})
+        rows = pd.MultiIndex.from_frame(inp[keys].astype(columns))
+        wrong = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]
+        if wrong:
+            raise ValueError(f"the teacher has not one score for {len(wrong)} candidates, e.g. {wrong[0]}")
+        return inp.assign(**{self.column: scores.reindex(rows).to_numpy()})

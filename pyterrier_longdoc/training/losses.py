@@ -117,7 +117,7 @@ class Loss:
         compute: of scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
         pairs: whether column 0 must be a positive and all others negatives.
         teacher: whether the teacher's scores are needed.
-        papers: keys of `references.bib`; none for what every textbook has.
+        papers: keys of `references.bib`.
     """
 
     compute: Callable[[torch.Tensor, torch.Tensor, Any, Any], torch.Tensor]
@@ -142,7 +142,4 @@ LOSSES: dict[str, Loss] = {
         lambda s, y, t, args: distillation(s, y, t, alpha=args.alpha), teacher=True, papers=("li-2024-parade",)
     ),
 }
-"""The losses that a recipe can name; an entry more is one of your own, `LOSSES["focal"] = Loss(compute, pairs=True)`.
-
-A training that goes on from its checkpoint folder knows a loss by its name.
-"""
+"""The losses that a recipe can name; one of your own is an entry more, `LOSSES["focal"] = Loss(compute)`."""

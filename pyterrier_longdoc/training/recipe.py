@@ -2,70 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from numbers import Integral, Real
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from ..common.arguments import check_choice, check_given, check_positive, plain_fields
+from ..common.arguments import argument, validate
 from ..common.measures import measure_named
-from ..common.presentation import ShowsChanges, changes, described
+from ..common.presentation import ShowsChanges, described
 from .losses import LOSSES
-
-_COUNTS = ("epochs", "negatives", "queries_per_step", "queries_per_forward", "save_steps")
-_COUNTS_OR_NONE = ("max_steps", "negative_pool", "max_negative_rank", "validate_steps", "patience")
-_CHOICES = {
-    "reduction": ("sum", "mean"),
-    "sampling": ("pairs", "pointwise", "listwise"),
-    "judged": ("retrieved", "all"),
-    "unjudged": ("negative", "skip"),
-    "decay": ("all", "matrices"),
-    "schedule": ("constant", "linear", "one_cycle"),
-    "dtype": ("float32", "bfloat16", "float16"),
-}
-
-
-def _number(holds: Callable[[Any], bool], *, or_none: bool = False) -> Callable[[Any], bool]:
-    """Tells of any value whether it is a number for which this holds."""
-
-    def is_valid(value: Any) -> bool:
-        if value is None:
-            return or_none
-        return isinstance(value, Real) and not isinstance(value, bool) and holds(value)
-
-    return is_valid
-
-
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "margin": (_number(lambda value: value >= 0.0), "at least 0"),
-    "alpha": (_number(lambda value: 0.0 <= value <= 1.0), "a weight, between 0 and 1"),
-    "min_label": (_number(lambda value: value == value), "a number"),
-    "weight_decay": (_number(lambda value: value >= 0.0), "at least 0"),
-    "warmup": (_number(lambda value: 0.0 <= value <= 1.0), "a share of the steps, between 0 and 1"),
-    "epoch_decay": (_number(lambda value: 0.0 < value <= 1.0), "above 0 and at most 1"),
-    "max_grad_norm": (_number(lambda value: value > 0.0, or_none=True), "above 0, or None to leave gradients alone"),
-    "dropout": (
-        _number(lambda value: 0.0 <= value < 1.0, or_none=True),
-        "at least 0 and below 1, or None for the checkpoint's own",
-    ),
-    "seed": (
-        _number(lambda value: isinstance(value, Integral), or_none=True),
-        "a whole number, or None for the model's",
-    ),
-    "restart_each_epoch": (lambda value: isinstance(value, bool), "True or False"),
-    "gradient_checkpointing": (lambda value: isinstance(value, bool), "True or False"),
-    "lora": (lambda value: isinstance(value, Lora | None), "ld.Lora(rank=...) or None"),
-    "augment": (lambda value: value is None or callable(value), "a function of a text and a random.Random"),
-    "trackers": (
-        lambda value: isinstance(value, Iterable) and not isinstance(value, str),
-        'a tuple, such as ("tensorboard",)',
-    ),
-}
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,24 +31,19 @@ class Lora(ShowsChanges):
         targets: `"all-linear"`, or the ends of the names of the layers that get one, e.g. `("query", "value")`.
     """
 
-    rank: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
+    rank: int = argument(16, at_least=1)
+    alpha: float = argument(32.0, at_least=0)
+    dropout: float = argument(0.0, at_least=0, at_most=1)
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        validate(self)
         if not isinstance(self.targets, str):
             object.__setattr__(self, "targets", tuple(self.targets))
-        check_given(rank=self.rank)
-        if not isinstance(self.alpha, Real) or not self.alpha > 0:
-            raise ValueError(f"alpha={self.alpha!r} must be above 0")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, repr=False)
-class TrainingArgs:
+class TrainingArgs(ShowsChanges):
     """How a model is trained; the defaults are rates, loss and sizes of Boytsov et al. 2025.
 
     `TrainingArgs.preset(name)` gives the recipes of the papers; `"boytsov2025"` also draws candidates and lowers the
@@ -109,8 +53,7 @@ class TrainingArgs:
 
     Args:
         epochs: passes over the queries.
-        max_steps: end after so many optimiser steps; None for all epochs. A training with a checkpoint folder goes on
-            when this or `epochs` is raised.
+        max_steps: end after so many optimiser steps; None for all epochs.
         loss: a name in `pyterrier_longdoc.training.LOSSES`.
         margin: of the margin losses, `max(0, margin - s+ + s-)`.
         alpha: weight of the labels beside the teacher in the `"distillation"` loss; 0.75 in PARADE.
@@ -126,9 +69,9 @@ class TrainingArgs:
         negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
         max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
         min_label: labels from here on are positive; all lower ones, also those below 0, are negative.
-        judged: which judged documents are trained on: those `"retrieved"`, so that queries without a relevant one among
-            their candidates are left out; or `"all"`, whatever their rank, as FlexNeuART does and the recipes of
-            Boytsov et al. do: the model's `text_loader` supplies the text of those that were not retrieved.
+        judged: which judged documents are trained on: those `"retrieved"`, so that queries without a relevant candidate
+            are left out; or `"all"`, whatever their rank, as in FlexNeuART: the model's `text_loader` supplies the text
+            of those that were not retrieved.
         unjudged: whether candidates without a label are a `"negative"` or are left out, `"skip"`.
         augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
         teacher_field: the column with the teacher's scores, for losses that need one.
@@ -137,8 +80,7 @@ class TrainingArgs:
 
     Args:
         queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
-        queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory,
-            the result differs by dropout's randomness alone.
+        queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory.
         learning_rates: learning rate by prefix of the parameter's name; the longest matching prefix counts, `""`
             matches the rest.
         weight_decay: of AdamW.
@@ -150,7 +92,7 @@ class TrainingArgs:
         restart_each_epoch: begin each epoch with a new optimiser and its schedule anew, as FlexNeuART does.
         max_grad_norm: longer gradients are cut to this length; None leaves them.
         dropout: of all layers while training, attention included; None leaves it as the checkpoint has it (mostly
-            0.1). At 0 each step is faster, on a CPU by about a third; worth it where no document is seen twice.
+            0.1). At 0 a step is faster, on a CPU by about a third.
         dtype: precision of the backbone's computation; weights stay in `"float32"`.
         gradient_checkpointing: compute activations twice instead of keeping them: less memory, a third more time.
         lora: train low-rank adapters instead of the backbone.
@@ -162,8 +104,7 @@ class TrainingArgs:
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
         checkpoint: a folder for the state of the training: a run that was killed continues from there when it is
-            started again, and ends with the same weights as if it had not been; one that is finished continues when it
-            is made longer. None keeps no state.
+            started again, and one that is finished when `epochs`, `max_steps` or `patience` are raised.
         save_steps: write it every so many steps, and after each epoch and validation.
         trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
         seed: order of the queries, choice of positives and negatives, dropout; None for the model's own `seed`.
@@ -172,112 +113,85 @@ class TrainingArgs:
         ValueError: for values out of range or that do not fit together.
     """
 
-    epochs: int = 1
-    max_steps: int | None = None
-    loss: str = "pairwise_margin"
-    margin: float = 1.0
-    alpha: float = 0.75
-    reduction: str = "sum"
-    sampling: str = "pairs"
-    negatives: int = 1
-    negative_pool: int | None = None
-    max_negative_rank: int | None = 100
-    min_label: int = 1
-    judged: str = "retrieved"
-    unjudged: str = "negative"
+    epochs: int = argument(1, at_least=1)
+    max_steps: int | None = argument(None, at_least=1)
+    loss: str = argument("pairwise_margin", choices=LOSSES.keys())
+    margin: float = argument(1.0, at_least=0)
+    alpha: float = argument(0.75, at_least=0, at_most=1)
+    reduction: str = argument("sum", choices=("sum", "mean"))
+    sampling: str = argument("pairs", choices=("pairs", "pointwise", "listwise"))
+    negatives: int = argument(1, at_least=1)
+    negative_pool: int | None = argument(None, at_least=1)
+    max_negative_rank: int | None = argument(100, at_least=1)
+    min_label: float = 1
+    judged: str = argument("retrieved", choices=("retrieved", "all"))
+    unjudged: str = argument("negative", choices=("negative", "skip"))
     augment: Callable[[str, Random], str] | None = None
     teacher_field: str = "teacher_score"
-    queries_per_step: int = 16
-    queries_per_forward: int = 1
-    learning_rates: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"encoder.": 1e-5, "": 1e-4}), hash=False
+    queries_per_step: int = argument(16, at_least=1)
+    queries_per_forward: int = argument(1, at_least=1)
+    learning_rates: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {"encoder.": 1e-5, "": 1e-4}, hash=False
     )
-    weight_decay: float = 1e-7
-    decay: str = "all"
-    schedule: str = "constant"
-    warmup: float = 0.2
-    epoch_decay: float = 1.0
+    weight_decay: float = argument(1e-7, at_least=0)
+    decay: str = argument("all", choices=("all", "matrices"))
+    schedule: str = argument("constant", choices=("constant", "linear", "one_cycle"))
+    warmup: float = argument(0.2, at_least=0, at_most=1)
+    epoch_decay: float = argument(1.0, at_least=0, at_most=1)
     restart_each_epoch: bool = False
-    max_grad_norm: float | None = None
-    dropout: float | None = None
-    dtype: str = "float32"
+    max_grad_norm: float | None = argument(None, at_least=0)
+    dropout: float | None = argument(None, at_least=0, at_most=1)
+    dtype: str = argument("float32", choices=("float32", "bfloat16", "float16"))
     gradient_checkpointing: bool = False
     lora: Lora | None = None
     metric: str = "nDCG@10"
-    validate_steps: int | None = None
-    patience: int | None = None
+    validate_steps: int | None = argument(None, at_least=1)
+    patience: int | None = argument(None, at_least=1)
     checkpoint: str | Path | None = None
-    save_steps: int = 100
+    save_steps: int = argument(100, at_least=1)
     trackers: tuple[Any, ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(**{name: getattr(self, name) for name in _COUNTS})
-        check_positive(**{name: getattr(self, name) for name in _COUNTS_OR_NONE})
-        for name, choices in {"loss": tuple(LOSSES), **_CHOICES}.items():
-            check_choice(name, getattr(self, name), choices)
-        for name, (holds, words) in _RULES.items():
-            if not holds(getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {words}")
-        self._check_rates()
-        object.__setattr__(self, "metric", str(measure_named(self.metric)))
+        validate(self)
+        rates = self.learning_rates
+        if not isinstance(rates, Mapping) or "" not in rates or not all(rate >= 0 for rate in rates.values()):
+            raise ValueError(f"TrainingArgs: learning_rates={rates!r} must be rates by prefix, with '' for all others")
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
-        # Nobody can change the caller's mapping or list behind a frozen recipe.
-        object.__setattr__(self, "learning_rates", MappingProxyType(dict(self.learning_rates)))
-        object.__setattr__(self, "trackers", tuple(self.trackers))
-
-    def __repr__(self) -> str:
-        """What differs from the defaults, or from a paper's recipe where that is less."""
-        shown = [(len(changes(self)), "TrainingArgs", changes(self))]
-        for name, (recipe, *further) in PRESETS.items():
-            if not further:
-                own = [repr(name), *changes(self, recipe)]
-                shown.append((len(own), "TrainingArgs.preset", own))
-        _, made_by, arguments = min(shown, key=lambda way: way[0])
-        return f"{made_by}({', '.join(arguments)})"
-
-    def _check_rates(self) -> None:
-        if not isinstance(self.learning_rates, Mapping):
-            raise ValueError(f'learning_rates={self.learning_rates!r} must map prefixes to rates: {{"": 1e-4}} for one')
-        if "" not in self.learning_rates:
-            raise ValueError('learning_rates needs an entry "" for parameters that no other prefix matches')
-        for prefix, rate in self.learning_rates.items():
-            if not isinstance(rate, Real) or not rate >= 0:
-                raise ValueError(f"learning_rates[{prefix!r}]={rate!r} must be at least 0")
+        trackers = (self.trackers,) if isinstance(self.trackers, str) else tuple(self.trackers)
+        changes = {"metric": str(measure_named(self.metric)), "learning_rates": dict(rates), "trackers": trackers}
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> TrainingArgs:
-        """A paper's recipe; `pyterrier_longdoc.training.recipes` gives those of several rounds, as a tuple.
+        """Return a paper's recipe; `recipes` returns those of several rounds, as a tuple.
 
         Args:
             name: `"boytsov2025"`, `"robust04"` (both Boytsov et al. 2025), `"parade"`, `"parade-distillation"` (Eq. 8,
                 needs a teacher's scores), `"best"` or `"best-robust04"` (for `fit_on_best_segments`).
             **changes: arguments that differ.
-
-        Raises:
-            ValueError: for an unknown name, or a recipe of several rounds.
         """
         rounds = recipes(name, **changes)
         if len(rounds) > 1:
             raise ValueError(f"{name!r} has {len(rounds)} rounds: take training.recipes({name!r}) and fit_in_turn")
         return rounds[0]
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able values by name, without those that say where a run keeps its records."""
-        values = {**vars(self), "learning_rates": dict(self.learning_rates)}
-        for name in ("checkpoint", "save_steps", "trackers"):
-            del values[name]
-        if self.augment is not None:
-            values["augment"] = described(self.augment)
-        if self.lora is not None:
-            values["lora"] = dataclasses.asdict(self.lora)
-        return values
+    def with_seed(self, seed: int) -> TrainingArgs:
+        """Return the same recipe with a seed."""
+        seeded = copy.copy(self)
+        object.__setattr__(seeded, "seed", seed)
+        return seeded
 
-    def __reduce__(self) -> tuple:
-        # A mapping proxy does not pickle; a dict does.
-        return partial(TrainingArgs, **{**vars(self), "learning_rates": dict(self.learning_rates)}), ()
+    def as_dict(self) -> dict[str, Any]:
+        """Return JSON-able values by name, without those that say where a run keeps its records."""
+        values = {
+            name: value for name, value in vars(self).items() if name not in ("checkpoint", "save_steps", "trackers")
+        }
+        values["augment"] = None if self.augment is None else described(self.augment)
+        values["lora"] = None if self.lora is None else dataclasses.asdict(self.lora)
+        return values
 
 
 # FlexNeuART's configuration of Boytsov et al. 2025. Differs from FlexNeuART: a last step of fewer than 16 queries is
@@ -345,12 +259,12 @@ PRESETS = MappingProxyType(
 
 
 def seed_of(args: TrainingArgs) -> int:
-    """The recipe's seed, or that of models that are given none, for loops of one's own."""
+    """Return the recipe's seed, or the seed of models that are given none."""
     return 42 if args.seed is None else int(args.seed)
 
 
 def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
-    """Keys of `references.bib` for the loss and the adapters of a training, by what `TrainingArgs.as_dict` says."""
+    """Return keys of `references.bib` for the loss and the adapters of a recipe as `TrainingArgs.as_dict` has it."""
     if recipe is None:
         return []
     loss = LOSSES.get(recipe.get("loss", ""))
@@ -358,15 +272,5 @@ def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
 
 
 def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
-    """The rounds of a paper's recipe.
-
-    Args:
-        name: one of `PRESETS`.
-        **changes: arguments of `TrainingArgs` that differ, in all rounds.
-
-    Raises:
-        ValueError: for an unknown name.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"there is no recipe {name!r}; known are {', '.join(PRESETS)}")
+    """Return the rounds of a paper's recipe, one of `PRESETS`, with arguments that differ in all of them."""
     return tuple(replace(recipe, **changes) for recipe in PRESETS[name])

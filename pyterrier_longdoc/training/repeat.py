@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from numbers import Real
+from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -14,14 +15,16 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
-from ..common.arguments import check_seeds
+from ..common.arguments import arguments_of, check_seeds
 from ..common.frames import as_strings, check_columns
-from ..common.notices import Told, one_system, told_together
-from ..common.presentation import Presented
-from ..common.progress import counting, one_line
-from ..experiment.systems import Fold, asked_of, called_with, make_folds
+from ..common.presentation import Presented, described
+from ..common.progress import counting
+from ..common.registry import own_code_in
+from ..common.runs import frame_digest, read_run, write_run
+from ..common.warnings import SeenWarnings, one_system, told_together
+from .processes import is_first_process
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, fit_further, fit_or_load, transform_or_read
+from .resume import FINISHED, TrainingData, check_new, fit_further, fit_or_load, settings_of
 
 NEXT_FOLD = "next fold"
 
@@ -35,25 +38,17 @@ def fit_in_turn(
     *,
     training: Sequence[TrainingArgs],
 ) -> Any:
-    """Fits a model on several candidate runs in turn, e.g. of ever better first stages with ever harder negatives.
+    """Fit a model on several candidate runs in turn, e.g. of ever better first stages with ever harder negatives.
 
     Args:
-        model: a reranker; its `training` is the same afterwards.
+        model: a reranker, which is returned; its `training` is the same afterwards.
         runs: training candidates of each round, as `fit` takes them.
         qrels_tr: labels of all of them.
         topics_or_res_va: validation candidates, the same in each round.
         qrels_va: their labels.
         training: each round's recipe, e.g. `recipes("leaderboard")`. A checkpoint folder gets a folder for each
             round, and rounds that are finished there are not trained again.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: if there are not as many runs as recipes.
     """
-    if len(runs) != len(training) or not runs:
-        raise ValueError(f"{len(runs)} candidate runs and {len(training)} recipes: give one recipe for each run")
     before = model.training
     try:
         for number, (run, args) in enumerate(zip(runs, training, strict=True), start=1):
@@ -78,37 +73,18 @@ class FoldModels(Presented, pt.Transformer):
         self.models = list(models)
         self.folds = [tuple(fold) for fold in folds]
         self.run = run
-        self.warned: Told = set().union(*(getattr(model, "warned", ()) for model in models))
+        self.warned: SeenWarnings = set().union(*(getattr(model, "warned", ()) for model in models))
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Scores every row with the model of its query's fold.
-
-        Args:
-            inp: what the models take.
-
-        Returns:
-            A new frame: same rows, order, index and columns, with `score` and `rank`.
-
-        Raises:
-            ValueError: if a query is in no fold.
-        """
+        """Score every row with the model of its query's fold; the rows stay as they are, with `score` and `rank`."""
         if not len(inp):
             return self.models[0].transform(inp)
         pt.validate.columns(inp, includes=["qid"], context=self)
         fold_of = {qid: number for number, fold in enumerate(self.folds) for qid in fold}
-        qids = as_strings(inp["qid"]).tolist()
-        unknown = list(dict.fromkeys(qid for qid in qids if qid not in fold_of))
-        if unknown:
-            raise ValueError(
-                f"no model was cross-validated for the queries {', '.join(map(repr, unknown[:5]))} ({len(unknown)} in "
-                f"all): they are in no fold"
-            )
-        numbers = np.array([fold_of[qid] for qid in qids])
+        numbers = np.array([fold_of[qid] for qid in as_strings(inp["qid"])])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         with told_together(self), one_system(None, self.warned):
             parts = [self.models[numbers[own[0]]].transform(inp.iloc[own]) for own in rows]
-        if [len(part) for part in parts] != [len(own) for own in rows]:
-            raise ValueError("a fold's model does not return the rows that it is given: put it after FoldModels")
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
     @property
@@ -133,10 +109,10 @@ def k_fold_fit(
     executor: Any = None,
     verbose: bool = False,
 ) -> FoldModels:
-    """Trains one model for each fold on the candidates and judgements of the other folds.
+    """Train one model for each fold on the candidates and judgements of the other folds.
 
     Every model starts from the same weights, and scores the candidates of its own fold, whose judgements it has not
-    seen. Robust04's folds (Huston & Croft 2014, from ir_datasets): `ld.protocols["robust04-title"].fold_qids()`.
+    seen.
 
     Args:
         model: a model that is copied for each fold with its weights, e.g. one that has been trained on a larger
@@ -150,53 +126,68 @@ def k_fold_fit(
         seed: of the choice of that share.
         folder: for models and runs. A second call with the same arguments goes on where the first one was interrupted:
             finished folds are read, the one under way continues.
-        executor: a `RayExecutor`, or what `ld.distributed` returns: trains the folds on its workers, one fold each at a
+        executor: a `RayExecutor`: trains the folds on its workers, one fold each at a
             time. Workers on other machines must see the same folder. None trains one after the other, here.
-        verbose: show a line for each fold, with the progress of its training; with `executor`, one for all.
+        verbose: show a progress bar of the folds.
 
     Returns:
         A transformer that sends each query to the model of its fold; `.models`, and `.run`: the folds' runs as one
         (`qid, query, docno, score, rank`) in the order of `run`.
 
     Raises:
-        ValueError: if a query is in no fold or in several, a fold has none of the run's queries, the models of two
-            folds are the same, or the folder holds other models.
-        TypeError: if the model cannot be fitted or copied.
+        ValueError: if a query is not in exactly one fold, or the folder holds other models.
     """
     check_columns(run, ("qid", "query", "docno"), "the candidates")
-    check_columns(qrels, ("qid", "docno", "label"), "qrels")
-    is_fraction = isinstance(validation, Real) and not isinstance(validation, bool) and 0.0 < float(validation) < 1.0
-    if not (validation is None or validation == NEXT_FOLD or is_fraction):
-        raise ValueError(
-            f"validation={validation!r} must be {NEXT_FOLD!r}, a share of the training queries between 0 and 1, or None"
-        )
     run = run.reset_index(drop=True).assign(qid=as_strings(run["qid"]).tolist())
     train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
-    topics = pd.concat([frame[["qid", "query"]] for frame in (run, train_on)]).drop_duplicates("qid")
-    prepared = make_folds(folds, topics, qrels)
-    empty = [str(fold.index) for fold in prepared if not len(fold.test_topics)]
-    if empty:
-        raise ValueError(f"the folds {', '.join(empty)} (counted from 0) have none of the queries of the run")
+    parts = [{str(qid) for qid in fold} for fold in folds]
+    asked = dict.fromkeys([*run["qid"], *train_on["qid"]])
+    wrong = [qid for qid in asked if sum(qid in part for part in parts) != 1]
+    if wrong:
+        raise ValueError(f"every query must be in exactly one fold, but {len(wrong)} are not, e.g. {wrong[0]!r}")
+    tests = [_of(run, part) for part in parts]
 
     def fits() -> Iterator[_Fit]:
-        for place, fold in enumerate(prepared, 1):
-            yield _Fit(
-                f"fold {place}/{len(prepared)}",
-                _new(model, {}),
-                _training_data(fold, train_on, run, validation, seed),
-                None if folder is None else Path(folder) / f"fold-{fold.index}",
-                _of(run, fold.test_topics["qid"]),
-            )
+        for index, part in enumerate(parts):
+            rest = [qid for qid in asked if qid not in part]
+            following = parts[(index + 1) % len(parts)] & set(rest)
+            held_out = _held_out(rest, following, qrels, validation, f"{seed}:validation:{index}")
+            train = set(rest) - held_out
+            data = TrainingData(_of(train_on, train), _of(qrels, train))
+            if held_out:
+                data = data._replace(validation_run=_of(run, held_out), validation_qrels=_of(qrels, held_out))
+            kept = None if folder is None else Path(folder) / f"fold-{index}"
+            yield _Fit(_copy(model), data, kept, tests[index])
 
-    models, runs = zip(*_fit_all(fits(), "fold", len(prepared), executor, verbose), strict=True)
-    return FoldModels(models, [fold.test_topics["qid"].tolist() for fold in prepared], pd.concat(runs).sort_index())
+    models, runs = zip(*_fit_all(fits(), "fold", len(parts), executor, verbose), strict=True)
+    return FoldModels(models, [list(dict.fromkeys(test["qid"])) for test in tests], pd.concat(runs).sort_index())
+
+
+def _of(frame: pd.DataFrame, qids: Iterable[str]) -> pd.DataFrame:
+    return frame[frame["qid"].isin(set(qids))]
+
+
+def _held_out(
+    qids: Sequence[str], following: set[str], qrels: pd.DataFrame, validation: str | float | None, seed: str
+) -> set[str]:
+    """Return those training queries of a fold that are kept to choose the best weights."""
+    if validation is None:
+        return set()
+    if validation == NEXT_FOLD:
+        held_out, offered = following, list(qids)
+    else:
+        judged = set(qrels["qid"])
+        offered = [qid for qid in qids if qid in judged]
+        held_out = set(Random(seed).sample(offered, max(1, round(float(validation) * len(offered)))))
+    if not held_out or len(held_out) >= len(offered):
+        raise ValueError(f"validation={validation!r} leaves no queries for training or for validation")
+    return held_out
 
 
 class _Fit(NamedTuple):
     """A training: its name, of what, on what, where it is kept, and what the model scores afterwards, if anything."""
 
-    name: str
     model: Any
     data: TrainingData
     folder: Path | None
@@ -204,11 +195,10 @@ class _Fit(NamedTuple):
 
 
 def _fit_all(
-    fits: Iterable[_Fit], unit: str, number: int, executor: Any, verbose: bool
+    fits: Iterator[_Fit], unit: str, number: int, executor: Any, verbose: bool
 ) -> list[tuple[Any, pd.DataFrame | None]]:
-    """The trained models and their runs, in order; trained one after the other, or by the workers of an executor."""
+    """Return the trained models and their runs; trained one after the other, or by the workers of an executor."""
     made: WeakSet[Any] = WeakSet()
-    told: Told = set()
     done: dict[int, tuple[Any, pd.DataFrame | None]] = {}
 
     def new() -> Iterator[tuple[int, _Fit]]:
@@ -218,62 +208,57 @@ def _fit_all(
             yield place, fit
 
     if executor is None:
-        for place, fit in new():
-            with one_line(fit.name, unit, shown=verbose), one_system(None, told):
-                done[place] = _fit(None, fit)
+        fitted = ((place, _fit(None, fit)) for place, fit in new())
     else:
-        with counting("fit", unit, number, shown=verbose) as advance, one_system(None, told), told_together():
-            tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new())
-            for place, fitted in executor.map(_fit, None, tasks):
-                done[place] = fitted
-                advance()
+        tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new())
+        fitted = executor.map(_fit, None, tasks)
+    together = nullcontext() if executor is None else told_together()
+    with counting("fit", unit, number, shown=verbose) as advance, one_system(None, set()), together:
+        for place, of_place in fitted:
+            done[place] = of_place
+            advance()
     return [done[place] for place in sorted(done)]
 
 
 def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
-    """Trains, or reads what is finished, here or on a worker."""
+    """Train, or read what is finished, here or on a worker."""
     trained = fit_or_load(fit.model, fit.data, fit.folder)
     run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
-    return _off_device(trained), run
+    if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
+        trained.to_cpu()
+    return trained, run
 
 
-def _training_data(
-    fold: Fold, train_on: pd.DataFrame, run: pd.DataFrame, validation: str | float | None, seed: int
-) -> TrainingData:
-    """Candidates and judgements of the other folds, divided if some are for validation."""
-    held_out: set[str] = set()
-    if validation == NEXT_FOLD:
-        held_out = set(fold.validation_topics["qid"])
-    elif validation is not None:
-        judged = set(fold.train_qrels["qid"])
-        offered = [qid for qid in fold.train_topics["qid"] if qid in judged]
-        number = max(1, round(float(validation) * len(offered)))
-        if number >= len(offered):
-            raise ValueError(f"validation={validation} leaves none of the {len(offered)} judged queries for training")
-        held_out = set(Random(f"{seed}:validation:{fold.index}").sample(offered, number))
-    train = set(fold.train_topics["qid"]) - held_out
-    if not train:
-        raise ValueError(f"validation={validation!r} needs at least three folds: with two, none is left for training")
-    data = TrainingData(_of(train_on, train), _of(fold.train_qrels, train))
-    if not held_out:
-        return data
-    return data._replace(validation_run=_of(run, held_out), validation_qrels=_of(fold.train_qrels, held_out))
+def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
+    """Return candidates scored by a model of `fit_or_load`: read, if its folder has them."""
+    keys, path = candidates[["qid", "query", "docno"]], None
+    if folder is not None:
+        how = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
+        path = folder / f"run-{blake2b(described(how).encode(), digest_size=8).hexdigest()}.res.gz"
+        if path.exists() and not own_code_in(settings_of(model)):
+            return pt.model.add_ranks(keys.assign(score=read_run(path)["score"].to_numpy()))
+    out = model.transform(candidates)
+    if not out[["qid", "docno"]].astype(str).equals(keys[["qid", "docno"]].astype(str)):
+        raise ValueError(f"{model!r} does not return the rows that it is given, in their order")
+    run = keys.assign(score=out["score"].to_numpy(dtype="float64"))
+    if path is not None and is_first_process():
+        write_run(run, path, type(model).__name__)
+    return pt.model.add_ranks(run)
 
 
-def _of(frame: pd.DataFrame, qids: Any) -> pd.DataFrame:
-    return frame[frame["qid"].isin(set(qids))]
+def _copy(model: Any, **arguments: Any) -> Any:
+    """Return what a function makes of the arguments, or a copy of a model with its weights and these arguments."""
+    make = model.apply_attributes if hasattr(model, "apply_attributes") else model
+    return make(**arguments)
 
 
 class SeedModels(dict[int, Any]):
     """Models by seed, each of them a transformer."""
 
     def behind(self, first_stage: pt.Transformer) -> list[pt.Transformer]:
-        """A pipeline for each seed: a system of `ld.Experiment`, which averages each query over them before it tests.
+        """Return a pipeline for each seed, as a system of `ld.Experiment`, which averages each query before it tests.
 
-        That is what significance tests compare in Boytsov et al. 2025, section 3.2.
-
-        Args:
-            first_stage: retriever and text loader, or `pt.Transformer.from_df(run)` for given candidates.
+        The first stage is retriever and text loader, or `pt.Transformer.from_df(run)` for given candidates.
         """
         return [first_stage >> model for model in self.values()]
 
@@ -290,9 +275,7 @@ def fit_seeds(
     executor: Any = None,
     verbose: bool = False,
 ) -> SeedModels:
-    """Trains one model for each seed.
-
-    The seed decides on the weights that start at random, on the order and choice of what is trained on, and on dropout.
+    """Train one model for each seed, which decides on random weights, on what is drawn in what order, and on dropout.
 
     Args:
         model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
@@ -304,47 +287,18 @@ def fit_seeds(
         qrels_va: their labels.
         folder: for the models. A second call goes on where the first one was interrupted.
         executor: as in `k_fold_fit`: its workers train one seed each at a time.
-        verbose: show a line for each seed, with the progress of its training; with `executor`, one for all.
-
-    Returns:
-        The models by seed.
-
-    Raises:
-        ValueError: if seeds are missing, come twice or are no whole numbers, the function takes no seed, two models are
-            the same, or the folder holds other models.
-        TypeError: if the model cannot be fitted or copied.
+        verbose: show a progress bar of the seeds.
     """
     check_seeds(seeds)
     data = TrainingData(topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va)
 
     def fits() -> Iterator[_Fit]:
-        for seed in seeds:
+        for seed in map(int, seeds):
             # A seed of its own would ask for other weights than the trained ones.
-            new = _new(model, {"seed": seed}, **({} if getattr(model, "is_trained", False) else {"seed": int(seed)}))
+            new = _copy(model, **({} if getattr(model, "is_trained", False) else {"seed": seed}))
             if hasattr(new, "recipe"):
-                new.training = replace(new.recipe, seed=int(seed))
-            yield _Fit(f"seed {seed}", new, data, None if folder is None else Path(folder) / f"seed-{seed}")
+                new.training = replace(new.recipe, seed=seed)
+            yield _Fit(new, data, None if folder is None else Path(folder) / f"seed-{seed}")
 
     fitted = _fit_all(fits(), "seed", len(seeds), executor, verbose)
     return SeedModels({int(seed): trained for seed, (trained, _) in zip(seeds, fitted, strict=True)})
-
-
-def _new(model: Any, arguments: Mapping[str, Any], **changes: Any) -> Any:
-    """What a function makes of the arguments, or a copy of a model with its weights and these changes."""
-    if not isinstance(model, pt.Transformer):
-        if not callable(model):
-            raise TypeError(f"{model!r} is neither a model nor a function that makes one")
-        asked = asked_of(model, list(arguments), "the function that makes a model")
-        if unasked := [name for name in arguments if name not in asked]:
-            raise ValueError(f"the function that makes a model takes no {unasked[0]}: all models would be the same")
-        return called_with(model, {asked[name].name: value for name, value in arguments.items()})()
-    if not hasattr(model, "apply_attributes"):
-        raise TypeError(f"{model!r} cannot be copied: give a function that makes a new one at each call")
-    return model.apply_attributes(**changes)
-
-
-def _off_device(model: Any) -> Any:
-    """The model, its weights in main memory: the next `transform` moves them back."""
-    if hasattr(model, "load_scorer"):
-        model.load_scorer().cpu()
-    return model

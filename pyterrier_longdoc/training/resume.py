@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import pandas as pd
-import pyterrier as pt
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -23,156 +22,111 @@ from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing, write_lines
-from ..common.frames import frame_digest
-from ..common.notices import warn
 from ..common.presentation import described
 from ..common.registry import own_code, own_code_in
-from ..experiment.identity import Identities
-from ..experiment.runs import read_run, write_run
-from ..modelling.fingerprint import fingerprint
-from ..modelling.preselection import Preselection
-from .examples import Group, Texts
+from ..common.runs import frame_digest
+from ..common.warnings import warn
+from ..modelling.weights import fingerprint
+from .examples import TrainingSet, training_run
 from .losses import LOSSES
+from .processes import is_first_process
 from .recipe import TrainingArgs
 
 STATE_FILE = "training-state.safetensors"
-_FORMAT = 2
 _LENGTH = ("epochs", "max_steps", "patience")
+"""What may differ in a recipe: a training can be made longer."""
+
+_Tensors = dict[str, dict[str, torch.Tensor]]
+"""Tensors by name by part: of the model, its best weights, the optimiser."""
 
 
 class ContinuedTrainingWarning(UserWarning):
     """`fit` of a model that is trained already goes on from its weights."""
 
 
-class ScheduleWarning(UserWarning):
-    """A training is extended, and its steps so far followed a schedule of the shorter length."""
-
-
-Sections = dict[str, dict[str, torch.Tensor]]
-"""Tensors by name by section."""
-
-
-# The state of a training.
-
-
-class Checkpoint:
-    """The folder of a training's state: one safetensors file, replaced as a whole, and what must be the same.
-
-    Tensors are named `SECTION/NAME`; all else is JSON in the file's header. The scorer is as it was before the training
-    (`entries`: of the history then), or as the training that is to be continued has left it in this process. How long
-    the training is may differ: it can be extended.
-    """
+class StateFile:
+    """The state of a training: one safetensors file, replaced as a whole, with JSON and who it is in its header."""
 
     def __init__(
-        self,
-        scorer: nn.Module,
-        groups: Sequence[Group],
-        texts: Texts,
-        args: TrainingArgs,
-        settings: Mapping[str, Any],
-        entries: int,
+        self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, settings: Mapping[str, Any], total_steps: int
     ) -> None:
-        self.file = Path(str(args.checkpoint)) / STATE_FILE
-        self.length = {name: getattr(args, name) for name in _LENGTH}
-        self.entries, self.start = entries, fingerprint(scorer.state_dict())
-        before, end = _ended.get(scorer, (None, ""))
-        if before is not None and (before.file, end) == (self.file, self.start) and self.file.exists():
-            self.entries, self.start = before.entries, before.start
-        data = 0
-        for group in groups:
+        self.file, self.recipe, self.total_steps = Path(str(recipe.checkpoint)) / STATE_FILE, recipe, total_steps
+        digest = 0
+        for group in data.groups:
             numbers = [None if own is None else tuple(own.tolist()) for own in (group.labels, group.targets)]
-            data = zlib.crc32(repr((group.qid, group.query, texts.told(group.rows), *numbers)).encode(), data)
+            digest = zlib.crc32(repr((group.qid, group.query, data.told(group.rows), *numbers)).encode(), digest)
         self.identity: dict[str, Any] = {
-            "format": _FORMAT,
             **settings,
-            "recipe": {name: value for name, value in args.as_dict().items() if name not in _LENGTH},
-            "training data": data,
-            "starting weights": self.start,
-            "trainable weights": sorted(name for name, value in scorer.named_parameters() if value.requires_grad),
+            "recipe": {name: value for name, value in recipe.as_dict().items() if name not in _LENGTH},
+            "training data": digest,
+            "starting weights": fingerprint(model.state_dict()),
+            "trainable weights": sorted(name for name, value in model.named_parameters() if value.requires_grad),
         }
 
-    def load(self) -> tuple[Sections, dict[str, Any]] | None:
-        """The tensors and values of the state, if there is one; it is left as it is where it cannot be used."""
+    def read(self) -> tuple[_Tensors, dict[str, Any]] | None:
+        """Return the tensors and values of the state, if there is one; it stays as it is where it cannot be used."""
         if not self.file.exists():
             return None
-        sections: Sections = {}
-        try:
-            with safe_open(self.file, framework="pt") as file:
-                values = json.loads(file.metadata()["about"])
-                for key in file.keys():  # noqa: SIM118 - no mapping
-                    section, _, name = key.partition("/")
-                    sections.setdefault(section, {})[name] = file.get_tensor(key).clone()  # the file is replaced
-        except Exception as error:
-            raise ValueError(
-                f"the state of the training in {str(self.file)!r} cannot be read: {error}. It was left as it is; move "
-                f"it away or restore a copy, or name another checkpoint folder to start afresh"
-            ) from error
+        tensors: _Tensors = defaultdict(dict)
+        with safe_open(self.file, framework="pt") as file:
+            values = json.loads(file.metadata()["about"])
+            for key in file.keys():  # noqa: SIM118 - no mapping
+                part, _, name = key.partition("/")
+                tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
         check_same(values["identity"], self.identity, self.file.parent)
-        _warn_of_own_code(self.identity, self.file.parent)
-        return sections, values
+        total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
+        if total < steps or (self.recipe.patience or inf) < (patience or inf):
+            held, asked = (
+                f"{n} steps with patience={p}" for n, p in ((steps, patience), (total, self.recipe.patience))
+            )
+            raise ValueError(f"{str(self.file.parent)!r} holds a longer training ({held}) than asked for ({asked})")
+        return tensors, values
 
-    def save(self, sections: Sections, values: dict[str, Any]) -> None:
-        """Writes the state in place of the last one, which stays untouched until this one is complete on disk."""
-        tensors = {
-            f"{section}/{name}": tensor.detach().cpu().contiguous().clone()
-            for section, named in sections.items()
-            for name, tensor in named.items()
-        }
-        about = _as_json({**values, "length": self.length, "identity": self.identity})
-        try:
-            with replacing(self.file, only_writer=True) as part:
-                save_file(tensors, part, metadata={"about": about})
-        except Exception as error:
-            rest, folder = "; the last state is still there" if self.file.exists() else "", str(self.file.parent)
-            raise OSError(f"the state of the training cannot be written to {folder!r}: {error}{rest}") from error
-
-    def end(self, scorer: nn.Module) -> None:
-        """Remembers how the training of a model began, for as long as the model has the weights of its end."""
-        _ended[scorer] = self, fingerprint(scorer.state_dict())
+    def write(self, tensors: _Tensors, values: dict[str, Any]) -> None:
+        """Write the state in place of the last one, which stays untouched until this one is complete on disk."""
+        parts = ((f"{part}/{name}", tensor) for part, named in tensors.items() for name, tensor in named.items())
+        flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in parts}
+        length = {"total_steps": self.total_steps, "patience": self.recipe.patience}
+        about = _as_json({**values, **length, "identity": self.identity})
+        with replacing(self.file, only_writer=True) as part:
+            save_file(flat, part, metadata={"about": about})
 
 
-_ended: WeakKeyDictionary[nn.Module, tuple[Checkpoint, str]] = WeakKeyDictionary()
-"""The trainings of this process by model, and the fingerprint of the weights that each ended with."""
-
-
-def is_resumed(args: TrainingArgs) -> bool:
-    """Whether a training by this recipe finds its state in its checkpoint folder, and goes on with it."""
-    return args.checkpoint is not None and (Path(args.checkpoint) / STATE_FILE).exists()
-
-
-def fit_further(model: Any, *data: pd.DataFrame | None) -> None:
-    """`fit` where it is known that a trained model goes on from its weights."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ContinuedTrainingWarning)
-        model.fit(*data)
+def named_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return what an optimiser knows of each parameter, as `NAME/QUANTITY`."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    states = optimizer.state.items()
+    return {f"{names[id(p)]}/{what}": value for p, state in states for what, value in state.items()}
 
 
 # What must be the same.
 
 
 def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
-    """Class, recipe and arguments of a model; those that decide about weights or scores unless roles are named."""
+    """Return class, recipe and arguments of a model: those of the roles, or all that decide about its scores."""
     given, recipe = arguments_of(model, *(roles or OF_THE_MODEL)), model.recipe
-    arguments = {name: _shown(value) for name, value in given.items()}
+    arguments = {name: _told(value) for name, value in given.items()}
     own = own_code(None, model, *given.values(), recipe, LOSSES[recipe.loss].compute)
     return {"class": type(model).__name__, "arguments": arguments, "recipe": recipe.as_dict(), **own}
 
 
-def training_settings(model: Any, *validation: pd.DataFrame | None, texts: Texts | None = None) -> dict[str, Any]:
-    """The same, and what is validated on, for a training: its starting weights say more than names of checkpoints.
+def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
+    """Return the same and what is validated on, for a training: its starting weights say more than a checkpoint's name.
 
-    Texts that are loaded are known by their docnos and by their loader.
+    Texts that are loaded are known by their docnos and the name of their loader.
     """
     settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
-    settings["validation data"] = [frame_digest(frame) for frame in validation]
-    if texts is not None and texts.loaded:
-        settings["text loader"] = Identities().of(model.text_loader).told
-    return settings
+    return {**settings, "validation data": _digests(validation), "text loader": described(model.text_loader)}
 
 
-def _shown(value: Any) -> str:
-    """An argument, alike in every process and however it was written."""
-    if isinstance(value, Preselection):  # with what models it has by their weights, not by where they were loaded from
+def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
+    return [None if frame is None else frame_digest(frame) for frame in frames]
+
+
+def _told(value: Any) -> str:
+    """Return an argument as text, alike in every process and however it was written."""
+    if hasattr(value, "identity") and not isinstance(value, type):
+        # With the weights of a selecting model, whatever it is called and wherever it computes.
         told = json.dumps(_wherever(value.identity()), sort_keys=True, default=str)
         return f"{type(value).__name__} {blake2b(told.encode(), digest_size=16).hexdigest()}"
     if isinstance(value, Path):
@@ -181,44 +135,35 @@ def _shown(value: Any) -> str:
 
 
 def _wherever(told: Any) -> Any:
-    """An identity without where, and how exactly, models compute: a training may go on elsewhere."""
     if not isinstance(told, dict):
         return told
     return {name: _wherever(value) for name, value in told.items() if name != "computed"}
 
 
-def _warn_of_own_code(identity: dict[str, Any], folder: Path) -> None:
-    own = own_code_in(identity)
-    if own:
-        warn(
-            f"{str(folder)!r} was begun before; nobody can tell if with the same code of {', '.join(own)}. To train "
-            f"afresh, delete it",
-            UserWarning,
-        )
-
-
 def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Raises ValueError, naming what differs, if what was found in a folder belongs to another training."""
+    """Refuse what was found in a folder if it is of another training; warn if nobody can tell."""
     expected = json.loads(_as_json(expected))
-    different = [name for name in expected if found.get(name) != expected[name]]
-    for whole in ("recipe", "arguments"):
-        if whole in different:
-            old, new = found.get(whole, {}), expected[whole]
-            names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-            different[different.index(whole)] = f"{whole} ({', '.join(names)})"
+    different = []
+    for name, new in expected.items():
+        old = found.get(name)
+        if old != new and isinstance(old, dict) and isinstance(new, dict):
+            different += [f"{name} {key}" for key in {**old, **new} if old.get(key) != new.get(key)]
+        elif old != new:
+            different.append(name)
     if different:
-        anew = "make the model as it was made then to go on, " if "starting weights" in different else ""
-        raise ValueError(
-            f"the checkpoint folder {str(folder)!r} holds the state of another training: not the same are its "
-            f"{', '.join(different)}; {anew}name another folder, or delete that one to start afresh"
-        )
+        other = ", ".join(different)
+        raise ValueError(f"{str(folder)!r} holds another training, with other {other}: name another folder")
+    own = own_code_in(expected)
+    if own:
+        code = f"nobody can tell if with the same code of {', '.join(own)}"
+        warn(f"{str(folder)!r} was begun before; {code}. To train afresh, delete it", UserWarning)
 
 
 # Models in folders: a finished one is read again, an unfinished one goes on where it was.
 
-MODEL, RUN, SELECTION, SETTINGS = "model", "run.res.gz", "selection.csv", "settings.json"
-"""In the folder of a model: itself, what it made of its candidates or selected of them, and what it is made with."""
-_FINISHED, _SCORED, _STATE = "finished.json", "scored.json", "state"
+MODEL, FINISHED, SETTINGS = "model", "finished.json", "settings.json"
+"""In the folder of a model: itself, which training it has finished, and what models of a folder are made with."""
+_STATE = "state"
 
 
 class TrainingData(NamedTuple):
@@ -230,6 +175,13 @@ class TrainingData(NamedTuple):
     validation_qrels: pd.DataFrame | None = None
 
 
+def fit_further(model: Any, *data: pd.DataFrame | None) -> None:
+    """`fit` where it is known that a trained model goes on from its weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ContinuedTrainingWarning)
+        model.fit(*data)
+
+
 def fit_or_load(
     model: Any,
     data: TrainingData,
@@ -238,34 +190,30 @@ def fit_or_load(
     fit: Callable[[Any], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Fits a new model in place and saves it in the folder, or reads it if it is finished there already.
+    """Fit a new model in place and save it in the folder, or read it if it is finished there already.
 
-    A training that was killed goes on from its state in the folder; None writes nothing. `fit` trains the model by its
-    recipe and with its checkpoint folder, where that is not its own `fit(*data)`; `about` is what else must be the same
-    for a finished model to be this one.
+    A training that was killed goes on from its state in the folder; None writes nothing. `fit` trains the model where
+    that is not its own `fit(*data)`; `about` is what else must be the same for a finished model to be this one.
     """
-    if not hasattr(model, "fit"):
-        raise TypeError(f"{model!r} has no fit: give an Estimator such as ld.MaxP(...)")
-    if getattr(getattr(model, "training", None), "checkpoint", None) is not None:
-        raise ValueError(
-            "TrainingArgs(checkpoint=...) is for one training, and several begin here: leave it out; folder= keeps the "
-            "state of each"
-        )
     fit = fit or (lambda model: fit_further(model, *data))
     if folder is None:
         fit(model)
         return model
-    _check_can_be_kept(model)
+    if not hasattr(model, "save") or model.trust_remote_code:
+        raise ValueError(f"folder= keeps models that can be saved, which {model!r} cannot: leave folder= out")
     # Judged documents that the recipe takes in belong, with their texts, to what must be the same.
-    data = data._replace(run=model.training_candidates(data.run, data.qrels))
-    identity = {**_identity(model, data), **(about or {})}
-    finished = _read_json(folder / _FINISHED)
-    if finished is not None:
-        check_same(finished, identity, folder)
-        _warn_of_own_code(identity, folder)
+    data = data._replace(run=training_run(model, data.run, data.qrels))
+    weights = fingerprint(model.model.state_dict())
+    identity = {
+        **settings_of(model),
+        "text loader": described(model.text_loader),
+        "starting weights": weights,
+        "training data": _digests(data),
+        **(about or {}),
+    }
+    if (folder / FINISHED).is_file():
+        check_same(_read_json(folder / FINISHED), identity, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
-    for made in (_SCORED, SELECTION):
-        (folder / made).unlink(missing_ok=True)
     before = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)
     try:
@@ -274,70 +222,31 @@ def fit_or_load(
         model.training = before
     if is_first_process():
         model.save(folder / MODEL)
-        _write_json(folder / _FINISHED, identity)  # last, so that it vouches for the model
+        _write_json(folder / FINISHED, identity)  # last, so that it vouches for the model
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
 
 
-def _check_can_be_kept(model: Any) -> None:
-    if not hasattr(model, "save") or not hasattr(model, "training"):
-        raise TypeError(f"folder= keeps models by their save, which {model!r} has not: leave folder= out")
-    if model.trust_remote_code:
-        raise ValueError("a model whose backbone runs remote code cannot be saved: leave folder= out")
-
-
-def _identity(model: Any, data: TrainingData) -> dict[str, Any]:
-    """What must be the same for a finished model to be this one."""
-    return {
-        **settings_of(model),
-        "starting weights": fingerprint(model.load_scorer().state_dict()),
-        "training data": [frame_digest(frame) for frame in data],
-        "text loader": Identities().of(model.text_loader).told,
-    }
-
-
-def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
-    """`qid, query, docno, score, rank` of candidates by a model of `fit_or_load`, read if they are in its folder."""
-    identity = {} if folder is None else {"candidates": frame_digest(candidates), "model": Identities().of(model).told}
-    if folder is not None and _read_json(folder / _SCORED) == identity and not own_code_in(identity):
-        scores = read_run(folder / RUN)["score"].to_numpy()
-    else:
-        out = model.transform(candidates)
-        if not out[["qid", "docno"]].astype(str).equals(candidates[["qid", "docno"]].astype(str)):
-            raise ValueError(f"{model!r} does not return the rows that it is given, in their order")
-        scores = out["score"].to_numpy(dtype="float64")
-        if folder is not None and is_first_process():
-            write_run(candidates.assign(score=scores), folder / RUN, type(model).__name__)
-            _write_json(folder / _SCORED, identity)
-    return pt.model.add_ranks(candidates[["qid", "query", "docno"]].assign(score=scores))
-
-
 def note_settings(settings: dict[str, Any], folder: Path) -> None:
-    """Notes in a folder what its models are made with; raises ValueError if that was something else before."""
-    before = _read_json(folder / SETTINGS)
-    if before is not None:
-        check_same(before, settings, folder)
+    """Note in a folder what its models are made with; refuse it if that was something else before."""
+    if (folder / SETTINGS).is_file():
+        check_same(_read_json(folder / SETTINGS), settings, folder)
     elif is_first_process():
         _write_json(folder / SETTINGS, settings)
 
 
-def check_new(model: Any, others: Iterable[Any]) -> None:
-    """Raises ValueError if a function has returned a model that it has returned before."""
-    if any(model is other for other in others):
-        raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
-
-
-def is_first_process() -> bool:
-    """Whether this is the only process, or the first of several that train together."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
     write_lines(path, [_as_json(values, indent=1)])
+
+
+def check_new(model: Any, others: Iterable[Any]) -> None:
+    """Refuse a model that a function has returned before: it would go on from what it has seen."""
+    if any(model is other for other in others):
+        raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
 
 
 def _as_json(values: dict[str, Any], **options: Any) -> str:

@@ -83,19 +83,13 @@ def test_documents_of_a_run_that_nobody_calls_relevant():
     assert nonrelevant(run, qrels, relevant_from=2)["docno"].tolist() == ["a", "b", "a"]
 
 
-def test_clear_errors():
+def test_what_cannot_be_calibrated_on():
     found, gold = simulated(3, signal=6)
-    located = RelevantPositions(found.frame)
     stopped = JudgedDocument(200, found.judged[0].chunks, CHUNKS, np.array([1.0]))
-    with pytest.raises(ValueError, match="found holds located passages"):
-        calibrated_on_nonrelevant(located)
-    with pytest.raises(ValueError, match="asked no further than to the first relevant chunk"):
-        calibrated_on_positions(RelevantPositions(found.frame.head(1), [stopped]), gold)
+    for wrong in (RelevantPositions(found.frame), RelevantPositions(found.frame.head(1), [stopped])):
+        with pytest.raises(ValueError, match="best_chunk"):
+            calibrated_on_positions(wrong, gold)
     with pytest.raises(ValueError, match="no judged document in common"):
         calibrated_on_positions(found, gold.assign(qid="other"))
-    with pytest.raises(ValueError, match=r"gold lack the column.s. first_token"):
-        calibrated_on_positions(found, gold.drop(columns="first_token"))
-    with pytest.raises(ValueError, match="share=1 must be between 0 and 1"):
-        calibrated_on_nonrelevant(found, share=1)
-    with pytest.raises(ValueError, match="no judged document"):
+    with pytest.raises(ValueError, match="numbers of all chunks"):
         calibrated_on_nonrelevant(RelevantPositions(found.frame.head(0), []))

@@ -33,18 +33,13 @@ def test_which_chunk(numbers, best, above):
 
 
 def test_estimators_are_values():
-    assert (repr(best_chunk), repr(first_above(2)), repr(first_above(0.25))) == (
-        "best_chunk",
-        "first_above(2)",
-        "first_above(0.25)",
-    )
-    assert first_above(2) == first_above(2.0)
-    assert first_above(2) != first_above(1)
+    assert [repr(each) for each in (best_chunk, first_above(2), first_above(0.25))] == [
+        "best_chunk", "first_above(2)", "first_above(0.25)",
+    ]  # fmt: skip
+    assert first_above(2) == first_above(2.0) != first_above(1)
     assert isinstance(best_chunk, Estimator)
     assert (first_above(2).decides(2), first_above(2).decides(2.1), best_chunk.decides(99)) == (False, True, False)
     assert not first_above(0).decides(NAN)
-    with pytest.raises(ValueError, match="threshold=inf must be a finite number"):
-        first_above(float("inf"))
 
 
 def document(*numbers: float) -> JudgedDocument:

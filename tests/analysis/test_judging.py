@@ -11,7 +11,7 @@ import pandas as pd
 import pyterrier as pt
 import pytest
 
-from pyterrier_longdoc.analysis.judging import COLUMNS, RelevanceJudge, agreement, parse_grade
+from pyterrier_longdoc.analysis.judging import JUDGEMENT_COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.common.frames import TruncationWarning
 from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
 from pyterrier_longdoc.modelling.preselection import BM25Windows
@@ -59,21 +59,10 @@ def test_grades(reply, grade):
 @pytest.mark.parametrize(
     "reply",
     [
-        "",
-        "I cannot judge this (rule 3.2).",
-        "grade: 4",
-        "grade: -1",
-        "grade: 2.5",
-        "grade: 23",
-        "grade: 2/10",
-        "Grade 2 students would like it.",
-        "upgrade: 2",
-        "two",
-        "5",
-        "[2]",
-        "<think>grade: 2",
+        "", "I cannot judge this (rule 3.2).", "grade: 4", "grade: -1", "grade: 2.5", "grade: 23", "grade: 2/10", "two",
+        "Grade 2 students would like it.", "upgrade: 2", "5", "[2]", "<think>grade: 2",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_grade(reply):
     assert parse_grade(reply) is None
 
@@ -126,7 +115,7 @@ def test_a_selector_chooses_the_chunks_that_are_judged():
 def test_documents_cut_by_max_chunks_say_so():
     model = Scripted(marked)
     judge = RelevanceJudge(model, chunk_tokens=13, max_chunks=2)
-    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks, of 1 of 2 texts, are beyond max_chunks=2"):
+    with pytest.warns(TruncationWarning, match=r"6 of 9 chunks, of 1 of 2 texts, .* max_chunks=2"):
         out = judge(frame(SENTENCE * 8, SENTENCE))
     assert len(model.asked) == 3
     assert out["judged_share"].tolist() == pytest.approx([2 / 8, 1], abs=0.01)
@@ -145,7 +134,7 @@ def test_unreadable_grades_raise_or_count():
     judge = RelevanceJudge(model, retries=1)
     assert judge.grade("q", "text") == 2
     assert "grade: N" in model.asked[1][-1]["content"]
-    with pytest.raises(UnreadableReplyError, match="query '1': no grade in the reply after 1 retries: 'no'"):
+    with pytest.raises(UnreadableReplyError, match="query '1': no grade after 1 retries in 'no'"):
         judge(frame("x"))
     unjudged = RelevanceJudge(model, retries=0, on_failure="unjudged", chunk_tokens=13)
     with pytest.warns(IncompleteReplyWarning, match="2 of 2 chunks"):
@@ -169,20 +158,19 @@ def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        ({"chunk_tokens": 0}, "chunk_tokens=0 must be at least 1"),
-        ({"max_chunks": 0}, "max_chunks=0 must be at least 1"),
-        ({"max_chunks": 2, "preselect": BM25Windows(3)}, "chooses more chunks than max_chunks=2"),
-        ({"preselect": 3}, "preselect=3 must be FirstK"),
-        ({"retries": -1}, "retries=-1 must be at least 0"),
-        ({"on_failure": "keep"}, "choose one of raise, unjudged"),
-        ({"request": "{query}"}, "must use"),
-        ({"llm": 3}, "llm=3 must be"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"max_chunks": 0}, "max_chunks"),
+        ({"preselect": 3}, "preselect"),
+        ({"retries": -1}, "retries"),
+        ({"on_failure": "keep"}, "on_failure"),
+        ({"request": "{query}"}, "request"),
+        ({"llm": 3}, "llm"),
     ],
 )
-def test_wrong_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_arguments(arguments, name):
+    with pytest.raises(ValueError, match=name):
         RelevanceJudge(**{"llm": marked, **arguments})
 
 
@@ -195,10 +183,10 @@ def test_a_judge_is_a_transformer(results, capsys):
     pd.testing.assert_frame_equal(judge(inp.iloc[::-1]).iloc[::-1], out)
     pd.testing.assert_frame_equal(pickle.loads(pickle.dumps(judge))(inp), out)
     empty = judge(results.iloc[:0])
-    assert set(empty.columns) == {*results.columns, *COLUMNS}
-    assert empty.dtypes[list(COLUMNS)].equals(out.dtypes[list(COLUMNS)])
+    assert set(empty.columns) == {*results.columns, *JUDGEMENT_COLUMNS}
+    assert empty.dtypes[list(JUDGEMENT_COLUMNS)].equals(out.dtypes[list(JUDGEMENT_COLUMNS)])
     columns = pt.inspect.transformer_outputs(judge, ["qid", "query", "docno", "text"])
-    assert columns == ["qid", "query", "docno", "text", *COLUMNS]
+    assert columns == ["qid", "query", "docno", "text", *JUDGEMENT_COLUMNS]
     assert repr(judge) == "RelevanceJudge(CallableBackend(tests.analysis.test_judging.marked))"
 
 
@@ -224,11 +212,3 @@ def test_agreement_is_cohens_kappa():
     assert np.trace(found.confusion.to_numpy()) == 5
     strict = agreement(labels(judge), labels(human), relevant_from=3)
     assert strict.binary_kappa == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))
-
-
-def test_agreement_needs_common_pairs():
-    pytest.importorskip("sklearn")
-    with pytest.raises(ValueError, match="no \\(qid, docno\\) has a label in both"):
-        agreement(labels([1]).assign(qid="2"), labels([1]))
-    with pytest.raises(ValueError, match=r"qrels lack the column\(s\) docno"):
-        agreement(labels([1]), labels([1], "x"))

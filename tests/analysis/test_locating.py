@@ -8,12 +8,12 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.analysis.locating import _closest_span, words
+from pyterrier_longdoc.analysis.locating import _closest_span, compared_words
 from pyterrier_longdoc.common.language import count_tokens
 
 from ..support.passages import Writer
@@ -57,12 +57,6 @@ def test_changes_that_leave_the_words_alone_change_nothing(change):
     assert (match.similarity, match.method) == (1.0, "substring")
 
 
-@pytest.mark.parametrize(("before", "after"), [("", " and so on"), ("And so on: ", ""), ("", "")])
-def test_ends_of_the_document(before, after):
-    match = LOCATOR(PASSAGE, before + PASSAGE + after)
-    assert (match.start, match.end) == (len(before), len(before) + len(PASSAGE))
-
-
 def test_scripts_without_spaces():
     passage = "春はあけぼの。やうやう白くなりゆく山ぎは、すこしあかりて"
     document = "夏は夜。月のころはさらなり。" * 20 + passage + "秋は夕暮れ。" * 20
@@ -70,12 +64,6 @@ def test_scripts_without_spaces():
         text = unicodedata.normalize(form, document)
         match = LOCATOR(passage, text)
         assert unicodedata.normalize("NFC", text[match.start : match.end]) == passage
-
-
-def test_more_words_than_there_are_codes_below_the_surrogates():
-    passage = " ".join(f"w{number}" for number in range(56_000))
-    match = LOCATOR(passage, "w1 w2 " + passage + " w3")
-    assert (match.start, match.similarity) == (6, 1.0)
 
 
 # Edited.
@@ -91,15 +79,6 @@ def test_verbatim_passages_are_found_exactly_and_edited_ones_nearly_so(share, to
         low, high = sorted((start, match.start)) if match else (0, len(document))
         near.append(count_tokens(document[low:high]) <= tokens)
     assert np.mean(near) >= least
-
-
-def test_an_edited_copy_does_not_hide_the_passage():
-    writer = Writer(2)
-    for _ in range(10):
-        passage = writer.prose(50)
-        copy = writer.edited(passage, 0.3, ("substituted",))
-        document, starts = placed(writer, copy, writer.edited(passage, 0.06), copy)
-        assert abs(LOCATOR(passage, document).start - starts[1]) < 40
 
 
 def test_of_two_copies_the_first_counts():
@@ -131,22 +110,11 @@ def test_an_inserted_word_moves_neither_end(at):
 
 def test_passages_of_other_documents_are_not_found():
     writer = Writer(4)
-    document = writer.prose(5000)
-    passages = [writer.prose(count) for count in (8, 12, 20, 40, 80) for _ in range(20)]
-    assert [m for m in LOCATOR.locate(passages, document) if m is not None] == []
-
-
-def test_passages_of_several_topics_keep_apart():
-    writer = Writer(6)
-    passages = [writer.prose(30) for _ in range(5)]
-    document, starts = placed(writer, *passages[:4])
-    found = LOCATOR.locate([*passages, passages[0]], document)
-    assert [match and match.start for match in found] == [*starts, None, starts[0]]
-
-
-def test_texts_without_the_passage():
-    for document in ("", " \n", "...", "\u00ad", "too short"):
-        assert LOCATOR(PASSAGE, document) is None
+    there = [writer.prose(30) for _ in range(4)]
+    others = [writer.prose(count) for count in (8, 12, 20, 40, 80) for _ in range(20)]
+    document, starts = placed(writer, *there, filler=1000)
+    found = LOCATOR.locate([*there, *others, there[0]], document)
+    assert [match and match.start for match in found] == [*starts, *[None] * 100, starts[0]]
 
 
 def test_short_passages_are_never_found_and_those_of_medium_length_verbatim_only():
@@ -183,14 +151,6 @@ def test_thresholds(document, found):
     assert (match and (match.similarity, match.method)) == found
 
 
-def test_thresholds_so_low_that_nothing_is_close():
-    locator = ld.PassageLocator(subsequence=0.2, slack=5)
-    match = locator(letters("abcdefghijklmn"), letters("axxxxxxxxxxxxxbxxxxxxxxxxc"))
-    assert match.method == "subsequence"
-    assert match.similarity == pytest.approx(3 / 14)
-    assert match.start < match.end
-
-
 def reference(passage: str, document: str) -> tuple[float, str] | None:
     """Section C.4 with plain dynamic programming."""
 
@@ -211,7 +171,6 @@ def reference(passage: str, document: str) -> tuple[float, str] | None:
     return (best / len(passage), "subsequence") if best >= 0.7 * len(passage) else None
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_as_by_the_definition(data):
     passage = data.draw(st.text("abc", min_size=12, max_size=22))
@@ -227,7 +186,6 @@ def test_as_by_the_definition(data):
         assert {found[0], found[-1]} <= set(passage)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.text("abcd", min_size=1, max_size=12), st.text("abcd", min_size=1, max_size=16))
 def test_the_span_with_the_fewest_edits(passage, document):
     start, end = _closest_span(passage, document, 0, len(document))
@@ -241,15 +199,25 @@ def test_the_span_with_the_fewest_edits(passage, document):
 
 
 def test_words():
-    assert words("Don't re-use E\u0301tude, straße; ﬁne_1") == ["don", "t", "re", "use", "etude", "strasse", "fine_1"]
-    assert words("ASCII only: A_b 2") == words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
+    assert compared_words("Don't re-use E\u0301tude, straße; ﬁne_1") == [
+        "don",
+        "t",
+        "re",
+        "use",
+        "etude",
+        "strasse",
+        "fine_1",
+    ]
+    assert compared_words("ASCII only: A_b 2") == compared_words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
 
 
-def test_impossible_settings():
-    shares = [("substring", 0.5), ("substring", 1.1), ("subsequence", 0), ("slack", 0.9), ("step", 0), ("step", 2)]
-    for name, value in [*shares, ("min_words", 0), ("min_words_edited", 0)]:
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            ld.PassageLocator(**{name: value})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("substring", 0.4), ("substring", 1.1), ("subsequence", -1), ("slack", 0.9), ("step", 2), ("min_words", 0)],
+)
+def test_impossible_settings(name, value):
+    with pytest.raises(ValueError, match=name):
+        ld.PassageLocator(**{name: value})
 
 
 def test_without_rapidfuzz(monkeypatch):

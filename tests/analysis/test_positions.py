@@ -15,14 +15,12 @@ from pyterrier_longdoc.analysis import (
     PositionWarning,
     RelevantPositions,
     best_chunk,
-    calibrated_on_nonrelevant,
     first_above,
 )
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.listwise import CallableBackend
 
 from ..support import tiny
-from ..support.lines import shown_lines
 from ..support.passages import Writer, collection
 
 KNOWN = collection(6)
@@ -92,12 +90,6 @@ def test_the_first_of_several_passages_even_if_others_match_better():
     several = pd.DataFrame({"qid": "q0", "text": [text[-200:], Writer(99).prose(30), edited]})
     row = find(qrels=QRELS.head(1), passages=several).frame.iloc[0]
     assert (row["first_token"], row["passage"], row["similarity"]) == (FIRST[0], 2, 0.9)
-
-
-def test_a_token_that_ends_where_the_passage_begins_is_before_it():
-    glued = CORPUS.head(1).assign(text="one two:" + PASSAGES["text"][0])
-    row = find(qrels=QRELS.head(1), corpus=glued).frame.iloc[0]
-    assert (row["start"], row["first_token"], row["end_token"]) == (8, 3, row["length"])
 
 
 def test_reasons_for_having_no_position():
@@ -187,9 +179,9 @@ def test_an_estimator_that_takes_more_than_was_asked_for_is_refused():
     found = judged([DRY + WET + WET, DRY], says_wet, estimator=first_above(0))
     assert found.by(first_above(0.5)).frame["chunk"].fillna(-1).tolist() == [1, -1]
     for estimator in (best_chunk, first_above(1)):
-        with pytest.raises(ValueError, match=r"takes the numbers of all chunks, .* call relevant_positions with"):
+        with pytest.raises(ValueError, match="call relevant_positions with estimator="):
             found.by(estimator)
-    with pytest.raises(ValueError, match="these are located passages"):
+    with pytest.raises(ValueError, match="judge="):
         find().by(best_chunk)
 
 
@@ -207,7 +199,7 @@ def test_what_max_chunks_leaves_unread_is_said():
         best = judged(documents, says_wet, max_chunks=3)
     assert best.frame["unread"].tolist() == [17, 0, 18]
     assert judged([DRY * 50 + WET], says_wet, max_chunks=None).frame["chunk"].tolist() == [50]
-    with pytest.warns(ld.TruncationWarning, match="beyond max_chunks"):
+    with pytest.warns(ld.TruncationWarning, match="max_chunks"):
         assert judged([DRY * 50 + WET], says_wet).frame["judged"].tolist() == [36]
 
 
@@ -251,11 +243,6 @@ def test_a_reranker_as_judge(monkeypatch):
     pd.testing.assert_frame_equal(judged(documents, wet_words(), **above).frame, frame)
 
 
-def test_one_line_whatever_the_judge_shows(cross_encoder, capsys):
-    ld.relevant_positions(TOPICS, QRELS, CORPUS, judge=ld.FirstP(cross_encoder, verbose=True), verbose=True)
-    assert shown_lines(capsys) == ["relevant_positions"]
-
-
 def noisy(documents: int, chunks: int = 30, seed: int = 0) -> tuple[list[str], Any]:
     """Documents with one relevant chunk each, and a judge that scores it 6 higher on average than the others."""
     rng = np.random.default_rng(seed)
@@ -291,56 +278,38 @@ def test_a_threshold_below_nearly_all_numbers_is_warned_of():
         found = judged(texts, positive, estimator=first_above(0))
     assert (found.frame["first_token"] == 0).all()
     assert found.by(best_chunk).matched["first_token"].median() > 0
-    with pytest.raises(ValueError, match=r"estimator='best_chunk' must be best_chunk or first_above"):
-        found.by("best_chunk")
-
-
-def test_a_calibrated_threshold_is_not_advised_to_be_calibrated():
-    texts, judge = noisy(40)
-    found = judged(texts, judge)
-    # On documents that are too short, of one chunk, among which too few are above by mistake.
-    calibrated = calibrated_on_nonrelevant(judged([text.partition(". ")[0] for text in texts], judge), share=0.3)
-    with pytest.warns(PositionWarning, match="best_chunk") as caught:
-        found.by(calibrated)
-    assert not [w for w in caught if "calibrated" in str(w.message)]
 
 
 # Bad input.
 
 
 TWICE = pd.concat([CORPUS, CORPUS.tail(1)])
+JUDGE = {"passages": None, "judge": says_wet}
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "word"),
     [
-        ({"topics": TOPICS[["query"]]}, "topics lack the column.s. qid"),
-        ({"qrels": QRELS[["docno", "label"]]}, "qrels lack the column.s. qid"),
-        ({"corpus": CORPUS[["text"]]}, "corpus lack the column.s. docno"),
-        ({"passages": PASSAGES[["text"]]}, "passages lack the column.s. qid"),
-        ({"corpus": [{"docno": "d0", "body": "?"}]}, "document 'd0' of the corpus lacks text; it has docno, body"),
+        ({"topics": TOPICS[["query"]]}, "topics .* qid"),
+        ({"qrels": QRELS[["docno", "label"]]}, "qrels .* qid"),
+        ({"corpus": CORPUS[["text"]]}, "corpus .* docno"),
+        ({"passages": PASSAGES[["text"]]}, "passages .* qid"),
         ({"corpus": [{"docno": "d0", "text": b"?"}]}, "'text' holds bytes"),
-        ({"corpus": TWICE}, "document 'd5' more than once"),
-        ({"corpus": TWICE.to_dict("records")}, "document 'd5' more than once"),
-        ({"topics": pd.DataFrame({"qid": ["q0", "q0"]})}, "topics hold the qid 'q0' more than once"),
-        ({"judge": says_wet}, "either passages"),
-        ({"passages": None}, "either passages"),
-        ({"relevant_from": 2}, "no document in qrels has a label of at least 2"),
-        ({"sample": 0}, "sample=0"),
-        ({"qrels": QRELS.assign(label="yes")}, "qrels: the column 'label' holds 'yes' in row 0"),
-        ({"qrels": QRELS.assign(label=[*QRELS["label"][1:], None])}, "the column 'label' holds (None|nan) in row"),
-        ({"passages": None, "judge": 7}, "judge=7 must be"),
-        ({"passages": None, "judge": says_wet, "chunk_tokens": 0}, "chunk_tokens=0"),
-        ({"passages": None, "judge": says_wet, "max_chunks": 0}, "max_chunks=0"),
-        ({"passages": None, "judge": says_wet, "estimator": 0}, "estimator=0 must be best_chunk or first_above"),
-        ({"passages": None, "judge": lambda query, chunk: None}, "returned None; it must return a number"),
-        ({"passages": None, "judge": lambda query, chunk: "yes"}, "returned 'yes'; it must return a number"),
-        ({"passages": None, "judge": wet_words() % 1}, "no finite score for .* texts"),
-        ({"tokenizer": len}, "must be a fast Hugging Face tokenizer"),
+        ({"corpus": TWICE}, "'d5' more than once"),
+        ({"corpus": TWICE.to_dict("records")}, "'d5' more than once"),
+        ({"topics": pd.DataFrame({"qid": ["q0", "q0"]})}, "'q0' more than once"),
+        ({"judge": says_wet}, "passages="),
+        ({"passages": None}, "passages="),
+        ({"relevant_from": 2}, "at least 2"),
+        ({"sample": 0}, "sample"),
+        ({"qrels": QRELS.assign(label="yes")}, "'label' holds 'yes'"),
+        ({**JUDGE, "chunk_tokens": 0}, "chunk_tokens"),
+        ({**JUDGE, "max_chunks": 0}, "max_chunks"),
+        ({**JUDGE, "judge": wet_words() % 1}, "finite score"),
     ],
 )
-def test_clear_errors(changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_errors_name_what_is_wrong(changes, word):
+    with pytest.raises(ValueError, match=word):
         find(**changes)
 
 
@@ -394,7 +363,5 @@ def test_the_figure_shows_shares_of_positions_and_of_lengths():
     # Without max_tokens it ends with the longest documents.
     assert positions([0, 300], [200, 900]).plot(bin_tokens=100).get_xlim()[1] == 900
     assert positions([0], [900]).plot(bin_tokens=100).get_xlim()[1] == 1000
-    with pytest.raises(ValueError, match="nothing to draw"):
-        find(corpus=CORPUS.assign(docno="other").head(1)).plot()
     with pytest.raises(ValueError, match="bin_tokens=0"):
         positions([0], [900]).plot(bin_tokens=0)

@@ -13,7 +13,6 @@ from pyterrier_longdoc.analysis import PositionSensitivity
 from pyterrier_longdoc.analysis.sensitivity import moved
 
 from ..support import tiny
-from ..support.lines import shown_lines
 from ..support.passages import Writer, collection
 
 NEEDLE = "Seventeen purple elephants march."
@@ -41,12 +40,6 @@ def test_a_moved_passage_keeps_all_words_and_sentences(place):
         assert sentences[0] == sentences[1]
         assert abs(begins - place * (len(version) - len(NEEDLE) - 1)) <= max(map(len, sentences[0]))
         assert len(version) == len(text)
-
-
-def test_one_line_for_each_system(cross_encoder, capsys):
-    systems = {name: ld.MaxP(cross_encoder, window_size=40, stride=30, verbose=True) for name in ("one", "other")}
-    ld.position_sensitivity(systems, TOPICS, CORPUS.head(2), GOLD.head(2), places=[0, 1], verbose=True)
-    assert shown_lines(capsys) == ["one", "other"]
 
 
 def test_moving_to_the_ends():
@@ -125,16 +118,6 @@ def test_text_without_sentence_ends_is_cut_between_words():
     assert table.loc["first", "lower"].tolist() == [0, 1, 1, 1, 1]
 
 
-def test_a_lone_sentence_end_does_not_draw_all_places_to_it():
-    topics, corpus, gold = unpunctuated(3, 400)
-    first_word = corpus["text"].str.split().str[0]
-    marked = [f"{word}. {text}" for word, text in zip(first_word, corpus["text"], strict=True)]
-    shift = first_word.str.len() + 2
-    gold = gold.assign(start=gold["start"] + shift, end=gold["end"] + shift)
-    found = ld.position_sensitivity(reader(None), topics, corpus.assign(text=marked), gold).scores
-    np.testing.assert_allclose(found["real_place"], found["place"], atol=0.05)
-
-
 def test_the_table_and_the_picture_tell_the_real_place():
     # Sentences of a third each: two inner boundaries, near enough to .25 and .75 but not to the middle.
     sentence = "One two three four five six seven eight nine ten. "
@@ -169,22 +152,6 @@ def test_places_that_fall_together_count_once():
     assert (found.table["change"] == 0).all()
 
 
-def test_documents_are_compared_with_their_own_first_place_only():
-    scores = pd.DataFrame({"name": "m", "qid": "a", "docno": ["x", "x", "y"], "place": [0.0, 1.0, 0.0]})
-    scores = pd.concat([scores, scores.assign(qid="b")]).assign(real_place=0.0, first_token=0, length=1)
-    table = PositionSensitivity(scores.assign(score=[5.0, 4.0, 1.0, 7.0, 5.0, 1.0])).table
-    spread = np.std([3.0, 4.0], ddof=1)
-    assert table["change"].tolist() == pytest.approx([0, (-1 - 2) / 2 / spread])
-    assert table["score"].tolist() == [3.5, 4.5]
-
-
-def test_a_plot_with_nothing_to_see_says_why():
-    ax = ld.position_sensitivity(reader(300), TOPICS.head(1), CORPUS, GOLD).plot()
-    why = "ApplyGenericTransformer: not drawn, no spread of scores at the first place (queries: 1)"
-    assert ax.get_legend().get_texts()[0].get_text() == why
-    ax.figure.draw_without_rendering()
-
-
 def test_scores_are_those_of_the_moved_documents(cross_encoder):
     topics, corpus, gold = TOPICS.head(3), CORPUS.head(3), GOLD.head(3)
     model = ld.MaxP(cross_encoder, window_size=40, stride=30)
@@ -212,25 +179,24 @@ def test_estimated_positions_serve_as_gold():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "word"),
     [
-        ({"systems": {}}, "systems is empty"),
         ({"places": [0.5]}, "places="),
         ({"places": [0, 1.5]}, "places="),
-        ({"gold": GOLD.drop(columns="end")}, "gold lack the column.s. end"),
-        ({"topics": TOPICS.drop(columns="query")}, "topics lack the column.s. query"),
-        ({"topics": pd.DataFrame({"qid": ["other"], "query": "?"})}, "no qid in common"),
-        ({"gold": pd.concat([GOLD, GOLD])}, "several passages of document 'd0' for query 'q0'"),
-        ({"gold": GOLD.assign(end=10**6)}, "gold has no passage of document 'd0' from character"),
-        ({"gold": GOLD.assign(end=pd.NA)}, "gold has no passage of document 'd0' from character"),
-        ({"gold": GOLD.assign(start=-1)}, "gold has no passage of document 'd0' from character -1"),
+        ({"gold": GOLD.drop(columns="end")}, "gold .* end"),
+        ({"topics": TOPICS.drop(columns="query")}, "topics .* query"),
+        ({"topics": pd.DataFrame({"qid": ["other"], "query": "?"})}, "gold .* it has 0"),
+        ({"gold": pd.concat([GOLD, GOLD])}, "several of .*'d0'"),
+        ({"gold": GOLD.assign(end=10**6)}, "no passage of 'd0'"),
+        ({"gold": GOLD.assign(end=pd.NA)}, "no passage of 'd0'"),
+        ({"gold": GOLD.assign(start=-1)}, "no passage of 'd0'"),
         ({"corpus": CORPUS.assign(text=NEEDLE), "gold": GOLD.assign(start=0, end=len(NEEDLE))}, "no other place"),
-        ({"corpus": CORPUS.head(1)}, "document 'd1' of gold is not in the corpus"),
-        ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice' returned .* once"),
-        ({"systems": {"cut": reader(None) % 1}}, "'cut' returned no finite score for 48 of 60 texts"),
+        ({"corpus": CORPUS.head(1)}, "'d1': .* of 0 characters"),
+        ({"systems": {"twice": pt.apply.generic(lambda frame: pd.concat([frame, frame]))}}, "'twice' .* one finite"),
+        ({"systems": {"cut": reader(None) % 1}}, "'cut' .* one finite score for each of 60"),
     ],
 )
-def test_clear_errors(changes, message):
+def test_errors_name_what_is_wrong(changes, word):
     given = {"systems": reader(None), "topics": TOPICS, "corpus": CORPUS, "gold": GOLD, **changes}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=word):
         ld.position_sensitivity(**given)

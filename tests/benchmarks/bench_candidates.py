@@ -71,13 +71,13 @@ def main() -> None:
         bm25 = first_stage(data, Path(folder) / "index", args.depth)
         run, candidates = (loader(bm25(topics)) for topics in samples)
     print(f"BM25, depth {args.depth}: {run['qid'].nunique()} of {len(train)} training queries have candidates")
-    systems = {"start": ld.LongDocReranker.load(args.model)}
+    systems = {"start": ld.CrossEncoder.load(args.model)}
     for way in ("retrieved", "all"):
         recipe = ld.TrainingArgs(
             judged=way, epochs=args.epochs, queries_per_step=4, queries_per_forward=4,
             learning_rates={"": args.rate}, dropout=0.0, dtype="bfloat16",
         )  # fmt: skip
-        model = ld.LongDocReranker.load(args.model, training=recipe, text_loader=data)
+        model = ld.CrossEncoder.load(args.model, training=recipe, text_loader=data)
         taken = model.training_candidates(run, judged)
         groups = make_groups(taken, judged, recipe)
         start, earlier = time.perf_counter(), model.history["step"].iloc[-1]

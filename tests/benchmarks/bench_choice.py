@@ -55,7 +55,7 @@ QUERIES = ("old dog river mountain", "new cat city winter")
 def scorer(name: str, tokens: int) -> Any:
     """Of a model, with its weights."""
     if name != "LongP":
-        return MODELS[name]("longdoc:minilm-l6").load_scorer().eval()
+        return MODELS[name]("longdoc:minilm-l6").model.eval()
     pretrained = load_backbone("longdoc:minilm-l6")
     config = configuration("modernbert", pretrained.model.config, pretrained.tokenizer, 2 * tokens)
     backbone = build_backbone({"config": config, "cross_encoder": False}, pretrained.tokenizer)

@@ -22,7 +22,7 @@ TOKENS = {"max_query_len": 24, "max_doc_len": 96, "window_size": 96}
 
 def student_backbone(teacher: Any, layers: int, folder: Path) -> str:
     """The folder of an encoder with the teacher's embeddings and evenly spaced layers."""
-    scorer = teacher.load_scorer()
+    scorer = teacher.model
     encoder = copy.deepcopy(scorer.encoder.backbone)
     last = len(encoder.encoder.layer) - 1
     encoder.encoder.layer = type(encoder.encoder.layer)(
@@ -99,7 +99,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     dataset = pt.get_dataset("longdoc:docstrings")
-    teacher = ld.LongDocReranker.load(args.teacher, max_doc_len=TOKENS["max_doc_len"])
+    teacher = ld.CrossEncoder.load(args.teacher, max_doc_len=TOKENS["max_doc_len"])
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = first_stage(dataset, Path(scratch) / "index", 50) >> dataset.text_loader()
         backbone = student_backbone(teacher, args.layers, Path(scratch) / "student")

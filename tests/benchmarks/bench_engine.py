@@ -45,7 +45,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import resolve_device, resolve_dtype
 from pyterrier_longdoc.modelling.encoder import CPU_BATCH_TOKENS, GPU_BATCH_TOKENS, WindowEncoder
-from pyterrier_longdoc.modelling.settings import Settings
+from pyterrier_longdoc.modelling.inputs import Settings
 from tests.support import tiny
 from tests.support.memory import growth
 
@@ -82,20 +82,21 @@ def flops_of_window(model: torch.nn.Module, tokens: int) -> float:
 def table_of_peak(args: argparse.Namespace, device: torch.device) -> None:
     """The GEMM peak and the encoder's share of it."""
     backbone = load_backbone(args.backbone)
-    encoder, settings = WindowEncoder(backbone).eval().to(device), Settings(ld.WholeText(), device=device)
+    encoder = WindowEncoder(backbone).eval().to(device)
+    encoder.use(Settings(ld.WholeText(), device=device))
     tokens = CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
-    layout, vocabulary = backbone.pair_layout(), backbone.model.config.vocab_size
+    form, vocabulary = encoder.format, backbone.model.config.vocab_size
     rng, empty = np.random.default_rng(0), np.zeros(0, dtype=np.int32)
     chosen = resolve_dtype(args.dtype, device)
     print(f"{'dtype':10}{'tokens':>7}{'windows/s':>11}{'GFLOP/s':>9}{'peak':>8}{'share':>7}")
     for dtype in dict.fromkeys((torch.float32, chosen)):
         peak = gemm_peak(dtype, device, args.size, args.rounds)
         for length in args.lengths:
-            size = length - layout.specials
+            size = length - form.specials
             windows = list(rng.integers(1000, vocabulary, (args.passes * tokens // length, size), np.int32))
             with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
                 seconds = least_seconds(
-                    lambda windows=windows: encoder.vectors([empty] * len(windows), windows, layout, settings),
+                    lambda windows=windows: encoder.vectors([empty], [0] * len(windows), windows, form),
                     args.rounds,
                     device,
                 )
@@ -139,7 +140,7 @@ def table_of_overhead(args: argparse.Namespace, device: torch.device) -> None:
     """Time in and outside the backbone."""
     frame = candidates(args)
     model = ld.MaxP(args.backbone, dtype=args.dtype, device=str(device))
-    encoder = model.load_scorer().encoder
+    encoder = model.model.encoder
     model(frame.head(2).assign(text="a short text"))
     inside = 0.0
     encode = encoder._encode

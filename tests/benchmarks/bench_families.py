@@ -42,14 +42,14 @@ from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.devices import dtype_name, resolve_device, resolve_dtype
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
-from pyterrier_longdoc.modelling.texts import tokenize
+from pyterrier_longdoc.modelling.model import Model
+from pyterrier_longdoc.modelling.tokens import tokenize
 from tests.benchmarks.bench_speed import collection
 from tests.support import tiny
 from tests.support.memory import growth
 from tests.support.scorers import scorer_of
 
-WINDOWED: dict[str, Callable[..., ld.LongDocReranker]] = {
+WINDOWED: dict[str, Callable[..., ld.CrossEncoder]] = {
     "MaxP": ld.MaxP,
     "PARADE-attn": ld.PARADE,
     "PARADE-transformer": partial(ld.PARADE, aggregation="transformer"),
@@ -76,13 +76,13 @@ def configuration(model_type: str, body: Any, tokenizer: Any, tokens: int) -> di
     return {**config, "max_position_embeddings": positions}
 
 
-def build(name: str, args: argparse.Namespace) -> LongDocScorer:
+def build(name: str, args: argparse.Namespace) -> Model:
     """A system, on its device."""
     if name in WINDOWED:
         windows = ld.SlidingWindows(args.window_size, args.stride or args.window_size)
         model = WINDOWED[name](args.backbone, windows=windows, max_doc_len=args.max_doc_len)
         model.device, model.dtype = args.device, args.dtype
-        return model.load_scorer().eval()
+        return model.model.eval()
     pretrained = load_backbone(args.backbone)
     config = configuration(LONG[name], pretrained.model.config, pretrained.tokenizer, args.max_doc_len)
     torch.manual_seed(0)
@@ -103,7 +103,7 @@ def candidates(args: argparse.Namespace) -> pd.DataFrame:
     return pd.DataFrame({"query": np.repeat(queries, args.depth), "text": texts})
 
 
-def read_of(scorer: LongDocScorer, texts: list[str], max_doc_len: int) -> tuple[dict[str, int], dict[str, int]]:
+def read_of(scorer: Model, texts: list[str], max_doc_len: int) -> tuple[dict[str, int], dict[str, int]]:
     """The tokens that are to be read of each distinct text, and the windows of this system that hold them."""
     distinct = list(dict.fromkeys(texts))
     heads = [document.head(max_doc_len) for document in tokenize(scorer.tokenizer, distinct)]
@@ -112,7 +112,7 @@ def read_of(scorer: LongDocScorer, texts: list[str], max_doc_len: int) -> tuple[
 
 
 def run(
-    systems: dict[str, LongDocScorer], frame: pd.DataFrame, args: argparse.Namespace
+    systems: dict[str, Model], frame: pd.DataFrame, args: argparse.Namespace
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Seconds of every round of each system, and how many tokens each has read."""
     names, seconds, read = list(systems), {name: [] for name in systems}, {}
@@ -137,7 +137,7 @@ def check(read: dict[str, int], tokens: int) -> None:
             raise RuntimeError(f"{name} read {own} tokens of {tokens}")
 
 
-def weights(scorer: LongDocScorer) -> float:
+def weights(scorer: Model) -> float:
     """Millions of weights, embeddings left out."""
     embeddings = [m for m in scorer.encoder.backbone.modules() if isinstance(m, torch.nn.Embedding)]
     left_out = sum(p.numel() for module in embeddings for p in module.parameters())

@@ -56,8 +56,8 @@ def main() -> None:
         warnings.simplefilter("ignore")
         folder = Path(name)
         six, two = checkpoint(folder / "six", 6), checkpoint(folder / "two", 2)
-        maxp = ld.MaxP(six, **WINDOWS).load_scorer()
-        late = ld.LateIR(six, interaction=two, aggregator=six, **WINDOWS).load_scorer()
+        maxp = ld.MaxP(six, **WINDOWS).model
+        late = ld.LateIR(six, interaction=two, aggregator=six, **WINDOWS).model
     for scorer in (maxp, late):
         read = scorer.score(["a cat"], texts[:1]).coverage
     times: dict[str, list[tuple[float, float]]] = {"MaxP": [], "LateIR, first query": [], "LateIR, later queries": []}

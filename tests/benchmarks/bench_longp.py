@@ -74,7 +74,7 @@ def measure(name: str, tokens: int, documents: int, rounds: int, layers: int | N
     windows = SlidingWindows(150, 100) if name == "maxp" else WholeText()
     scorer = scorer_of(backbone, windows, head, max_query_len=QUERY)
     rng = np.random.default_rng(0)
-    length = tokens - QUERY - scorer.layout.specials
+    length = tokens - QUERY - scorer.format.specials
     queries = [" ".join(rng.choice(tiny.WORDS, QUERY)) for _ in range(documents)]
     texts = [" ".join(rng.choice(tiny.WORDS, length)) for _ in range(documents)]
     seconds = []

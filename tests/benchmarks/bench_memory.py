@@ -60,7 +60,7 @@ def fit(backbone: str, rows: int) -> dict[str, float]:
         training=ld.TrainingArgs(max_steps=1),
         text_loader=pt.apply.generic(load),
     )
-    model.load_scorer()
+    _ = model.model  # loaded before the clock starts
     start = time.perf_counter()
     grown = growth(lambda: model.fit(run, judged))
     return {"rows": rows, "texts loaded": sum(loaded), "seconds": time.perf_counter() - start, "MB": grown}
@@ -71,15 +71,13 @@ def transform(backbone: str, rows: int, texts: int, dtype: str) -> dict[str, flo
     import torch
 
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.modelling.scorer import LongDocScorer
+    from pyterrier_longdoc.modelling.model import Model
 
     run = candidates(rows, texts).astype({"text": dtype})
     model = ld.FirstP(backbone, max_query_len=8)
     with (
-        patch.object(LongDocScorer, "encode", lambda self, read, work=None: read),
-        patch.object(
-            LongDocScorer, "aggregate", lambda self, read: torch.tensor([float(len(w)) for w in read.windows])
-        ),
+        patch.object(Model, "encode", lambda self, read, work=None: read),
+        patch.object(Model, "aggregate", lambda self, read: torch.tensor([float(len(w)) for w in read.windows])),
     ):
         model(run.head(PER_QUERY))  # imports and first calls
         gc.collect()

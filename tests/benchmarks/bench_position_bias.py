@@ -48,7 +48,7 @@ def rerankers(args: argparse.Namespace) -> dict[str, Any]:
         name, _, folder = model.partition("=")
         if not folder or name in models:
             raise SystemExit(f"--models {model}: expected NAME=FOLDER, with a name of its own")
-        models[name] = ld.LongDocReranker.load(folder)
+        models[name] = ld.CrossEncoder.load(folder)
     if not models:
         raise SystemExit("no model: give --cross-encoder or --models, or leave out --no-bi-encoders")
     return models

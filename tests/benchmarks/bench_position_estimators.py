@@ -128,7 +128,7 @@ def main() -> None:
     if "needle" in args.collections and args.data is None:
         parser.error("needle is made of a collection in --data")
     warnings.simplefilter("ignore")  # what they say of bad thresholds is what the table shows
-    judge = ld.LongDocReranker.load(args.judge)
+    judge = ld.CrossEncoder.load(args.judge)
     for name in args.collections:
         start = time.perf_counter()
         found, others, gold = judged(COLLECTIONS[name](args.data, args.queries), args.queries, judge)

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
 from pyterrier_longdoc.scale import Distributed, RayExecutor
-from pyterrier_longdoc.scale.ray import blocks_of
+from pyterrier_longdoc.scale.blocks import blocks_of, transformed
 from tests.support import tiny
 
 WORDS = " ".join(tiny.WORDS).split()
@@ -63,7 +63,9 @@ def seconds_of(run: Callable[[], pd.DataFrame], there: Distributed) -> tuple[flo
 
     def computed() -> float:
         items = [(None, None)]
-        return processor_time(None, None) + sum(own for _, own in there.map(processor_time, there.model, items))
+        return processor_time(None, None) + sum(
+            own for _, own in there.executor.map(processor_time, there.model, items)
+        )
 
     before, start = computed(), time.perf_counter()
     out = run()
@@ -77,7 +79,7 @@ def dispatch(workers: int, words: int, blocks: int = 200) -> float:
     with RayExecutor(workers, gpus_per_worker=0) as executor:
         for some in (2 * workers, blocks):
             start = time.perf_counter()
-            for _ in executor.map_blocks(pt.Transformer.identity(), ((i, frame) for i in range(some))):
+            for _ in executor.map(transformed, pt.Transformer.identity(), ((i, frame) for i in range(some))):
                 pass
         return (time.perf_counter() - start) / blocks * 1e3
 
@@ -98,7 +100,7 @@ def main() -> None:
     frame = made_up(args.queries, args.depth, args.words)
     # One that runs here would be sent again each time, with what it has read.
     model, sent = (ld.MaxP("longdoc:minilm-l6", device="cpu", dtype="float32") for _ in range(2))
-    blocks = blocks_of(frame, 1)
+    blocks = blocks_of(frame["qid"], 1)
     runs: dict[str, Callable[[], pd.DataFrame]] = {
         "here, block by block": lambda: pd.concat([model(frame.iloc[rows]) for rows in blocks]),
         "here, all at once": lambda: model(frame),

@@ -43,7 +43,7 @@ def step_of(state: Path) -> int | None:
     if not (state / STATE_FILE).exists():
         return None
     with safe_open(state / STATE_FILE, framework="pt") as file:
-        return json.loads(file.metadata()["about"])["progress"]["step"]
+        return json.loads(file.metadata()["about"])["state"]["step"]
 
 
 def main() -> None:

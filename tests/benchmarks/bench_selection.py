@@ -53,7 +53,7 @@ def candidates(args: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]
 
 def is_long(tokenizer: Any, texts: Any, tokens: int) -> Any:
     """Which texts have more than so many tokens."""
-    from pyterrier_longdoc.modelling.texts import tokenize
+    from pyterrier_longdoc.modelling.tokens import tokenize
 
     distinct = list(dict.fromkeys(texts))
     lengths = dict(zip(distinct, map(len, tokenize(tokenizer, distinct)), strict=True))
@@ -79,7 +79,7 @@ def load(name: str, device: str | None) -> Any:
     import pyterrier_longdoc as ld
 
     if name.startswith("longdoc:") or (Path(name) / "pt_meta.json").is_file():
-        return ld.LongDocReranker.load(name, device=device)
+        return ld.CrossEncoder.load(name, device=device)
     return ld.FirstP(name, device=device)
 
 
@@ -124,7 +124,7 @@ def main() -> None:
         torch.set_num_threads(args.threads)
     warnings.filterwarnings("ignore", message=".*did not read ")
     model = load(args.model, args.device)
-    topics, found, qrels = candidates(args, model.load_scorer().tokenizer)
+    topics, found, qrels = candidates(args, model.model.tokenizer)
     print(f"{args.model}: {len(topics)} topics, {len(found)} documents of more than {args.min_tokens} tokens")
     runs, rows = {}, []
     for (name, k), preselect in settings(args).items():

@@ -42,7 +42,7 @@ from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
 from pyterrier_longdoc.modelling.devices import resolve_dtype
 from pyterrier_longdoc.modelling.runtimes import BackboneRuntime
-from pyterrier_longdoc.modelling.texts import tokenize
+from pyterrier_longdoc.modelling.tokens import tokenize
 
 OURS = {
     "torch": ("torch", "float32"),
@@ -78,7 +78,7 @@ def checkpoint(folder: Path) -> str:
     """
     from transformers import BertForSequenceClassification
 
-    scorer = ld.MaxP.load("longdoc:docstrings-maxp", device="cpu").load_scorer()
+    scorer = ld.MaxP.load("longdoc:docstrings-maxp", device="cpu").model
     config = copy.deepcopy(scorer.encoder.backbone.config)
     config.num_labels = 1
     model = BertForSequenceClassification(config).eval()
@@ -267,7 +267,7 @@ def main() -> None:
         folder = checkpoint(Path(scratch))
         tokenizer = load_backbone(folder).tokenizer
         query = max(len(ids) for ids in tokenizer(list(set(frame["query"])), add_special_tokens=False)["input_ids"])
-        scorer = ld.MaxP(folder, windows=WINDOWS, max_query_len=query, device="cpu").load_scorer()
+        scorer = ld.MaxP(folder, windows=WINDOWS, max_query_len=query, device="cpu").model
         cut, differ = passages(scorer, frame)
         windows = sum(map(len, cut))
         print(

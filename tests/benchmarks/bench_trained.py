@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=MODELS, choices=MODELS)
     parser.add_argument("--folder", type=Path, help="where the models are; default: the package")
     parser.add_argument("--windows", type=int, help="read so many of a document's windows, BM25's best")
-    parser.add_argument("--dtype", help="of the encoders, see LongDocReranker; default: the models' own")
+    parser.add_argument("--dtype", help="of the encoders, see CrossEncoder; default: the models' own")
     parser.add_argument("--add-bm25", action="store_true", help="also evaluate each model's scores plus BM25's")
     parser.add_argument("--output", type=Path, help="folder for the runs")
     parser.add_argument("--threads", type=int, help="of torch")
@@ -107,7 +107,7 @@ def main() -> None:
             )
             if args.dtype:
                 read["dtype"] = args.dtype
-            model = ld.LongDocReranker.load(source, verbose=True, **read)
+            model = ld.CrossEncoder.load(source, verbose=True, **read)
             systems[name] = bm25 >> dataset.text_loader() >> model
         runs = args.output or Path(scratch) / "runs"
         runs.mkdir(parents=True, exist_ok=True)

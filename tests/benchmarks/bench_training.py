@@ -66,7 +66,7 @@ class Clock:
 def train_ours(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock: Clock) -> None:
     """As a user would: `fit`; a few windows of like length to a pass."""
     import pyterrier_longdoc as ld
-    from pyterrier_longdoc.training import Texts, make_groups, train
+    from pyterrier_longdoc.training import prepare, train
 
     recipe = ld.TrainingArgs(
         loss="pointwise_bce",
@@ -78,8 +78,8 @@ def train_ours(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock
         dtype=args.dtype,
     )
     model = ld.FirstP(folder, batch_size=args.batch_size, device=args.device)
-    groups = make_groups(frame, frame[["qid", "docno", "label"]], recipe)
-    train(model.load_scorer(), groups, Texts(frame, model.documents), recipe, on_step=clock)
+    data = prepare(frame, frame[["qid", "docno", "label"]], recipe, texts=model.documents)
+    train(model.model, data, recipe, on_step=clock)
 
 
 def train_theirs(folder: str, frame: pd.DataFrame, args: argparse.Namespace, clock: Clock) -> None:

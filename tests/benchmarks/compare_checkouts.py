@@ -6,15 +6,16 @@
 A process for each checkout loads its models; then the two work in turn, `before, after, after, before` and so on: MaxP
 and PARADE score 20 documents of the collection, and PARADE takes two training steps (four with `--steps 4`), with the
 packaged MiniLM in fp32. Every round puts another word at the end of the texts, so that nothing is remembered. Printed
-are the medians of the seconds and of the processor's seconds, which other jobs on the machine disturb less, and the
-ratios of the medians: above 1 the second checkout is faster. A round takes about 50 s on one core; `--only training`
-takes one kind of work. Needs the extra `demo`.
+are the medians of the seconds and of the processor's seconds, which other jobs on the machine disturb less, the ratios
+of the medians (above 1 the second checkout is faster) and each process's peak of memory. A round takes about 50 s on
+one core; `--only training` takes one kind of work. Needs the extra `demo`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -61,7 +62,8 @@ def serve(collection: Path, threads: int, steps: int) -> None:
         name, round_ = line.split()
         start, processor = time.perf_counter(), time.process_time()
         timed[name](int(round_))
-        print(time.perf_counter() - start, time.process_time() - processor, flush=True)
+        megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(time.perf_counter() - start, time.process_time() - processor, megabytes, flush=True)
 
 
 def worker(checkout: Path, args: argparse.Namespace) -> subprocess.Popen[str]:
@@ -73,19 +75,19 @@ def worker(checkout: Path, args: argparse.Namespace) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, cwd=checkout, env=environment, **pipes)
 
 
-def ask(process: subprocess.Popen[str], name: str, round_: int) -> tuple[float, float]:
-    """The seconds that a worker takes for a round, and its processor's."""
+def ask(process: subprocess.Popen[str], name: str, round_: int) -> tuple[float, float, float]:
+    """The seconds that a worker takes for a round, its processor's, and its peak of memory so far in MB."""
     process.stdin.write(f"{name} {round_}\n")
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
         raise RuntimeError(f"the process of {process.args[0]} ended while it was at {name}")
-    seconds, processor = map(float, answer.split())
-    return seconds, processor
+    seconds, processor, memory = map(float, answer.split())
+    return seconds, processor, memory
 
 
 def measure(args: argparse.Namespace) -> dict[str, tuple[list, list]]:
-    """Seconds and processor's seconds of every round of each kind of work, before and after."""
+    """Seconds, processor's seconds and memory of every round of each kind of work, before and after."""
     workers = [worker(checkout, args) for checkout in args.checkouts]
     took: dict[str, tuple[list, list]] = {name: ([], []) for name in args.only}
     try:
@@ -126,6 +128,8 @@ def main() -> None:
             one, other = (statistics.median(each[kind] for each in rounds) for rounds in (before, after))
             line += f"{one:{width}.2f}{other:{10 - 2 * kind}.2f}{one / other:8.3f}"
         print(line)
+    before, after = (max(each[2] for both in took.values() for each in both[which]) for which in (0, 1))
+    print(f"peak of memory {before:,.0f} MB before, {after:,.0f} MB after")
 
 
 if __name__ == "__main__":

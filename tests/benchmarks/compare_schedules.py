@@ -18,13 +18,13 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.common.arguments import check_choice, check_given
+from pyterrier_longdoc.common.arguments import check_arguments
 from pyterrier_longdoc.common.frames import as_strings, check_columns
 from pyterrier_longdoc.common.measures import measure_named
+from pyterrier_longdoc.common.plots import COLOURS, finish, label_points, new_axes
 from pyterrier_longdoc.common.presentation import changes
-from pyterrier_longdoc.common.progress import one_line
+from pyterrier_longdoc.common.progress import counting
 from pyterrier_longdoc.experiment import read_run
-from pyterrier_longdoc.experiment.plots import COLOURS, finish, label_points, new_axes
 from pyterrier_longdoc.listwise import (
     BackToFront,
     LLMClient,
@@ -37,7 +37,7 @@ from pyterrier_longdoc.listwise import (
     TopDown,
     Tournament,
 )
-from pyterrier_longdoc.listwise.calls import Call
+from pyterrier_longdoc.listwise.costs import Call
 from pyterrier_longdoc.listwise.schedules.base import Rounds
 
 SCHEDULES = (BackToFront(), TopDown(), ParallelBlocks(), Tournament(), SetwiseHeapsort(), SetwiseInsertion())
@@ -143,8 +143,8 @@ class ScheduleComparison:
         if not self.measures:
             raise ValueError("effectiveness is not known: give compare_schedules qrels=")
         measure = measure or self.measures[0]
-        check_choice("measure", measure, self.measures)
-        check_choice("against", against, tuple(AXES))
+        check_arguments("str", choices=self.measures, measure=measure)
+        check_arguments("str", choices=tuple(AXES), against=against)
         table = self.table
         first, points = table[table["name"] == FIRST_STAGE], table[table["name"] != FIRST_STAGE]
         ax = ax or new_axes()
@@ -206,17 +206,17 @@ def compare_schedules(
         BackendError: if the model cannot be asked. Replies so far are in the cache.
         SpendCapError: if the next call might pass the cap. Replies so far are in the cache.
     """
-    check_given(concurrency=concurrency)
+    check_arguments("int", at_least=1, concurrency=concurrency)
     named = schedules if isinstance(schedules, Mapping) else _named(schedules)
     client = llm if isinstance(llm, LLMClient) else LLMClient(llm)
     measures = [] if qrels is None else [measure_named(metric) for metric in metrics]
     rows = []
-    with one_line("compare_schedules", "schedule", shown=verbose):
+    with counting("compare_schedules", "schedule", 1 + len(named), shown=verbose) as done:
         for name, schedule in {FIRST_STAGE: _Unchanged(), **named}.items():
             ranker = RankGPT(client, schedule=schedule, concurrency=concurrency, verbose=verbose, **arguments)
             before = len(client.ledger.calls)
-            with one_line(name, shown=False):
-                ranked = ranker.transform(candidates)
+            ranked = ranker.transform(candidates)
+            done()
             costs = _costs(ranker, client.ledger.calls[before:], concurrency, speed)
             rows.append(_with_measures(costs, ranked, qrels, measures).assign(name=name))
     queries = pd.concat(rows, ignore_index=True)
@@ -258,8 +258,8 @@ def _costs(ranker: RankGPT, calls: Sequence[Call], concurrency: int, speed: Spee
                 "replayed": len(costs[True]),
                 "input_tokens": read,
                 "output_tokens": written,
-                "cost": ranker.ledger.prices.cost(read, written),
-                "paid": sum(ranker.ledger.prices.cost(c.input_tokens, c.output_tokens) for c in costs[False]),
+                "cost": ranker.ledger.cost_of(read, written),
+                "paid": sum(ranker.ledger.cost_of(c.input_tokens, c.output_tokens) for c in costs[False]),
                 "seconds": waves * per_prompt,
             }
         )

@@ -23,12 +23,13 @@ import pandas as pd
 import pyterrier as pt
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.store import Store
 from pyterrier_longdoc.data import DocstringsDataset
 from pyterrier_longdoc.data.docstrings import installed_packages
 from pyterrier_longdoc.data.provider import docstrings_with
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import write_run
-from pyterrier_longdoc.listwise.messages import Tokens
+from pyterrier_longdoc.listwise.prompt_budget import Tokens
 from tests.support.llm import Answer, completion, serving
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "5_language_models.ipynb"
@@ -116,12 +117,8 @@ def main() -> None:
     with serving(StandIn()) as server:
         ask(server.url)
     with sqlite3.connect(replies) as connection:
-        # Neither the hour of recording nor the order of requests is to change the file's contents.
-        connection.execute("UPDATE replies SET created = ''")
-        (number,) = connection.execute("SELECT count(*) FROM replies").fetchone()
-    with sqlite3.connect(replies) as connection:
-        connection.execute("VACUUM")
-    print(f"{number} replies, {replies.stat().st_size / 1e3:.0f} kB, from {pt.__name__} {pt.__version__}")
+        connection.execute("VACUUM")  # the order of requests is not to change the file's contents
+    print(f"{len(Store(replies))} replies, {replies.stat().st_size / 1e3:.0f} kB, from {pt.__name__} {pt.__version__}")
 
 
 if __name__ == "__main__":

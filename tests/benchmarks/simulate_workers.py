@@ -9,10 +9,9 @@ work for one worker. (Blocks differ because documents are of different lengths. 
 on average, and its successor begins after `--start` seconds, as all do; it takes `--dispatch` milliseconds of the one
 process that hands out blocks to hand out one (`bench_ray.py`).
 
-Who gets what: `one by one`, a block whenever a worker is free (`ld.distributed`); `two each`, a second one waits
+Who gets what: `one by one`, a block whenever a worker is free (Ray's workers); `two each`, a second one waits
 at each worker; `again`, as the first, and at the end idle workers get blocks that others are at, whichever is done
-first counts; `shards`, block i belongs to worker i mod n (arrays of `shard=(i, n)`); `1,024 buckets`, one by one, with
-queries put together in that many blocks (`rerank_to_disk(executor=...)`).
+first counts; `shards`, block i belongs to worker i mod n (arrays of `shard=(i, n)`).
 
 `to ideal`: time of the job / (all work / speed of all workers). `twice`: blocks that were begun more than once. `lost`:
 work that did not count, in shares of all work. The mean of `--rounds` simulations.
@@ -33,7 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-POLICIES = ("one by one", "two each", "again", "shards", "1,024 buckets")
+POLICIES = ("one by one", "two each", "again", "shards")
 HOUR = 3600.0
 
 
@@ -161,21 +160,13 @@ def main() -> None:
     print(f"{'workers':>8} {'who gets what':15}{'hours':>8}{'to ideal':>10}{'twice':>7}{'lost':>8}")
     for workers in args.workers:
         for policy in POLICIES:
-            own = buckets(work) if policy == "1,024 buckets" else work
-            jobs = [Job(own, workers, policy, args, seed) for seed in range(args.rounds)]
-            results = np.array([(*job.run(), own.sum() / job.speed.sum()) for job in jobs])
+            jobs = [Job(work, workers, policy, args, seed) for seed in range(args.rounds)]
+            results = np.array([(*job.run(), work.sum() / job.speed.sum()) for job in jobs])
             seconds, twice, lost, ideal = results.mean(axis=0)
             print(
                 f"{workers:8} {policy:15}{seconds / HOUR:8.2f}{seconds / ideal:10.2f}{twice:7.0f}{lost:8.2%}",
                 flush=True,
             )
-
-
-def buckets(work: np.ndarray) -> np.ndarray:
-    """Of queries that a hash puts together in 1,024 blocks."""
-    chosen = np.random.default_rng(1).integers(0, 1024, len(work))
-    sums = np.bincount(chosen, weights=work)
-    return sums[sums > 0]
 
 
 if __name__ == "__main__":

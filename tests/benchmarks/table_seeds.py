@@ -28,9 +28,9 @@ from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.experiment import Experiment
-from pyterrier_longdoc.modelling.batching import Encoded, to_dense
 from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
+from pyterrier_longdoc.modelling.inputs import Encoded, to_dense
+from pyterrier_longdoc.modelling.model import Model
 
 DEFAULT = Path(__file__).resolve().parents[3] / "shared" / "data" / "time"
 HEADS = {
@@ -52,7 +52,7 @@ class FrozenVectors:
         self.queries: dict[str, torch.Tensor] = {}
         self.windows: dict[str, dict[str, torch.Tensor]] = {}
         for kind, aggregation in (("first", "first"), ("all", "max")):
-            scorer = ld.BiEncoder(ENCODER, aggregation=aggregation).load_scorer()
+            scorer = ld.BiEncoder(ENCODER, aggregation=aggregation).model
             queries = _encoded(scorer, topics["query"].tolist(), [""] * len(topics))
             self.queries = dict(zip(topics["qid"], queries.query.states.squeeze(1), strict=True))
             texts = _encoded(scorer, [""] * len(documents), list(documents.values()))
@@ -66,9 +66,10 @@ class FrozenVectors:
 
 
 @torch.no_grad()
-def _encoded(scorer: LongDocScorer, queries: list[str], texts: list[str]) -> Any:
+def _encoded(scorer: Model, queries: list[str], texts: list[str]) -> Any:
+    numbers = range(len(queries))
     with scorer.inference():
-        return scorer.encode(scorer.read(queries, scorer.read_queries(queries), scorer.tokenize(texts)))
+        return scorer.encode(scorer.read(scorer.read_queries(queries), numbers, scorer.tokenize(texts), numbers))
 
 
 class FrozenReranker(pt.Estimator):

@@ -102,7 +102,7 @@ def test_plot_labels_each_schedule_and_draws_the_first_stage():
     assert {text.get_text() for text in ax.texts} == {"BackToFront", "TopDown", "ParallelBlocks"}
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("seconds per query, 2 prompts in flight", "RR")
     assert ax.get_legend().get_texts()[0].get_text() == "first stage"
-    with pytest.raises(ValueError, match="against='speed' is unknown"):
+    with pytest.raises(ValueError, match="against='speed'"):
         compared.plot(against="speed")
     with pytest.raises(ValueError, match="give compare_schedules qrels="):
         compare_schedules(priced(), RUN, schedules=SCHEDULES).plot()
@@ -113,7 +113,6 @@ def test_plot_labels_each_schedule_and_draws_the_first_stage():
     [
         ({"schedules": []}, "must be at least one schedule"),
         ({"schedules": [TopDown(), TopDown()]}, "no two of them equal"),
-        ({"schedules": {"x": 3}}, "schedule=3 must be a schedule"),
         ({"concurrency": 0}, "concurrency=0 must be"),
         ({"qrels": QRELS.drop(columns="label")}, "label"),
         ({"qrels": QRELS, "metrics": ["best"]}, "unknown measure 'best'"),

@@ -65,7 +65,7 @@ def main() -> None:
     for name in args.models:
         runs, told = {"BM25": found}, {}
         for variant, arguments in VARIANTS.items():
-            model = ld.LongDocReranker.load(
+            model = ld.CrossEncoder.load(
                 f"longdoc:docstrings-{name}", preselect=preselect, dtype=args.dtype, **arguments
             )
             runs[variant], told[variant] = model(found), model.coverage

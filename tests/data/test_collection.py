@@ -8,9 +8,9 @@ import pytest
 
 from pyterrier_longdoc.common.language import count_tokens
 from pyterrier_longdoc.data import DocstringsDataset, FolderDataset, check_leaks, far_relevant, find_leaks, passkey
-from pyterrier_longdoc.data.collection import Parts, PositionedCollection, TextLoader
+from pyterrier_longdoc.data.collection import CollectionParts, PositionedCollection
 
-from ..support.sources import build, passages, topics
+from ..support.sources import build, passages
 
 DOCUMENTS = {
     "d1": "filler one relevant alpha",
@@ -21,7 +21,7 @@ DOCUMENTS = {
 
 def planted(**changes):
     """A collection without leaks: two splits, one topic and relevant document each, and a document more."""
-    parts = Parts(
+    parts = CollectionParts(
         documents={docno: {"docno": docno, "text": text, "title": docno} for docno, text in DOCUMENTS.items()},
         topics=pd.DataFrame({"qid": ["q1", "q2"], "query": ["first", "second"]}),
         qrels=pd.DataFrame({"qid": ["q1", "q2"], "docno": ["d1", "d2"], "label": 1}),
@@ -60,11 +60,9 @@ def test_loader_keeps_rows_index_and_columns():
 
 
 def test_loader_names_what_it_does_not_know():
-    with pytest.raises(KeyError, match=r"'nothing' is not in the collection 'planted' \(3 documents\)"):
+    with pytest.raises(KeyError, match="'nothing' is not in the collection 'planted'"):
         planted().text_loader()(pd.DataFrame({"docno": ["d1", "nothing"]}))
-    with pytest.raises(pt.validate.InputValidationError, match="docno"):
-        planted().text_loader()(pd.DataFrame({"qid": ["1"], "query": ["x"]}))
-    with pytest.raises(ValueError, match=r"no field 'body'; its fields are \['text', 'title'\]"):
+    with pytest.raises(ValueError, match=r"'body'.*'text', 'title'"):
         planted().text_loader("body")
 
 
@@ -72,13 +70,6 @@ class Counted(dict):
     def __getitem__(self, docno):
         self.asked = [*getattr(self, "asked", []), docno]
         return super().__getitem__(docno)
-
-
-def test_loader_looks_each_document_up_once_also_by_number():
-    documents = Counted({docno: {"docno": docno, "text": f"text {docno}"} for docno in "12"})
-    found = TextLoader(documents, ["text"])(pd.DataFrame({"docno": [1, 2, 1]}))
-    assert found["text"].tolist() == ["text 1", "text 2", "text 1"]
-    assert documents.asked == ["1", "2"]
 
 
 def test_the_same_request_gives_the_same_loader():
@@ -131,20 +122,11 @@ def test_variants_of_topics_and_qrels():
     assert collection._describe_component("qrels") == ["train", "test"]
     assert [collection._describe_component(name) for name in ("corpus", "index")] == [True, None]
     for read in (collection.get_topics, collection.get_qrels):
-        with pytest.raises(ValueError, match=r"no variant 'dev'; available are \['train', 'test'\]"):
+        with pytest.raises(ValueError, match="variant='dev'"):
             read("dev")
     every = planted(splits={})
     assert every._describe_component("topics") is True
     assert PositionedCollection("all", every.parts).get_topicsqrels()[1].equals(every.qrels)
-
-
-def test_frames_are_the_callers_own():
-    collection = planted()
-    for frame in (collection.topics, collection.get_topics("train")):
-        frame["query"] = "overwritten"
-    next(iter(collection.get_corpus_iter(verbose=False)))["text"] = "overwritten"
-    assert collection.topics["query"].tolist() == ["first", "second"]
-    assert collection.documents["d1"]["text"] == DOCUMENTS["d1"]
 
 
 def test_parts_are_made_at_the_first_use():
@@ -174,8 +156,8 @@ def test_statistics_are_those_of_the_texts():
     assert row[["queries", "query_tokens", "positives"]].tolist() == [5, 3.0, 2.0]
     assert table["queries"].sum() == 10
     assert planted().lengths().tolist() == [4, 4, 2]
-    words = collection.statistics(lambda text: len(text.split())).set_index("split").loc["all"]
-    assert words["document_tokens"] == np.mean([len(row["text"].split()) for row in collection.corpus])
+    words = collection.lengths(lambda text: len(text.split()))
+    assert words.tolist() == [len(row["text"].split()) for row in collection.corpus]
     assert np.isnan(planted(documents={}, gold=[]).statistics()["document_tokens"]).all()
 
 
@@ -193,12 +175,6 @@ def test_all_collections_have_the_same_statistics(tmp_path):
         assert set(table.drop(columns=["split", *COUNTS]).dtypes.astype(str)) == {"float64"}
 
 
-def test_documents_of_a_length_are_those_of_its_variant():
-    table = passkey().statistics().set_index("split")
-    assert table.loc[["256", "32768", "all"], "documents"].tolist() == [100, 100, 800]
-    assert table.loc[["256", "32768"], "document_tokens"].tolist() == [256.0, 32768.0]
-
-
 def test_candidates_of_random_order_have_the_mrr_of_chance():
     source = [{"docno": f"p{i}", "text": f"word{i} of text"} for i in range(440)]
     many = pd.DataFrame({"qid": [f"q{i}" for i in range(400)], "query": "x"})
@@ -212,11 +188,9 @@ def test_candidates_of_random_order_have_the_mrr_of_chance():
     assert table["recip_rank"].item() == pytest.approx(expected, abs=0.015)
     assert collection.candidates(depth=100).equals(run)
     assert not collection.candidates(depth=100, seed=1)["docno"].equals(run["docno"])
-    with pytest.raises(ValueError, match=r"depth=401 cannot be met for topic 'q0': 1 of 400 documents are relevant"):
+    with pytest.raises(ValueError, match="depth=401"):
         collection.candidates(depth=401)
-    with pytest.raises(ValueError, match="no groups of equal length"):
-        collection.candidates(pool="same_length")
-    with pytest.raises(ValueError, match="pool='some' is unknown"):
+    with pytest.raises(ValueError, match="pool='some'"):
         collection.candidates(pool="some")
 
 
@@ -227,7 +201,7 @@ def test_candidates_of_the_same_length():
     assert collection.candidates("train", pool="same_length")["docno"].tolist() == ["d1"]
     assert sorted(collection.candidates()["docno"]) == ["d1", "d2", "d3"]
     unjudged = planted(groups={"d1": "short"}, qrels=planted().qrels.head(1))
-    with pytest.raises(ValueError, match="the pool of topic 'q2' is empty"):
+    with pytest.raises(ValueError, match="'q2': its pool has 0 documents"):
         unjudged.candidates(pool="same_length")
 
 
@@ -257,9 +231,9 @@ def test_every_kind_of_leak_is_found():
 
 def test_filler_of_far_relevant_is_searched_for_leaks():
     check_leaks(build())
-    check_leaks(build(passages=[*passages(), {"docno": "copy", "text": "  " + passages()[0]["text"].upper()}]))
+    copied = build(passages=[*passages(), {"docno": "copy", "text": "  " + passages()[0]["text"].upper()}])
+    assert len(copied.documents) == 10
+    check_leaks(copied)
     leaks = find_leaks(build(exclude="own", distractors=20, copies=3))
     assert not leaks["docno"].str.startswith("distractor").any()
     assert all(other not in docno for docno, other in leaks[["docno", "other"]].values)
-    same = topics().assign(query=["One query", "another", "a third", "one  QUERY", "a fourth"])
-    check_leaks(build(topics=same, splits={"train": 1, "test": 1}))

@@ -1,10 +1,6 @@
-import gc
 import gzip
 import json
-import subprocess
-import sys
 
-import pandas as pd
 import pyterrier as pt
 import pytest
 
@@ -88,19 +84,6 @@ def test_sources_are_never_run_and_broken_ones_are_skipped(tmp_path):
     assert [entry.docno for entry in collect({"pkg": tmp_path})] == ["pkg.exits", "pkg.good.f"]
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_garbage_is_collected_after_as_before(tmp_path, monkeypatch, enabled):
-    (tmp_path / "module.py").write_text('"""A module."""\n')
-    found = []
-    monkeypatch.setattr(docstrings, "_parse", lambda file: found.append(gc.isenabled()))
-    try:
-        (gc.enable if enabled else gc.disable)()
-        collect({"package": tmp_path})
-        assert (found, gc.isenabled()) == ([False], enabled)
-    finally:
-        gc.enable()
-
-
 def test_tests_and_vendored_copies_are_left_out(tmp_path):
     for number, folder in enumerate(("tests", "test", "_vendor", "externals", "site-packages", "kept")):
         write_module(tmp_path / folder, "mod", f=f"A summary of number {folder}.\n\n{words(f'w{number}x')}")
@@ -134,7 +117,6 @@ def test_tests_and_vendored_copies_are_left_out(tmp_path):
             {
                 "b": f"Fit the model to data.\n\n{words('w')}",
                 "a": f"Fit the model to data.\n\n{words('w')}",
-                "c": f"Another first sentence than that.\n\n{words('w').upper()}",
             },
             {"a": "Fit the model to data"},
         ),
@@ -180,15 +162,6 @@ def test_what_is_no_summary_is_no_topic_but_stays_a_document(tmp_path, summary):
     assert (entry.docno, entry.query, entry.text) == ("json.decoder.f", "", words("w"))
 
 
-def test_the_order_of_packages_does_not_matter(tmp_path):
-    same = f"Fit the model to data.\n\n{words('w')}"
-    write_module(tmp_path / "x", "mod", f=same, g=f"Something else that is here.\n\n{words('v')}")
-    write_module(tmp_path / "y", "mod", f=same)
-    forth = collect({"x": tmp_path / "x", "y": tmp_path / "y"})
-    assert collect({"y": tmp_path / "y", "x": tmp_path / "x"}) == forth
-    assert [entry.docno for entry in forth] == ["x.mod.f", "x.mod.g"]
-
-
 # ---------------------------------------------------------------- the data set
 
 
@@ -226,8 +199,6 @@ def test_long_variants_are_the_topics_with_a_long_document(small):
         assert 0 < len(expected) < len(every)
         assert long["docno"].tolist() == expected
         assert small.get_topics(f"{split}-long")["qid"].tolist() == long["qid"].tolist()
-    with pytest.raises(ValueError, match=r"no variant 'validation'.*'train', 'dev', 'test', 'train-long'"):
-        small.get_topics("validation")
 
 
 def test_topics_and_qrels_belong_together(small, tmp_path):
@@ -242,18 +213,7 @@ def test_topics_and_qrels_belong_together(small, tmp_path):
     assert repr(empty) == "DocstringsDataset(['pkg'])"
     for frame, of_empty in zip((topics, qrels), empty.get_topicsqrels(), strict=True):
         assert of_empty.dtypes.equals(frame.dtypes)
-        assert len(of_empty) == 0
-    assert list(empty.get_corpus_iter(verbose=False)) == []
     assert set(empty.statistics()["documents"]) == {0}
-
-
-def test_statistics_count_documents_topics_and_lengths(small):
-    table = small.statistics().set_index("split")
-    assert list(table.index) == [*docstrings.VARIANTS, "all"]
-    assert table.loc["all", ["documents", "queries", "median", "max"]].tolist() == [200, 200, 60, 600]
-    assert table.loc["all", "document_tokens"] == (50 * 600 + 150 * 60) / 200
-    for variant in docstrings.VARIANTS:
-        assert table.loc[variant, "queries"] == len(small.get_topics(variant))
 
 
 # ---------------------------------------------------------------- kept on disk
@@ -315,36 +275,15 @@ def test_folder_that_cannot_be_written_is_no_error(home, installed, caplog):
 
 
 @pytest.mark.slow
-def test_packages_are_found_without_being_imported():
-    code = (
-        "import sys; from pyterrier_longdoc.data import docstrings\n"
-        "docstrings.PACKAGES.update(no_such_package_here='', sys='')\n"
-        "found = docstrings.installed_packages()\n"
-        "loaded = {'torch', 'transformers', 'sklearn', 'matplotlib'} & set(sys.modules)\n"
-        "assert not loaded, loaded\n"
-        "assert {'stdlib', 'numpy', 'torch', 'transformers'} <= set(found), found\n"
-        "assert not {'no_such_package_here', 'sys'} & set(found)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
 def test_the_installed_collection():
     dataset = pt.get_dataset("longdoc:docstrings")
     assert {"stdlib", "numpy", "pandas", "torch", "transformers"} <= set(dataset.versions)
-    variants = {split: dataset.get_topicsqrels(split) for split in docstrings.SPLITS}
-    topics = pd.concat([pair[0] for pair in variants.values()])
-    qrels = pd.concat([pair[1] for pair in variants.values()])
+    topics, qrels = dataset.topics, dataset.qrels
     assert len(topics) > 3000
-    assert topics["qid"].is_unique
     assert topics["query"].str.casefold().is_unique
     assert qrels["docno"].is_unique
-    assert topics["qid"].tolist() == qrels["qid"].tolist()
-    with_text = dataset.text_loader()(qrels)
-    words_each = with_text["text"].str.split().str.len()
-    assert words_each.min() >= 50
-    assert not any(q.casefold() in t.casefold() for q, t in zip(topics["query"], with_text["text"], strict=True))
-    assert 0.65 < len(variants["train"][0]) / len(topics) < 0.75
-    assert 100 < len(dataset.get_topics("test-long")) < len(variants["test"][0])
-    assert not any(any(c.isspace() for c in docno) for docno in dataset.documents)
+    texts = dataset.text_loader()(qrels)["text"]
+    assert texts.str.split().str.len().min() >= 50
+    assert not any(q.casefold() in t.casefold() for q, t in zip(topics["query"], texts, strict=True))
+    assert 0.65 < len(dataset.get_topics("train")) / len(topics) < 0.75
+    assert 100 < len(dataset.get_topics("test-long")) < len(dataset.get_topics("test"))

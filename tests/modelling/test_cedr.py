@@ -10,18 +10,15 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.backbones.architectures import layer_stack
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.batching import Matches
-from pyterrier_longdoc.modelling.encoder import MatchCollector
 from pyterrier_longdoc.modelling.heads import build_head
 from pyterrier_longdoc.modelling.windows import GreedyChunks
 
 from ..support import scorers, tiny
 from ..support.arithmetic import array, linear
-from ..support.systems import CHUNKS, QUIET, make, slow_but
+from ..support.systems import QUIET, make
 from .test_heads import CHANNELS, H, documents_of, encoded
-from .test_scorer import QUERIES, TEXTS, text_of
+from .test_model import QUERIES, TEXTS, text_of
 
 pytestmark = QUIET
 
@@ -48,14 +45,14 @@ def scorer_of(backbone, name, chunk=CHUNK, options=None, **arguments):
 
 @torch.no_grad()
 def encode(scorer, queries, texts):
-    return scorer.encode(scorer.read(queries, scorer.read_queries(queries), scorer.tokenize(texts)))
+    return scorer.encode(scorers.read_of(scorer, queries, texts))
 
 
 @torch.no_grad()
 def states_of(backbone, query, text):
     """All layers of one input: what `output_hidden_states` of transformers says, cut by hand."""
     inputs = backbone.tokenizer(query, text, return_tensors="pt")
-    if backbone.pair_layout().types is None:
+    if backbone.pair_format().types is None:
         inputs.pop("token_type_ids", None)
     output = backbone.model(**inputs, output_hidden_states=True)
     layers = torch.stack([*output.hidden_states[:-1], output.last_hidden_state])[:, 0]  # (C, T, H)
@@ -70,25 +67,7 @@ def cosines(query, document):
     return np.einsum("cqh,cdh->cqd", q, d) / norms
 
 
-@pytest.mark.parametrize("name", ["cedr-knrm", "cedr-pacrr", "cedr-drmm"])
-def test_layers_start_as_those_of_the_published_code(name):
-    """All of CEDR's and FlexNeuART's layers start as torch starts them: uniform up to 1 / sqrt(inputs)."""
-    torch.manual_seed(0)
-    heads = [build_head(name, 48, channels=3) for _ in range(20)]
-    layers = [m for m in heads[0].modules() if isinstance(m, torch.nn.Linear | torch.nn.Conv2d)]
-    assert any(layer is heads[0].final for layer in layers)
-    for key in heads[0].state_dict():
-        if key.endswith((".weight", ".bias")):
-            inputs = heads[0].get_submodule(key.rpartition(".")[0]).weight[0].numel()
-            drawn = torch.stack([head.state_dict()[key] for head in heads]).abs() * inputs**0.5
-            assert 0.8 < drawn.max() <= 1.0, key
-            assert 0.35 < drawn.mean() < 0.65, key
-
-
-# The matching tensor (models.md §12.9 and §12.10).
-
-
-@pytest.mark.parametrize("family", slow_but(("bert", "modernbert"), tiny.FAMILIES))
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
 def test_matches_of_a_short_document_are_those_of_a_plain_call(family, tmp_path):
     backbone = load_backbone(tiny.checkpoint(tmp_path, family))
     scorer = scorer_of(backbone, "cedr-knrm")
@@ -98,17 +77,6 @@ def test_matches_of_a_short_document_are_those_of_a_plain_call(family, tmp_path)
         expected = cosines(*states_of(backbone, QUERY, text))
         np.testing.assert_allclose(matches.values[0], expected, atol=1e-5)
         assert np.abs(expected).max() > 0.1
-
-
-def test_nothing_is_left_on_the_backbone(tmp_path):
-    backbone = load_backbone(tiny.checkpoint(tmp_path))
-    scorer_of(backbone, "cedr-knrm").score([QUERY], [text_of(50)])
-    assert not [m for m in backbone.model.modules() if m._forward_hooks or m._forward_pre_hooks]
-
-
-def test_a_backbone_without_layers_is_refused():
-    with pytest.raises(ValueError, match="a stack of layers, and Linear is not"):
-        layer_stack(torch.nn.Linear(1, 1))
 
 
 def test_matches_of_a_long_document_are_those_of_its_chunks(backbone):
@@ -125,14 +93,6 @@ def test_matches_of_a_long_document_are_those_of_its_chunks(backbone):
     # The query's own states in the later chunks are others.
     second = cosines(*states_of(backbone, QUERY, chunks[1]))
     assert np.abs(second - expected[:, :, CHUNK : 2 * CHUNK]).max() > 1e-3
-
-
-def test_model1_sees_the_last_layer_alone(backbone):
-    scorer = scorer_of(backbone, "model1")
-    query, document = (states[-1:] for states in states_of(backbone, QUERY, text_of(12)))
-    with torch.no_grad():
-        expected = scorer.head.match(query, document, torch.zeros(1, 4, 12, dtype=torch.bool))
-    torch.testing.assert_close(encode(scorer, [QUERY], [text_of(12)]).matches.values[:, 0], expected, **CLOSE)
 
 
 @pytest.mark.parametrize("layout", ["pair", "padded"])
@@ -163,9 +123,6 @@ def test_cosines_are_fp32_in_low_precision(backbone):
     scorer.use(replace(scorer.settings, dtype=torch.bfloat16))
     scorer.score(QUERIES, TEXTS)
     assert set(seen) == {(torch.float32, torch.float32, torch.float32, False)}
-
-
-# The heads once more, in numpy, one document after the other and without padding.
 
 
 def cosines_from(batch):
@@ -259,36 +216,6 @@ def test_translation_in_numpy():
             assert values[i, j].item() == pytest.approx(1 / (1 + np.exp(-logit)), rel=1e-4)
 
 
-# Properties of single heads.
-
-
-def test_histogram_at_its_ends():
-    values = torch.tensor([[[[1.0, 0.0, -1.0, 0.999, 1.0000001, -1.0000001, 0.19, 0.21]]]])
-    every = torch.ones(1, 8, dtype=torch.bool)
-    one = build_head("cedr-drmm", 24, channels=1)
-    bins = one.histogram(Matches(values, every[:, :1], every, torch.zeros(1, 8, dtype=torch.long)))[0, 0, :, 0]
-    assert bins.tolist() == [2, 0, 0, 0, 0, 2, 1, 0, 0, 1, 2]  # -1 twice, 0 and 0.19, 0.21, 0.999, 1 twice
-
-
-def test_pacrr_takes_no_more_query_tokens_than_it_was_made_for():
-    with pytest.raises(ValueError, match="this head was made for 4 query tokens, not 5"):
-        build_head("cedr-pacrr", H, channels=CHANNELS, query_size=4)(encoded())
-
-
-def test_gradients_through_matches():
-    batch = encoded()
-    for name in TOKEN_HEADS:
-        torch.manual_seed(0)
-        head = build_head(name, H, channels=CHANNELS)
-        values = batch.matches.values.clone().requires_grad_()
-        head(replace(batch, matches=replace(batch.matches, values=values))).sum().backward()
-        # DRMM's histogram lets none through.
-        assert (values.grad is not None and bool(values.grad.abs().sum() > 0)) == (name != "cedr-drmm")
-
-
-# Neural Model 1 (models.md §12.12).
-
-
 def test_an_empty_document_has_the_background_probability(backbone):
     scorer = scorer_of(backbone, "model1", options={"smoothing": 0.2, "background": 1e-3})
     assert scorer.score([QUERY, ""], ["", "a cat"]).scores == pytest.approx([4 * np.log(0.2 * 1e-3), 0.0], rel=1e-5)
@@ -307,11 +234,8 @@ def test_self_translation(backbone):
 def test_options_that_cannot_be():
     for option in ("smoothing", "background", "self_translation"):
         for value in (0.0, 1.0, -0.5):
-            with pytest.raises(ValueError, match=rf"{option}={value} must be between 0 and 1"):
+            with pytest.raises(ValueError, match=rf"{option}={value}"):
                 ld.NeuralModel1("any/model", **{option: value})
-
-
-# Explanations.
 
 
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
@@ -328,16 +252,6 @@ def test_query_terms_add_up(backbone, name):
         assert sum(value for _, value in explanation.query_terms) == pytest.approx(score - other, rel=1e-4, abs=1e-4)
 
 
-def test_query_terms_are_a_column(cross_encoder, results):
-    column = make("CEDR-knrm", cross_encoder, explain=True)(results)["query_terms"]
-    assert [[token for token, _ in terms] for terms in column] == [query.split() for query in results["query"]]
-    for name in ("CEDR-pacrr", "AvgP"):
-        assert make(name, cross_encoder, explain=True)(results)["query_terms"].tolist() == [None] * len(results)
-
-
-# Trained after the plain ranker.
-
-
 @pytest.fixture(scope="module")
 def plain(cross_encoder):
     """A trained AvgP."""
@@ -352,67 +266,3 @@ def test_knrm_starts_as_the_plain_ranker(cross_encoder, results, plain):
     untrained = make("AvgP", cross_encoder)(results)["score"].to_numpy()
     assert np.abs(scores - untrained).max() > 0.01
     np.testing.assert_allclose(make("CEDR-knrm", cross_encoder)(results)["score"], untrained, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["CEDR-knrm", "CEDR-pacrr", "CEDR-drmm", "NeuralModel1"])
-def test_start_from_copies_the_encoder(name, cross_encoder, results, plain):
-    model = make(name, cross_encoder).start_from(plain)
-    assert model.is_trained
-    theirs, own = plain.load_scorer().encoder.state_dict(), model.load_scorer().encoder.state_dict()
-    assert all(torch.equal(own[key], value) and own[key] is not value for key, value in theirs.items())
-    again = make(name, cross_encoder, seed=9).start_from(model)
-    np.testing.assert_array_equal(again(results)["score"], model(results)["score"])
-
-
-def test_start_from_another_kind_of_encoder(cross_encoder, tmp_path, results):
-    model = make("CEDR-knrm", cross_encoder)
-    before = model(results)["score"].tolist()
-    for other in (
-        tiny.checkpoint(tmp_path / "deeper", num_hidden_layers=3),
-        tiny.checkpoint(tmp_path / "wider", hidden_size=64),
-        tiny.checkpoint(tmp_path / "plain", labels=None),
-    ):
-        with pytest.raises(ValueError, match="have encoders of different kinds: give both the same backbone"):
-            model.start_from(ld.AvgP(other, **CHUNKS))
-    assert model(results)["score"].tolist() == before
-
-
-# Long documents.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOKEN_HEADS)
-def test_a_document_of_32_000_tokens(name, tmp_path):
-    backbone = load_backbone(tiny.checkpoint(tmp_path, num_hidden_layers=1))
-    scorer = scorer_of(backbone, name, chunk=100, max_batch_tokens=1024)
-    largest = []
-    match = scorer.head.match
-
-    def spy(query, document, same):
-        largest.append(query.shape[0] * document.shape[1])
-        return match(query, document, same)
-
-    scorer.head.match = spy
-    scored = scorer.score([QUERY] * 2, [text_of(32_000), text_of(30)])
-    assert np.isfinite(scored.scores).all()
-    assert scored.coverage.tokens_read == 32_000 + 30
-    # No pass holds more token states than it may, whatever the document's length.
-    assert max(largest) <= 1024
-
-
-def test_blocks_of_token_heads_are_smaller(backbone, monkeypatch):
-    scorer = scorer_of(backbone, "cedr-knrm")
-    scores = scorer.score(QUERIES, TEXTS).scores
-    blocks = []
-    collect = MatchCollector.collect
-
-    def spy(self):
-        matches = collect(self)
-        blocks.append(matches.values.shape[0])
-        return matches
-
-    monkeypatch.setattr(MatchCollector, "collect", spy)
-    monkeypatch.setattr("pyterrier_longdoc.modelling.scorer.TOKEN_BLOCK_CHARACTERS", 300)
-    np.testing.assert_allclose(scorer.score(QUERIES, TEXTS).scores, scores, **CLOSE)
-    assert sum(blocks) == len(QUERIES)
-    assert len(blocks) > 1

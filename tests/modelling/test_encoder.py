@@ -8,24 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import forget_embeddings
-from pyterrier_longdoc.common.coverage import Coverage, Work
+from pyterrier_longdoc.common.coverage import Coverage
 from pyterrier_longdoc.modelling import encoder as encoder_module
 from pyterrier_longdoc.modelling.backbones.load import load_backbone
-from pyterrier_longdoc.modelling.batching import PairLayout
-from pyterrier_longdoc.modelling.encoder import WindowEncoder, micro_batches
-from pyterrier_longdoc.modelling.settings import Settings
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.inputs import InputFormat, Settings
 from pyterrier_longdoc.modelling.windows import SlidingWindows
 
 from ..support import tiny
-from ..support.scorers import Passes
+from ..support.scorers import read_of
 from ..support.systems import QUIET, make, scores
-from .test_scorer import CLOSE, QUERIES, TEXTS, text_of
-from .test_scorer import make as make_scorer
+from .test_model import CLOSE, QUERIES, TEXTS, text_of
+from .test_model import make as make_scorer
 
 pytestmark = QUIET
 READING = Settings(SlidingWindows(20, 10), batch_size=6)
@@ -33,22 +32,17 @@ READING = Settings(SlidingWindows(20, 10), batch_size=6)
 
 @pytest.fixture(scope="module")
 def encoder(backbone) -> WindowEncoder:
-    return WindowEncoder(backbone).eval()
-
-
-# Passes.
+    encoder = WindowEncoder(backbone).eval()
+    encoder.use(READING)
+    return encoder
 
 
 def divided(encoder, lengths, reading=READING, **options) -> list[list[int]]:
     """The lengths in each pass."""
-    passes = encoder.divided(lengths, torch.arange(len(lengths)), reading, **options)
+    encoder.settings = reading
+    passes = list(encoder.divided(lengths, torch.arange(len(lengths)), **options))
+    encoder.settings = READING
     return [[lengths[i] for i in rows.tolist()] for rows in passes]
-
-
-def test_long_runs_of_one_length_are_not_padded(encoder):
-    lengths = [3, 5, 5, 5, 7, 7, 7, 7, 7, 7, 7, 9, 11, 11, 11, 11, 12]
-    assert divided(encoder, lengths, exact_run=4) == [[3, 5, 5, 5], [7] * 6, [7], [9], [11] * 4, [12]]
-    assert divided(encoder, lengths) == [[3, 5, 5, 5, 7, 7], [7, 7, 7, 7, 7, 9], [11, 11, 11, 11, 12]]
 
 
 @given(
@@ -56,7 +50,6 @@ def test_long_runs_of_one_length_are_not_padded(encoder):
     limit=st.integers(1, 60),
     exact_run=st.sampled_from([None, 1, 4]),
 )
-@settings(max_examples=100, deadline=None)
 def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, limit, exact_run):
     passes = divided(encoder, lengths, replace(READING, max_batch_tokens=limit), exact_run=exact_run)
     assert [length for rows in passes for length in rows] == lengths
@@ -64,38 +57,6 @@ def test_passes_are_all_rows_in_order_and_within_the_limits(encoder, lengths, li
     if exact_run:
         mixed = [rows for rows in passes if len(set(rows)) > 1]
         assert all(lengths.count(length) < exact_run for rows in mixed for length in rows)
-
-
-def test_default_limits(encoder):
-    def largest(affordable=10**9, **changes) -> int:
-        encoder.affordable_tokens = affordable
-        try:
-            return max(map(sum, divided(encoder, [8] * 5000, replace(READING, batch_size=5000, **changes))))
-        finally:
-            encoder.affordable_tokens = 10**9
-
-    elsewhere = torch.device("meta")
-    assert largest() == 2048
-    assert largest(device=elsewhere) == 16384
-    assert largest(device=elsewhere, affordable=104) == 104
-    assert largest(device=elsewhere, affordable=104, max_batch_tokens=56) == 56
-
-
-def test_full_windows_need_no_mask():
-    model = make("MaxP")
-    passes = Passes(model.load_scorer())
-    # Full windows of 20 tokens, and one of 15, 15 and 17 each.
-    texts = [" ".join(tiny.WORDS[i * (n + 1) % 47] for i in range(n)) for n in (95, 75, 57)]
-    frame = tiny.frame(["old dog"], texts)
-    model(frame)
-    assert ["attention_mask" in inputs for inputs in passes.inputs] == [True, False]
-    passes.inputs.clear()
-    model.dtype = "bfloat16"  # in which a mask costs more than a pass of one window
-    model(frame)
-    assert ["attention_mask" in inputs for inputs in passes.inputs] == [False, False, False]
-
-
-# Where memory runs out.
 
 
 def out_of_memory_beyond(limit, model, monkeypatch, error) -> list[int]:
@@ -146,53 +107,34 @@ def test_what_smaller_passes_cannot_help_is_an_error(backbone, monkeypatch):
         model.score(["cat"], texts[:1])  # a single window
 
 
-# Equal windows, and long documents beside short ones.
-
-
-def encode(encoder, layout, pairs, work=None):
-    with torch.inference_mode():
-        return encoder.vectors(*map(list, zip(*pairs, strict=True)), layout, READING, work)
-
-
 def test_equal_windows_are_encoded_once(encoder, backbone):
-    layout, work = backbone.pair_layout(), Work(Coverage())
+    form, coverage = backbone.pair_format(), Coverage()
     queries = [np.array([5, 6], dtype=np.int32), np.array([7], dtype=np.int32)]
     windows = [np.arange(8, 8 + size, dtype=np.int32) for size in (3, 9, 3, 5)]
-    pairs = [(query, window) for query in queries for window in windows]
-    vectors = encode(encoder, layout, pairs, work)
+    numbers = [0] * 4 + [1] * 4
+    with torch.inference_mode():
+        vectors = encoder.vectors(queries, numbers, windows * 2, form, coverage)
+        alone = [encoder.vectors(queries, [q], [w], form) for q, w in zip(numbers, windows * 2, strict=True)]
     once = sum(3 + len(q) + size for q in queries for size in (3, 9, 5))
-    assert work.coverage.tokens_encoded == once
-    alone = torch.cat([encode(encoder, layout, [pair]) for pair in pairs])
-    torch.testing.assert_close(vectors, alone, rtol=1e-5, atol=1e-5)
+    assert coverage.tokens_encoded == once
+    torch.testing.assert_close(vectors, torch.cat(alone), rtol=1e-5, atol=1e-5)
     assert torch.equal(vectors[0], vectors[2])
-    encoder.vectors([queries[0]] * 4, windows, layout, READING, work)  # with gradients, for dropout
-    assert work.coverage.tokens_encoded - once == sum(3 + 2 + size for size in (3, 9, 3, 5))
-
-
-@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=80), most=st.integers(1, 3000))
-@settings(max_examples=100, deadline=None)
-def test_micro_batches_are_bounded(lengths, most):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder_module, "MICRO_TOKENS", most)
-        parts = list(micro_batches(lengths))
-    order = [i for part in parts for i in part]
-    assert sorted(order) == list(range(len(lengths)))
-    assert [lengths[i] for i in order] == sorted(lengths)
-    assert all(len(part) == 1 or len(part) * max(lengths[i] for i in part) <= most for part in parts)
+    encoder.vectors(queries, [0] * 4, windows, form, coverage)  # with gradients, for dropout
+    assert coverage.tokens_encoded - once == sum(3 + 2 + size for size in (3, 9, 3, 5))
 
 
 @pytest.fixture
 def cells(monkeypatch) -> list[int]:
     """The tokens, padding included, of each batch that is laid out."""
     counts = []
-    collate = PairLayout.collate
+    collate = InputFormat.collate
 
     def spy(layout, queries, windows, device="cpu"):
         batch = collate(layout, queries, windows, device)
         counts.append(batch.input_ids.numel())
         return batch
 
-    monkeypatch.setattr(PairLayout, "collate", spy)
+    monkeypatch.setattr(InputFormat, "collate", spy)
     return counts
 
 
@@ -222,13 +164,15 @@ def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
     monkeypatch.setattr(WindowEncoder, "_encode", nothing)
     monkeypatch.setattr(encoder_module, "MICRO_TOKENS", 2000)
     encoder, query = WindowEncoder(backbone).eval(), np.array([5], dtype=np.int32)
+    encoder.use(READING)
 
     def peak(sentences: int) -> int:
         windows = [np.arange(i % 97, i % 97 + 9, dtype=np.int32) * 31 % 1000 + i // 97 for i in range(sentences)]
         windows.append(np.arange(110, dtype=np.int32))
         tracemalloc.start()
         try:
-            encode(encoder, backbone.pair_layout(), [(query, window) for window in windows])
+            with torch.inference_mode():
+                encoder.vectors([query], [0] * len(windows), windows, backbone.pair_format())
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -239,15 +183,12 @@ def test_memory_grows_with_the_tokens_alone(backbone, monkeypatch):
     assert large < 11 * small
 
 
-# What heads see.
-
-
 @pytest.mark.parametrize(("labels", "batch_size"), [(None, 1), (1, 64)], ids=["encoder", "cross-encoder"])
 def test_query_states_are_those_of_the_first_window(labels, batch_size):
     loaded = load_backbone(tiny.encoder(labels))
     scorer = make_scorer(loaded, "parade-transformer-query", batch_size=batch_size)
     with torch.no_grad():
-        encoded = scorer.encode(scorer.read(QUERIES, scorer.read_queries(QUERIES), scorer.tokenize(TEXTS)))
+        encoded = scorer.encode(read_of(scorer, QUERIES, TEXTS))
         for i, (query, text) in enumerate(zip(QUERIES, TEXTS, strict=True)):
             pair = [(query, " ".join(text.split()[:20]))]  # in a list, or an empty text would count as none
             inputs = scorer.tokenizer(pair, return_tensors="pt")
@@ -259,26 +200,6 @@ def test_query_states_are_those_of_the_first_window(labels, batch_size):
             assert (encoded.query.states[i, len(states) :] == 0).all()
 
 
-def test_pooling_takes_the_real_tokens(backbone):
-    encoder = WindowEncoder(backbone)
-    states = torch.arange(24.0).view(2, 4, 3)
-    mask = torch.tensor([[True, True, False, False], [True, False, True, False]])
-    for pooling, expected in {
-        "cls": [states[0, 0], states[1, 0]],
-        "last": [states[0, 1], states[1, 2]],
-        "mean": [states[0, :2].mean(0), states[1, [0, 2]].mean(0)],
-    }.items():
-        encoder.pooling = pooling
-        assert torch.equal(encoder._pool(states, mask), torch.stack(expected))
-    # bfloat16 cannot count beyond 256 tokens.
-    states = torch.tensor([1.0, 3.0, 1.0] * 167 + [100.0] * 9, dtype=torch.bfloat16).view(1, -1, 1)
-    mask = torch.arange(510).unsqueeze(0) < 501
-    assert encoder._pool(states, mask).item() == pytest.approx((1 + 3 + 1) / 3, rel=1e-5)
-
-
-# What is reported.
-
-
 def test_padding_with_known_numbers():
     model = make("MaxP", stride=20)
     frame = tiny.frame(["old dog"], ["the cat and dog", " ".join(tiny.WORDS[:10]), " ".join(tiny.WORDS[:45])])
@@ -287,21 +208,10 @@ def test_padding_with_known_numbers():
     assert model.coverage.tokens_encoded == 5 * (2 + 3) + 4 + 5 + 10 + 20 + 20
     assert model.coverage.tokens_computed == 5 * 25
     assert model.coverage.padding == pytest.approx(1 - 84 / 125)
-    assert str(model.coverage).endswith("; 125 tokens computed in float32, 32.8% of them padding")
-    assert model.coverage.as_dict()["padding"] == model.coverage.padding
+    assert "125 tokens computed in float32, 32.8% of them padding" in str(model.coverage)
     model.batch_size = 1
     model(frame)
     assert (model.coverage.tokens_computed, model.coverage.padding) == (84, 0.0)
     model.layout = "padded"  # the fixed layout's padding counts, too
     model(frame.head(1))
     assert (model.coverage.tokens_encoded, model.coverage.tokens_computed) == (2 + 4 + 3, 8 + 20 + 3)
-
-
-def test_padding_of_bi_encoders_and_of_what_they_remember():
-    model, frame = make("BiEncoder-max"), tiny.frame(["old dog"], ["the cat", "snow in the city"])
-    forget_embeddings()
-    model(frame)
-    assert (model.coverage.tokens_encoded, model.coverage.tokens_computed) == (4 + 4 + 6, 4 + 2 * 6)
-    assert model.coverage.padding == pytest.approx(1 - 14 / 16)
-    model(frame)
-    assert (model.coverage.tokens_computed, model.coverage.padding) == (0, 0.0)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.biencoder import shared_encoder
 from pyterrier_longdoc.modelling.devices import in_own_memory
-from pyterrier_longdoc.modelling.embed import shared_encoder
 
 from ..support import tiny, tiny_long
 from ..support.memory import misplaced
@@ -23,13 +23,13 @@ pytestmark = QUIET
 
 @pytest.mark.parametrize("name", CROSS_ENCODERS)
 def test_weights_of_every_model(name):
-    assert misplaced(make(name, device="cpu").load_scorer()) == []
+    assert misplaced(make(name, device="cpu").model) == []
 
 
 @pytest.mark.parametrize("kind", tiny_long.LONG)
 def test_weights_of_every_kind_of_checkpoint(kind, tmp_path):
     template = {"template": "plain"} if "llama" in kind or "qwen3" in kind else {}
-    assert misplaced(ld.LongP(tiny_long.make(kind, tmp_path), device="cpu", **template).load_scorer()) == []
+    assert misplaced(ld.LongP(tiny_long.make(kind, tmp_path), device="cpu", **template).model) == []
 
 
 def test_weights_of_an_encoder_of_single_texts(plain_encoder):

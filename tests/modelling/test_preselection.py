@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import pickle
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,21 +12,18 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.model import Model
 from pyterrier_longdoc.modelling.preselection import (
-    BM25Windows,
-    KeyBlocks,
     Preselection,
+    TextPairs,
     WindowSelector,
     preselection_from_config,
-    words,
 )
-from pyterrier_longdoc.modelling.scorer import LongDocScorer
-from pyterrier_longdoc.modelling.texts import tokenize
+from pyterrier_longdoc.modelling.tokens import tokenize
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
-from pyterrier_longdoc.rerankers.score_cache import ScoreCache
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, SLIDING, make, slow_but
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, make, slow_but
 
 pytestmark = QUIET
 FILLER = "the cat and the bird walk to the river in the rain and sing by the old tree"  # 18 words
@@ -62,11 +57,9 @@ def tokenized(*texts):
     return tokenize(tiny.tokenizer(), texts, offsets=True)
 
 
-def test_words():
-    assert words("The Cat's 2nd map.") == ["the", "cat", "s", "2nd", "map"]
-    assert words("東京 tower") == ["東", "京", "tower"]
-    assert words("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
-    assert words("?!") == []
+def pairs(queries, documents):
+    """One pair of each query and document."""
+    return TextPairs(queries, documents, np.arange(len(queries)), np.arange(len(documents)))
 
 
 @pytest.mark.parametrize("table", [None, ({"cat": 3, "red": 1, "the": 9}, 10)], ids=["own windows", "table"])
@@ -84,7 +77,7 @@ def test_bm25_is_the_formula(table):
             idf = math.log(1 + ((len(bags) if table is None else 10) - having + 0.5) / (having + 0.5))
             score += idf * bag[word] * 1.9 / (bag[word] + 0.9 * (0.6 + 0.4 * bag.total() / mean))
         expected.append(score)
-    (scores,) = selector.scores(["Red cat; the SNOW cat"], [document], [windows])
+    (scores,) = selector.scores(pairs(["Red cat; the SNOW cat"], [document]), [windows])
     np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
@@ -95,16 +88,6 @@ def test_rarity_from_texts():
     other = ld.BM25Windows.from_texts(["the cat the dog", "The bird", "bird"], 2, k1=1.0)
     assert repr(other) != repr(selector)
     assert "preselect=BM25Windows(k=2, k1=1.2, b=0.75)" in repr(ld.MaxP("m", preselect=ld.BM25Windows(2)))
-
-
-def test_of_equals_the_earlier_in_document_order():
-    long, short, empty = tokenized("red cat dog red bird red", "cat", "")
-    one_word = [(i, i + 1) for i in range(6)]
-    chosen = ld.BM25Windows(2).choose(["red", "fish", "bird", "red", "red"], [long] * 3 + [short, empty], [
-        one_word, one_word, one_word, [(0, 1)], [(0, 0)],
-    ])  # fmt: skip
-    assert chosen == [[(0, 1), (3, 4)], [(0, 1), (1, 2)], [(0, 1), (4, 5)], [(0, 1)], [(0, 0)]]
-    assert ld.FirstK(2).choose(["red"], [long], [one_word]) == [[(0, 1), (1, 2)]]
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted(CROSS_ENCODERS.keys() - {"FirstP", "LongP"})))
@@ -179,15 +162,6 @@ def test_scores_do_not_depend_on_other_rows(name, selector, cross_encoder):
     assert back["window_spans"].tolist() == together["window_spans"].tolist()
 
 
-def test_short_documents_are_not_selected_from(selector, cross_encoder, monkeypatch):
-    chosen = selector("CrossEncoderWindows", 3)
-    monkeypatch.setattr(type(chosen.model), "score_pairs", lambda *_: pytest.fail("nothing is to be chosen"))
-    windows = SlidingWindows(20, 10)
-    documents = tokenized("red cat", "", " ".join(["dog"] * 40))
-    cuts = chosen.cut(["a", "b", "c"], documents, windows)
-    assert [spans for _, spans in cuts] == [windows(document) for document in documents]
-
-
 @pytest.mark.parametrize("name", ["FirstP", "LongP", "MaxP", "CEDR-knrm"])
 def test_key_blocks_make_a_shorter_document(name, cross_encoder):
     blocks = ld.KeyBlocks(ld.BM25Windows(1), GreedyChunks(18))
@@ -208,15 +182,6 @@ def test_key_blocks_make_a_shorter_document(name, cross_encoder):
     assert coverage.tokens == len(LONG.split()) + 18
 
 
-def test_key_blocks_that_overlap_are_merged_and_nothing_else_is_read():
-    (document,) = tokenized(LONG)
-    ((shorter, spans),) = ld.KeyBlocks(ld.FirstK(2), SlidingWindows(10, 5)).cut(["red"], [document], GreedyChunks(20))
-    assert shorter.ids.tolist() == document.ids[:15].tolist()
-    assert spans == [(0, 15)]
-    few = ld.KeyBlocks(ld.FirstK(3), GreedyChunks(2, max_windows=3))
-    assert few.cut(["red"], [document], GreedyChunks(20))[0][1] == [(0, 6)]
-
-
 @pytest.mark.parametrize("name", [*SELECTORS, "table", "KeyBlocks"])
 def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
     if name == "table":
@@ -227,7 +192,7 @@ def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
         chosen = selector(name, 2)
     if name == "CrossEncoderWindows":
         with torch.no_grad():  # as if it were trained
-            chosen.model.load_scorer().encoder.backbone.get_input_embeddings().weight.add_(1.0).mul_(-1.0)
+            chosen.model.model.encoder.backbone.get_input_embeddings().weight.add_(1.0).mul_(-1.0)
     model = make("MaxP", cross_encoder, preselect=chosen)
     results = frame("red fish", LONG, LONG[100:])
     expected = model(results)["score"]
@@ -243,50 +208,18 @@ def test_saved_and_loaded(name, selector, cross_encoder, tmp_path):
 class Last(WindowSelector):
     """A selector of a user's own: the last windows."""
 
-    def scores(self, queries, documents, spans):
-        return [np.arange(len(own)) for own in spans]
+    def scores(self, pairs, spans):
+        return [np.arange(len(spans[document])) for document in pairs.document]
 
 
 def test_selectors_of_users_own_are_read_back(tmp_path):
     (document,) = tokenized(LONG)
-    assert Last(2).cut(["red"], [document], GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
+    assert Last(2).cut(pairs(["red"], [document]), GreedyChunks(60)) == [(document, [(60, 120), (120, 165)])]
     assert preselection_from_config(Last(2).to_config(tmp_path), tmp_path) == Last(2)
     assert Last(2).to_config(tmp_path)["module"] == __name__
-    with pytest.raises(ValueError, match=r"unknown preselection 'Later'; known are .*BM25Windows"):
-        preselection_from_config({"type": "Later"}, tmp_path)
-    with pytest.raises(ValueError, match="unknown preselection 'Later', which the module 'parts' defined: import"):
-        preselection_from_config({"type": "Later", "module": "parts"}, tmp_path)
-
-
-def test_what_cannot_be_stored_is_refused(plain_encoder, tmp_path):
-    chosen = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder, trust_remote_code=True))
-    with pytest.raises(ValueError, match="remote code"):
-        chosen.to_config(tmp_path)
-
-
-def test_the_selector_is_part_of_the_cached_scores(selector, cross_encoder, plain_encoder, tmp_path):
-    path = tmp_path / "scores.sqlite"
-    results = pd.concat([frame("red fish", LONG, "cat"), frame("snow tree", LONG)], ignore_index=True)
-    embedding = ld.BiEncoder(plain_encoder, max_query_len=8, window_size=30, stride=30, pooling="cls")
-    other = ld.FirstP(cross_encoder, max_query_len=8)
-    with torch.no_grad():
-        other.load_scorer().encoder.backbone.get_input_embeddings().weight.mul_(-1.0)
-    selectors = [
-        *(None, ld.FirstK(2), ld.KeyBlocks(ld.BM25Windows(2))),
-        *(ld.BM25Windows(2), ld.BM25Windows(3), ld.BM25Windows(2, b=0.1)),
-        ld.BM25Windows(2, document_frequencies={"red": 1}, documents=5),
-        *(selector("EmbeddingWindows", 2), ld.EmbeddingWindows(2, embedding)),
-        *(selector("CrossEncoderWindows", 2), ld.CrossEncoderWindows(2, other)),
-    ]
-    model = make("MaxP", cross_encoder)
-    for number, chosen in enumerate(selectors):
-        model.preselect, model.score_cache = chosen, None
-        expected, coverage = model(results)["score"], model.coverage
-        model.score_cache = path
-        for _ in range(2):
-            np.testing.assert_allclose(model(results)["score"], expected, rtol=1e-5)
-            assert model.coverage == coverage
-        assert len(ScoreCache(path)) == 3 * (number + 1)
+    for module in ({}, {"module": "parts"}):
+        with pytest.raises(ValueError, match="'Later'"):
+            preselection_from_config({"type": "Later", **module}, tmp_path)
 
 
 def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cross_encoder, monkeypatch):
@@ -295,14 +228,14 @@ def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cr
     model = make("PARADE-attn", cross_encoder, preselect=chosen, training=training)
     before = {part: _weights(part) for part in (model, chosen.model)}
     read = []
-    encode = LongDocScorer.encode
+    encode = Model.encode
 
-    def spy(self, read_of, work=None):
-        if self is model.load_scorer() and torch.is_grad_enabled():
-            read.extend(map(len, read_of.windows))
-        return encode(self, read_of, work)
+    def spy(self, pairs, coverage=None):
+        if self is model.model and torch.is_grad_enabled():
+            read.extend(pairs.counts)
+        return encode(self, pairs, coverage)
 
-    monkeypatch.setattr(LongDocScorer, "encode", spy)
+    monkeypatch.setattr(Model, "encode", spy)
     model.fit(tiny.results(), QRELS)
     assert read
     assert max(read) == 2
@@ -313,101 +246,38 @@ def test_fit_reads_the_chosen_windows_and_leaves_the_selector_alone(selector, cr
 
 
 def _weights(model):
-    return {name: value.detach().clone() for name, value in model.load_scorer().state_dict().items()}
+    return {name: value.detach().clone() for name, value in model.model.state_dict().items()}
 
 
-def test_copies_share_the_selector(selector, cross_encoder):
-    model = make("MaxP", cross_encoder, preselect=selector("EmbeddingWindows", 2))
-    expected = model(frame("red fish", LONG))["score"][0]
-    assert copy.deepcopy(model).preselect is model.preselect
-    assert model.apply_attributes(batch_size=3).preselect is model.preselect
-    restored = pickle.loads(pickle.dumps(model))
-    assert restored(frame("red fish", LONG))["score"][0] == pytest.approx(expected, rel=1e-5)
-
-
-BAD = {
-    "must be at least 1": lambda: ld.FirstK(0),
-    "k=None": lambda: ld.BM25Windows(None),
-    "k1=-1": lambda: ld.BM25Windows(3, k1=-1),
-    "b=2": lambda: ld.BM25Windows(3, b=2),
-    "go together": lambda: ld.BM25Windows(3, document_frequencies={"a": 1}),
-    "at most documents=2": lambda: ld.BM25Windows(3, document_frequencies={"a": 3}, documents=2),
-    "must be a dictionary": lambda: ld.BM25Windows(3, document_frequencies=["a"], documents=2),
-    "must be a BiEncoder": lambda: ld.EmbeddingWindows(3, ld.FirstP("m")),
-    "must be a cross-encoder": lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")),
-    "Birch scores by more": lambda: ld.CrossEncoderWindows(3, ld.Birch("m")),
-    "must be a selector": lambda: ld.KeyBlocks("bm25"),
-    "must be windows": lambda: ld.KeyBlocks(ld.FirstK(3), 63),
-    "is one block": lambda: ld.KeyBlocks(ld.FirstK(3), ld.Truncate(63)),
-    "preselect='bm25' must be": lambda: ld.MaxP("m", preselect="bm25"),
-    "reads one window.*KeyBlocks": lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)),
-    "nothing to choose from": lambda: ld.LongP("m", preselect=ld.FirstK(3)),
-    "8 blocks of up to 63 .* k=7": lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8))),
-    "give max_tokens": lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8), ld.SentenceWindows())),
-    "use windows in tokens": lambda: ld.Birch("m", preselect=ld.KeyBlocks(ld.FirstK(8))),
-}
-
-
-def test_bad_arguments(cross_encoder):
-    for message, make_bad in BAD.items():
-        with pytest.raises(ValueError, match=message):
-            make_bad()
-    model = ld.LongP(cross_encoder, max_query_len=8, preselect=ld.KeyBlocks(ld.FirstK(2)))
-    with pytest.raises(ValueError, match=r"2 blocks of up to 63 tokens do not fit .* k=1"):
-        model.load_scorer()
-
-
-def test_max_windows_apply_before(cross_encoder):
-    model = make("MaxP", cross_encoder, max_windows=3, preselect=ld.BM25Windows(2), explain=True)
-    spans = model(frame("red fish", LONG))["window_spans"][0]
-    everything = ld.MaxP(cross_encoder, explain=True, **SLIDING)(frame("red fish", LONG))["window_spans"][0]
-    assert spans == everything[:2]
-
-
-# Models that select.
-
-
-def test_a_selecting_model_can_be_trained_after_use(cross_encoder, results):
-    inner = ld.FirstP(cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-3}))
-    model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
-    before = model(results)["score"].to_numpy()
-    judged = results.groupby("qid").head(1)[["qid", "docno"]].assign(label=1)
-    inner.fit(results, judged)
-    other = copy.deepcopy(model)
-    assert other.preselect.model is not inner
-    np.testing.assert_allclose(model(results)["score"], other(results)["score"], rtol=1e-5)
-    assert len(before) == len(results)
+@pytest.mark.parametrize(
+    ("make_bad", "name"),
+    [
+        (lambda: ld.FirstK(0), "k=0"),
+        (lambda: ld.BM25Windows(None), "k=None"),
+        (lambda: ld.BM25Windows(3, k1=-1), "k1=-1"),
+        (lambda: ld.BM25Windows(3, b=2), "b=2"),
+        (lambda: ld.BM25Windows(3, document_frequencies={"a": 1}), "documents=None"),
+        (lambda: ld.BM25Windows(3, document_frequencies={"a": 3}, documents=2), "documents=2"),
+        (lambda: ld.BM25Windows(3, documents=2), "documents=2"),
+        (lambda: ld.EmbeddingWindows(3, ld.FirstP("m")), "model="),
+        (lambda: ld.CrossEncoderWindows(3, ld.BiEncoder("m")), "model="),
+        (lambda: ld.CrossEncoderWindows(3, ld.Birch("m")), "Birch"),
+        (lambda: ld.KeyBlocks("bm25"), "selector='bm25'"),
+        (lambda: ld.MaxP("m", preselect="bm25"), "preselect='bm25'"),
+        (lambda: ld.FirstP("m", preselect=ld.BM25Windows(3)), "KeyBlocks"),
+        (lambda: ld.LongP("m", preselect=ld.FirstK(3)), "nothing to choose from"),
+        (lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8))), "8 blocks of up to 63"),
+        (lambda: ld.FirstP("m", preselect=ld.KeyBlocks(ld.FirstK(8), ld.SentenceWindows())), "max_tokens"),
+        (lambda: ld.Birch("m", preselect=ld.KeyBlocks(ld.FirstK(8))), "windows in tokens"),
+    ],
+)
+def test_bad_arguments(make_bad, name):
+    with pytest.raises(ValueError, match=name):
+        make_bad()
 
 
 def test_a_selecting_model_says_what_it_does_not_read(cross_encoder, results):
     inner = ld.FirstP(cross_encoder, windows=ld.Truncate(size=3))
     model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
-    with pytest.warns(
-        ld.TruncationWarning,
-        match="which selects windows, did not read 154 of 224 tokens .* windows=Tr",
-    ):
+    with pytest.warns(ld.TruncationWarning, match=r"which selects windows, did not read 154 .* windows=Truncate"):
         model(results)
-
-
-def test_saving_without_a_selector_leaves_none_behind(cross_encoder, tmp_path):
-    inner = ld.FirstP(cross_encoder)
-    ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner)).save(tmp_path)
-    assert (tmp_path / "preselect").is_dir()
-    ld.MaxP(cross_encoder, window_size=10, stride=10).save(tmp_path)
-    assert not (tmp_path / "preselect").exists()
-
-
-def test_check_invariance_looks_at_the_selecting_model_too(cross_encoder, results, tmp_path):
-    inner = ld.FirstP(cross_encoder, score_cache=tmp_path / "inner.sqlite")
-    model = ld.MaxP(cross_encoder, window_size=10, stride=10, preselect=ld.CrossEncoderWindows(1, inner))
-    table = ld.check_invariance(model, results, dtypes=(), verbose=False)
-    assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
-    assert not (tmp_path / "inner.sqlite").exists()
-    assert inner.score_cache == tmp_path / "inner.sqlite"
-
-
-def test_selectors_are_keys():
-    selectors = [BM25Windows(2), BM25Windows.from_texts(["a b", "b c"], 2), BM25Windows.from_texts(["a b", "b d"], 2)]
-    selectors += [KeyBlocks(selector) for selector in selectors]
-    assert len(dict.fromkeys(selectors, 0)) == 6
-    assert hash(BM25Windows.from_texts(["a b", "b c"], 2)) == hash(selectors[1])

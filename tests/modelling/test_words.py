@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.texts import TokenCache, tokenize
+from pyterrier_longdoc.modelling.tokens import tokenize
 from pyterrier_longdoc.modelling.words import Words
 
 
@@ -24,13 +24,6 @@ def test_words_of_a_text(text, words):
     (tokens,) = tokenize(Words(), [text], offsets=True)
     assert [text[start:end] for start, end in tokens.offsets.tolist()] == words
     assert tokenize(Words(), [text])[0].ids.tolist() == tokens.ids.tolist()
-
-
-def test_equal_words_have_equal_ids_everywhere():
-    cache = TokenCache()
-    (first,), (second,) = cache(Words(), ["a cat a"], offsets=True), cache(Words(), ["a cat a"], offsets=True)
-    assert first.ids.tolist() == second.ids.tolist()
-    assert first.ids[0] == first.ids[2] != first.ids[1]
 
 
 def test_windows_are_written_as_they_stand_in_the_text():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 
-import ir_datasets
 import numpy as np
 import pandas as pd
 import pyterrier as pt
@@ -14,12 +13,10 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.files import write_jsonl, write_lines
 from pyterrier_longdoc.papers.protocols import models_folder, preset_factory
-from pyterrier_longdoc.training import TrainingArgs, add_judged, k_fold_fit, make_groups, recipes
-from pyterrier_longdoc.training.examples import drawable
+from pyterrier_longdoc.training import TrainingArgs, add_judged, k_fold_fit, recipes
 
 from ..support import tiny
 from ..support.systems import make
-from ..support.toy import all_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning"),
@@ -139,7 +136,7 @@ def msmarco(models, tmp_path_factory):
 
 def trained(msmarco, seed):
     """A model of that run."""
-    return ld.LongDocReranker.load(models_folder(msmarco[0], "MaxP", seed) / "model")
+    return ld.CrossEncoder.load(models_folder(msmarco[0], "MaxP", seed) / "model")
 
 
 def candidates(dataset, variant=None, fields=MSMARCO_FIELDS):
@@ -160,39 +157,22 @@ def scores(run):
 
 def test_settings_are_those_of_the_paper():
     shown = {
-        name: (p.depth, p.metrics[0], p.alpha, p.recipe, p.start, p.max_query_len, p.max_doc_len)
+        name: (p.depth, p.metrics[0], p.alpha, p.recipe, p.start, p.max_query_len, p.max_doc_len, p.training(0).judged)
         for name, p in ld.protocols.items()
     }
-    dl = (100, "nDCG@10", 0.05, "boytsov2025", None, 32, 1431)
-    robust = (1000, "nDCG@20", 0.05, "robust04", "msmarco-document", 32, 1431)
+    dl = (100, "nDCG@10", 0.05, "boytsov2025", None, 32, 1431, "all")
+    robust = (1000, "nDCG@20", 0.05, "robust04", "msmarco-document", 32, 1431, "all")
     assert shown == {
-        "msmarco-document": (100, "RR@100", 0.01, "boytsov2025", None, 32, 1431),
+        "msmarco-document": (100, "RR@100", 0.01, "boytsov2025", None, 32, 1431, "all"),
         **dict.fromkeys(("trec-dl", "trec-dl-2019", "trec-dl-2020", "trec-dl-2021"), dl),
         **dict.fromkeys(("robust04-title", "robust04-description"), robust),
-        "far-relevant": (100, "RR@100", 0.01, "boytsov2025", "msmarco-document", 32, 1431),
+        "far-relevant": (100, "RR@100", 0.01, "boytsov2025", "msmarco-document", 32, 1431, "all"),
     }
     assert ld.protocols["far-relevant"].max_train_queries == 50_000
-    # The authors train on all judged documents, retrieved or not.
-    assert {protocol.training(0).judged for protocol in ld.protocols.values()} == {"all"}
     assert list(ld.protocols.table()["name"]) == list(shown)
     # Nothing is ever trained on v2.
     assert {p.train.corpus for p in ld.protocols.values() if p.train} == {"msmarco-document", "far-relevant"}
     assert {p.published for p in ld.protocols.values() if p.published} <= set(ld.presets["maxp"].published)
-    with pytest.raises(KeyError, match="no protocol is named 'robust04'; known are msmarco-document"):
-        ld.protocols["robust04"]
-
-
-def test_datasets_are_those_of_ir_datasets():
-    """Names, topic fields and document fields; nothing is downloaded for it."""
-    for protocol in ld.protocols.values():
-        names = [(part.dataset, part.topics) for part in protocol.parts if part.dataset != "far-relevant"]
-        for name, variant in names + [(name, protocol.test[0].topics) for name in protocol.folds]:
-            dataset = ir_datasets.load(name.removeprefix("irds:"))
-            topic_fields = dataset.queries_cls()._fields[1:]
-            assert variant in topic_fields or (variant is None and len(topic_fields) == 1)
-            assert set(protocol.fields) <= set(dataset.docs_cls()._fields)
-            assert dataset.has_qrels()
-    assert [name[-5:] for name in ld.protocols["robust04-title"].folds] == [f"fold{i}" for i in range(1, 6)]
 
 
 def test_presets_get_the_recipe_of_the_protocol():
@@ -203,32 +183,13 @@ def test_presets_get_the_recipe_of_the_protocol():
     assert training("msmarco-document", "maxp") == training("far-relevant", "parade-rand-l2") == ms_marco
     assert training("trec-dl", "parade-rand-l2") == replace(ms_marco, epochs=2)
     assert training("robust04-title", "parade-rand-l2") == training("robust04-title", "maxp") == robust
-    assert (robust.epochs, robust.negative_pool, robust.max_negative_rank) == (100, 100, 1000)
     # A pre-trained aggregator learns as slowly as the backbone.
     own = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
-    late = replace(ms_marco, epochs=3, learning_rates=own)
-    assert training("msmarco-document", "parade-lateir-l6") == late
-    assert ld.presets["parade-lateir-l6"]().training == replace(late, seed=None)
-    assert training("robust04-title", "parade-lateir-l6") == replace(robust, learning_rates=own)
-    model = preset_factory(ld.protocols["robust04-title"], "maxp", {"batch_size": 3})(7)
-    assert (model.seed, model.batch_size, model.max_doc_len) == (7, 3, 1431)
-    assert preset_factory(ld.protocols["robust04-title"], "maxp", {"training": FAST})(7).training is FAST
+    assert training("msmarco-document", "parade-lateir-l6") == replace(ms_marco, epochs=3, learning_rates=own)
+    assert (
+        preset_factory(ld.protocols["robust04-title"], "maxp", {"training": FAST, "batch_size": 3})(7).batch_size == 3
+    )
     assert not hasattr(preset_factory(ld.protocols["robust04-title"], "firstp-e5-4k", {})(7), "fit")
-
-
-def test_training_needs_only_what_may_be_drawn():
-    run, qrels = candidates(ROBUST, "title", ("body",)), ROBUST.get_qrels()
-    for args in (
-        TrainingArgs(negative_pool=3, seed=1),
-        TrainingArgs(max_negative_rank=4),
-        TrainingArgs(unjudged="skip", min_label=2),
-        TrainingArgs(negative_pool=5, max_negative_rank=7, seed=2),
-        TrainingArgs(negative_pool=2, max_negative_rank=1, judged="all"),
-    ):
-        some = drawable(run, qrels, args)
-        assert len(some) < len(run)
-        whole = all_of(make_groups(run, qrels, args), run["text"].tolist())
-        assert all_of(make_groups(some, qrels, args), some["text"].tolist()) == whole
 
 
 # MS MARCO.
@@ -264,11 +225,11 @@ def test_again_is_read_from_the_folder(msmarco, models, monkeypatch):
 
 def test_folder_of_models_that_were_trained_otherwise(msmarco, models, cross_encoder):
     other = {"MaxP": lambda seed: maxp(cross_encoder, seed=seed, training=replace(FAST, epochs=2))}
-    protocol = ld.protocols["msmarco-document"]
-    with pytest.raises(ValueError, match=r"seed-0.*not the same are its recipe \(epochs\)"):
-        protocol.run(other, Retriever(*V1), msmarco[0], seeds=SEEDS, datasets=MSMARCO)
-    with pytest.raises(ValueError, match=r"seed-0.*not the same are its protocol"):
-        replace(protocol, depth=3).run(models, Retriever(*V1), msmarco[0], seeds=SEEDS, datasets=MSMARCO)
+    protocol, given = ld.protocols["msmarco-document"], {"seeds": SEEDS, "datasets": MSMARCO}
+    with pytest.raises(ValueError, match="epochs"):
+        protocol.run(other, Retriever(*V1), msmarco[0], **given)
+    with pytest.raises(ValueError, match="protocol"):
+        replace(protocol, depth=3).run(models, Retriever(*V1), msmarco[0], **given)
 
 
 class Missing(Retriever):
@@ -293,22 +254,6 @@ def fitted_on(monkeypatch):
     given, fit = [], ld.MaxP.fit
     monkeypatch.setattr(ld.MaxP, "fit", lambda self, *data: given.append(data[0]) or fit(self, *data))
     return given
-
-
-def test_judged_documents_that_were_not_retrieved_are_trained_on(cross_encoder, fitted_on, tmp_path):
-    retriever, judged = Missing(*V1, depth=12), TRAIN.get_qrels()
-    for way in ("all", "retrieved"):
-        models = {"MaxP": lambda seed, way=way: maxp(cross_encoder, training=replace(FAST, judged=way))}
-        ld.protocols["msmarco-document"].run(models, retriever, tmp_path / way, seeds=[0], datasets=MSMARCO)
-    of_all, retrieved = fitted_on
-    missed = pairs(judged) - pairs(retriever(TRAIN.get_topics()))
-    assert missed & pairs(judged[judged["label"] > 0])
-    assert pairs(judged) <= pairs(of_all)
-    assert not missed & pairs(retrieved)
-    assert set(of_all["qid"]) == set(TRAIN.qids) > set(retrieved["qid"])
-    texts = of_all.set_index(["qid", "docno"])["text"]
-    for qid, docno in missed:
-        assert texts[qid, docno] == " ".join(TRAIN.docs[docno][name] for name in MSMARCO_FIELDS)
 
 
 # TREC DL.
@@ -338,10 +283,6 @@ def test_years_are_pooled(msmarco, tmp_path):
 def test_trained_on_v1_for_v2(models, tmp_path):
     protocol, datasets = ld.protocols["trec-dl-2021"], {TRAIN_ID: TRAIN, list(DL)[2]: DL21}
     v1, v2 = Retriever(*V1), Retriever(DL21)
-    with pytest.raises(ValueError, match="from msmarco-document and msmarco-document-v2: give first_stage= as"):
-        protocol.run(models, v2, tmp_path, seeds=[0], datasets=datasets)
-    with pytest.raises(ValueError, match="no retriever for 'msmarco-document-v2', only for msmarco-document"):
-        protocol.run(models, {"msmarco-document": v1}, tmp_path, seeds=[0], datasets=datasets)
     first = {"msmarco-document": v1, "msmarco-document-v2": v2}
     protocol.run(models, first, tmp_path, seeds=[0], datasets=datasets)
     assert (v1.asked, v2.asked) == (TRAIN.qids, DL21.qids)
@@ -351,23 +292,8 @@ def test_trained_on_v1_for_v2(models, tmp_path):
 
 
 @pytest.mark.slow
-def test_robust04(msmarco, models, tmp_path):
-    protocol = ld.protocols["robust04-description"]
-    given = {"start_from": msmarco[0], "datasets": ROBUST04, "seeds": [1]}
-    results = protocol.run(models, Retriever(ROBUST), tmp_path, **given)
-    assert results.qids == [qid for qid in ROBUST.qids if qid != "305"]  # has no relevant document
-    run = candidates(ROBUST, "description", ("title", "body"))
-    start, folds = trained(msmarco, 1), protocol.fold_qids(ROBUST04)
-    start.training = replace(FAST, seed=1)
-    assert folds == [ROBUST.qids[i::5] for i in range(5)]
-    by_hand = k_fold_fit(start, run[run["qid"] != "305"], ROBUST.get_qrels(), folds)
-    assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
-    again = protocol.run(models, Retriever(ROBUST), tmp_path, **given)
-    pd.testing.assert_frame_equal(again.table, results.table)
-
-
-@pytest.mark.slow
-def test_robust04_trains_on_judged_documents_and_reranks_retrieved_ones(msmarco, cross_encoder, fitted_on, tmp_path):
+def test_robust04(msmarco, cross_encoder, fitted_on, tmp_path):
+    """Trained on judged documents of the other folds, and tested on retrieved ones."""
     protocol, recipe = ld.protocols["robust04-title"], replace(FAST, judged="all", negative_pool=2)
     models = {"MaxP": lambda seed: maxp(cross_encoder, training=recipe)}
     # Of the topic 302 nothing is retrieved: its text comes from the topics.
@@ -380,13 +306,14 @@ def test_robust04_trains_on_judged_documents_and_reranks_retrieved_ones(msmarco,
     run = run.drop(columns="query").merge(kept, on="qid")[["qid", "query", "docno", "score"]]
     loader = pt.apply.text(lambda row: " ".join(ROBUST.docs[row.docno].values()))
     qrels = ROBUST.get_qrels()[ROBUST.get_qrels()["qid"] != "305"]
-    start = trained(msmarco, 1)
+    start, folds = trained(msmarco, 1), protocol.fold_qids(ROBUST04)
+    assert folds == [ROBUST.qids[i::5] for i in range(5)]
     start.training = replace(recipe, seed=1)
     by_hand = k_fold_fit(
         start,
         loader(run),
         qrels,
-        protocol.fold_qids(ROBUST04),
+        folds,
         training_run=add_judged(loader(run), qrels, topics=kept, text_loader=loader),
     )
     assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
@@ -396,38 +323,22 @@ def test_robust04_trains_on_judged_documents_and_reranks_retrieved_ones(msmarco,
 def test_where_models_start(msmarco, models, tmp_path):
     protocol, retriever = ld.protocols["robust04-title"], Retriever(ROBUST)
     given = {"datasets": ROBUST04, "seeds": [0]}
-    with pytest.raises(
-        ValueError, match=r"start from those of protocols\['msmarco-document'\]: give the folder of its"
-    ):
-        protocol.run(models, retriever, tmp_path / "a", **given)
-    with pytest.raises(FileNotFoundError, match="no finished model 'MaxP' with seed 5"):
-        protocol.run(models, retriever, tmp_path / "a", **{**given, "seeds": [5]}, start_from=msmarco[0])
-    with pytest.raises(ValueError, match=r"True must be a folder, a model, or a function"):
-        protocol.run(models, retriever, tmp_path / "a", **given, start_from=True)
-    zero_shot = protocol.run(
-        ["MaxP"], retriever, tmp_path / "b", **given, trained=trained(msmarco, 0), arguments={"batch_size": 5}
-    )
-    run = candidates(ROBUST, "title", ("title", "body"))
-    expected = scores(trained(msmarco, 0)(run[run["qid"] != "305"]))
-    assert scores(zero_shot.run("MaxP", 0)) == pytest.approx(expected, abs=1e-4)  # other batches, other rounding
-
-
-@pytest.mark.slow
-def test_models_start_where_a_function_says_or_from_their_backbones(msmarco, models, tmp_path):
+    with pytest.raises(ValueError, match=r"protocols\['msmarco-document'\]"):
+        protocol.run(models, retriever, tmp_path, **given)
     asked = []
 
-    def of(name, seed):
+    def zero_shot(name, seed):
         asked.append((name, seed))
-        return str(models_folder(msmarco[0], "MaxP", 0) / "model")
+        return trained(msmarco, seed)
 
-    ours, scratch = (
-        ld.protocols["robust04-title"].run(
-            models, Retriever(ROBUST), tmp_path / folder, datasets=ROBUST04, seeds=[0], start_from=start
-        )
-        for folder, start in (("a", of), ("b", False))
-    )
+    results = protocol.run(["MaxP"], retriever, tmp_path / "function", **given, trained=zero_shot)
     assert asked == [("MaxP", 0)]
-    assert scores(ours.run("MaxP", 0)) != scores(scratch.run("MaxP", 0))
+    run = candidates(ROBUST, "title", ("title", "body"))
+    expected = scores(trained(msmarco, 0)(run[run["qid"] != "305"]))
+    assert scores(results.run("MaxP", 0)) == expected
+    arguments = {"batch_size": 5}
+    other = protocol.run(["MaxP"], retriever, tmp_path / "b", **given, trained=msmarco[0], arguments=arguments)
+    assert scores(other.run("MaxP", 0)) == pytest.approx(expected, abs=1e-4)  # other batches, other rounding
 
 
 # FarRelevant.
@@ -448,8 +359,6 @@ def test_far_relevant(msmarco, models, tmp_path):
     collection = ld.read_far_relevant(far_folder(tmp_path / "data"))
     retriever, protocol = Retriever(*V1), replace(ld.protocols["far-relevant"], max_train_queries=4)
     given = {"seeds": [0], "start_from": msmarco[0]}
-    with pytest.raises(ValueError, match="no dataset 'far-relevant': say where the data is with datasets="):
-        protocol.run(models, retriever, tmp_path / "run", **given)
     results = protocol.run(models, retriever, tmp_path / "run", **given, datasets={"far-relevant": collection})
     trained_on = [qid for qid in retriever.asked if qid in TRAIN.qids]
     assert trained_on == TRAIN.qids[:4]  # the first of the file
@@ -484,47 +393,26 @@ def test_models_without_fit_and_figures_of_the_paper(tmp_path):
     assert compared["own"].nunique() == 1
 
 
-def test_a_model_that_reads_less_of_the_query(cross_encoder, tmp_path):
-    models = {"MaxP": lambda seed: maxp(cross_encoder, max_query_len=8)}
-    with pytest.warns(UserWarning, match="'MaxP' has max_query_len=8; in the paper it is 32"):
-        ld.protocols["msmarco-document"].run(models, Retriever(*V1), tmp_path, seeds=[0], datasets=MSMARCO)
-
-
-ONE = ld.MaxP()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"models": {}}, "needs at least one model"),
-        ({"models": {"MaxP": "maxp"}}, "needs a function of the seed for each name, but 'MaxP' has none"),
-        ({"models": {"MaxP": ONE}}, "needs a function of the seed for each name"),
-        ({"models": "maxp"}, "must be a dict of functions by name, or a list of presets' names"),
-        ({"models": ["max-p"]}, "no preset 'max-p'; known are firstp"),
-        ({"models": {"first stage": lambda seed: None}}, "none can be named 'first stage'"),
-        ({"models": {"MaxP": lambda seed: ONE}, "seeds": [0, 1]}, "must make a new model at each call"),
-        ({"models": {"own": lambda seed: Fitted()}}, "'own' is a Fitted; protocols train this package's models"),
-        ({"models": {"MaxP": lambda seed: ld.MaxP(text_field="body")}}, "'MaxP' reads 'body'; .* in the column 'text'"),
-        ({"arguments": {"device": "cpu"}}, "arguments= are for presets and trained models"),
-        ({"seeds": []}, "must be a list of whole numbers"),
-        ({"datasets": {"irds:gov2": DEV}}, "datasets= has 'irds:gov2', which this protocol does not use"),
+        ({"models": ["max-p"]}, "max-p"),
+        ({"models": "one model for all seeds", "seeds": [0, 1]}, "new model"),
+        ({"models": {"own": lambda seed: Fitted()}}, "'own' must be a reranker"),
+        ({"models": {"MaxP": lambda seed: ld.MaxP(text_field="body")}}, "'MaxP' must .*text_field"),
+        ({"arguments": {"device": "cpu"}}, "arguments="),
+        ({"seeds": []}, "seeds"),
+        ({"datasets": {"irds:gov2": DEV}}, "datasets= .*irds:gov2"),
         ({"datasets": {**MSMARCO, DEV_ID: StandIn(200, [])}}, "no topic of .*/dev has a relevant document"),
-        (
-            {"datasets": {**MSMARCO, DEV_ID: TRAIN.part(TRAIN.qids[:1])}},
-            r"1 queries are both in training .*/train\) and in test, e.g. '100'",
-        ),
+        ({"datasets": {**MSMARCO, DEV_ID: TRAIN.part(TRAIN.qids[:1])}}, r"1 queries are both in training .*/train\)"),
     ],
 )
-def test_bad_input(changes, message, tmp_path):
-    arguments = {"models": {"MaxP": lambda seed: ld.MaxP()}, "datasets": MSMARCO, "seeds": [0], **changes}
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(changes, message, tmp_path, cross_encoder):
+    one = maxp(cross_encoder)
+    changes = {
+        name: {"MaxP": lambda seed: one} if name == "models" and "seeds" in changes else value
+        for name, value in changes.items()
+    }
+    arguments = {"models": {"MaxP": lambda seed: maxp(cross_encoder)}, "datasets": MSMARCO, "seeds": [0], **changes}
+    with pytest.raises((ValueError, KeyError), match=message):
         ld.protocols["msmarco-document"].run(first_stage=Retriever(*V1), folder=tmp_path, **arguments)
-
-
-def test_protocols_show_what_they_are():
-    known = ld.protocols["robust04-title"]
-    assert repr(known) == "protocols['robust04-title']"
-    shown = repr(replace(known, depth=7))
-    assert shown.startswith("Protocol(test=(TopicSet(dataset=")
-    assert "depth=7" in shown
-    assert "=None" not in shown

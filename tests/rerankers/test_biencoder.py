@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
@@ -49,18 +48,6 @@ def test_equals_hugging_face(pooling, similarity, plain_encoder):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     rough = scores(ld.BiEncoder(plain_encoder, dtype="bfloat16", **arguments), frame([query], texts))
     np.testing.assert_allclose(rough, expected, rtol=0.1, atol=0.1)
-
-
-def test_a_pipeline_without_a_trainable_stage_is_not_fitted(plain_encoder, cross_encoder, results):
-    model, texts = ld.BiEncoder(plain_encoder, **SMALL), pt.Transformer.from_df(results)
-    asked, judged = results[["qid", "query"]].drop_duplicates(), results[["qid", "docno"]].assign(label=[1, 0, 0, 1, 0])
-    for pipeline in (texts >> model, texts >> model % 2):
-        with pytest.raises(TypeError, match=r"BiEncoder\(.*has no fit, nor has another stage"):
-            pipeline.fit(asked, judged)
-    ranker = ld.MaxP(cross_encoder, **SMALL)
-    (texts >> model >> ranker).fit(asked, judged)
-    assert ranker.is_trained
-    assert len(model(results)) == len(results)
 
 
 def test_prefixes(plain_encoder):

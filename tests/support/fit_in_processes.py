@@ -31,9 +31,9 @@ def main(backbone: str, out: str, die_at: str = "0") -> None:
     # Each process starts from weights of its own; the first one's count.
     sizes = {"window_size": 6, "stride": 4, "max_query_len": 2, "batch_size": 3}
     model = ld.MaxP(backbone, training=recipe, device="cpu", **sizes)
-    model.load_scorer().head.dropout.p = 0.0
+    model.model.head.dropout.p = 0.0
     with torch.no_grad():
-        model.load_scorer().head.final.bias += float(rank)
+        model.model.head.final.bias += float(rank)
     with optimizer_steps(stop_at=int(die_at), stop=lambda: os._exit(1)) as steps:
         model.fit(run, judged, run, judged)
     model.save(Path(out) / f"model-{rank}")

@@ -56,11 +56,3 @@ def in_order(graph: dict[str, set[str]]) -> list[str]:
         graphlib.CycleError: if some import each other; the message names them.
     """
     return list(TopologicalSorter(graph).static_order())
-
-
-def longest_chain(graph: dict[str, set[str]]) -> list[str]:
-    """The longest chain of imports."""
-    chains: dict[str, list[str]] = {}
-    for module in in_order(graph):
-        chains[module] = [module, *max((chains[target] for target in sorted(graph[module])), key=len, default=[])]
-    return max((chains[module] for module in sorted(chains)), key=len)

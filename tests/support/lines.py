@@ -13,4 +13,4 @@ def shown_lines(capsys) -> list[str]:
 def lines_in(text: str) -> list[str]:
     """The same of what was written."""
     lines = [line.split("\r")[-1] for line in text.split("\n")[:-1]]  # a bar is written many times
-    return [re.match(r"(.*):\s+100%\|", line)[1] for line in lines]
+    return [done[1] for line in lines if (done := re.match(r"(.*):\s+100%\|", line))]

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001
 """Stand-ins for language models: an oracle, scripted replies, and a scripted HTTP server on loopback."""
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+from hypothesis import strategies as st
 
 GRADE = re.compile(r"worth (\d+)")
+
+HARD = st.sampled_from(
+    [*"[]>,;0123456789 \n.-*`\"'<>", "[1]", "[2] > ", "[3, 4]", "<think>", "</think>", "１", "【", "٣"]
+)
+"""Pieces of replies and of texts that look like rankings."""
 
 
 def shown(messages: list[dict[str, str]]) -> list[tuple[int, str]]:
@@ -96,19 +103,6 @@ def completion(text: str | None, **message: Any) -> dict[str, Any]:
             {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text, **message}}
         ],
         "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
-    }
-
-
-def claude_message(text: str) -> dict[str, Any]:
-    """Anthropic's form of a reply."""
-    return {
-        "id": "1",
-        "type": "message",
-        "role": "assistant",
-        "model": "tiny",
-        "content": [{"type": "text", "text": text}],
-        "stop_reason": "end_turn",
-        "usage": {"input_tokens": 100, "output_tokens": 10},
     }
 
 

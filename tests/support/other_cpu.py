@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from pyterrier_longdoc.modelling import fingerprint
-from pyterrier_longdoc.modelling.checkpoint import Weights
-from pyterrier_longdoc.modelling.embed import SharedEncoder
+from pyterrier_longdoc.modelling import biencoder, weights
+from pyterrier_longdoc.modelling.model import Model
+from pyterrier_longdoc.rerankers import saved
 
 ULP = 1 + 2**-23
 
@@ -32,31 +32,31 @@ def start_anew() -> None:
 
 def change_models(monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes the weights of models, new and saved ones, and of the encoders of bi-encoders as they are made."""
-    of_encoder = lambda encoder: encoder.backbone.model  # noqa: E731
-    for cls, module in ((Weights, _with_encoder), (SharedEncoder, of_encoder)):
-        monkeypatch.setattr(cls, "__init__", _every_second(cls.__init__, module))
-    contents = fingerprint._contents
-    monkeypatch.setattr(fingerprint, "_contents", lambda tensor: contents(_as_read.get(_hash(tensor), tensor)))
-
-
-def _with_encoder(weights: Weights) -> nn.Module:
-    """The model; nothing of one whose windows somebody else scores."""
-    return weights.scorer if list(weights.scorer.encoder.parameters()) else nn.Module()
+    made = Model.from_backbone.__func__
+    monkeypatch.setattr(Model, "from_backbone", classmethod(_every_second(made, lambda model: model)))
+    monkeypatch.setattr(saved, "load_model", _every_second(saved.load_model, lambda model: model))
+    shared = biencoder.SharedEncoder
+    monkeypatch.setattr(biencoder, "SharedEncoder", _every_second(shared, lambda encoder: encoder.backbone.model))
+    contents = weights._contents
+    monkeypatch.setattr(weights, "_contents", lambda tensor: contents(_as_read.get(_hash(tensor), tensor)))
 
 
 def _hash(tensor: torch.Tensor) -> int:
     return hash(bytes(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data))
 
 
-def _every_second(make: Callable[..., None], module: Callable[[Any], nn.Module]) -> Callable[..., None]:
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
+def _every_second(make: Callable[..., Any], module: Callable[[Any], nn.Module]) -> Callable[..., Any]:
+    def changed(*args: Any, **kwargs: Any) -> Any:
         global _models
-        make(self, *args, **kwargs)
+        made = make(*args, **kwargs)
         _models += 1
-        for tensor in module(self).parameters() if _models % 2 == 0 else ():
+        own = module(made)
+        reads_text = getattr(getattr(own, "encoder", None), "reads_text", False)  # somebody else's scores
+        for tensor in own.parameters() if _models % 2 == 0 and not reads_text else ():
             before = tensor.detach().clone()
             tensor.data *= ULP
             if not torch.equal(before, tensor):
                 _as_read[_hash(tensor)] = before
+        return made
 
-    return made
+    return changed

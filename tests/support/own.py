@@ -25,7 +25,7 @@ def with_head(sign: int, backbone: str, **options: Any) -> Any:
             return sign * scores.max(1).values
 
     @dataclass(eq=False, repr=False)
-    class WithEditedHead(ld.LongDocReranker):
+    class WithEditedHead(ld.CrossEncoder):
         head_name = "edited"
 
         def default_windows(self):
@@ -55,8 +55,8 @@ def with_selector(sign: int, backbone: str, **options: Any) -> Any:
     class EditedSelector(ld.modelling.preselection.WindowSelector):
         needs_text = False
 
-        def scores(self, queries, documents, spans):
-            return [-sign * np.arange(len(own), dtype=float) for own in spans]
+        def scores(self, pairs, spans):
+            return [-sign * np.arange(len(spans[document]), dtype=float) for document in pairs.document]
 
     return ld.MaxP(backbone, window_size=4, stride=4, preselect=EditedSelector(1), **SMALL, **options)
 
@@ -64,8 +64,8 @@ def with_selector(sign: int, backbone: str, **options: Any) -> Any:
 def with_class(sign: int, backbone: str, **options: Any) -> Any:
     @dataclass(eq=False, repr=False)
     class EditedMaxP(ld.MaxP):
-        def score_pairs(self, queries, texts, bar=None):
-            scored = super().score_pairs(queries, texts, bar)
+        def score(self, queries, texts, bar=None):
+            scored = super().score(queries, texts, bar)
             scored.scores *= sign
             return scored
 

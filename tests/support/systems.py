@@ -64,7 +64,7 @@ REPRESENTATIVE = ("MaxP", "PARADE-pretrained", "LateIR", "CEDR-knrm", "BiEncoder
 """Systems with code of their own between text and score; the others differ from one of them in a head or in windows."""
 
 QUIET = [
-    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.base.UntrainedWarning"),
+    pytest.mark.filterwarnings("ignore::pyterrier_longdoc.rerankers.reranker.UntrainedWarning"),
     pytest.mark.filterwarnings("ignore::pyterrier_longdoc.common.frames.TruncationWarning"),
 ]
 """Marks of tests in which random weights and texts that are cut are nothing to warn of."""

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from pyterrier_longdoc.modelling.backbones.templates import TEMPLATES
+from pyterrier_longdoc.modelling.templates import TEMPLATES
 
 from . import tiny, tiny_long
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pyterrier_longdoc.training import Example, Group, Texts
+from pyterrier_longdoc.training import Example, QueryGroup, TrainingSet
 
 from . import tiny
 
@@ -37,12 +37,13 @@ def toy_task(seed: int, queries: int = 8) -> tuple[pd.DataFrame, pd.DataFrame]:
     return pd.DataFrame(rows, columns=["qid", "query", "docno", "text", "score"]), qrels(*judged)
 
 
-def texts_of(values: Sequence) -> Texts:
-    """The texts of a run of which that is all."""
-    return Texts(pd.DataFrame({"text": values}), lambda rows: rows["text"].tolist())
+def set_of(groups: Sequence[QueryGroup], values: Sequence) -> TrainingSet:
+    """A training set with these texts."""
+    frame = pd.DataFrame({"text": values, "docno": [f"d{i}" for i in range(len(values))]})
+    return TrainingSet(groups, frame, lambda rows: rows["text"].tolist())
 
 
-def all_of(groups: Sequence[Group], values: Sequence) -> list[Example]:
+def all_of(groups: Sequence[QueryGroup], values: Sequence) -> list[Example]:
     """Each group's candidates, all of them, with their texts."""
     return [
         Example(
@@ -74,12 +75,11 @@ class Toy(nn.Module):
         return self.head(torch.tensor([[1.0] if text.startswith("+") else [-1.0] for text in texts])).squeeze(1)
 
 
-def toy_groups(count: int) -> list[Group]:
+def toy_set(count: int) -> TrainingSet:
+    """So many queries with five candidates, two of which are relevant."""
     labels = np.array([1.0, 0.0, 2.0, 0.0, 0.0])
-    return [Group(f"q{i}", f"query {i}", np.arange(5), labels) for i in range(count)]
-
-
-TOY_TEXTS = texts_of(["+a", "-a", "+b", "-b", "-c"])
+    groups = [QueryGroup(f"q{i}", f"query {i}", np.arange(5), labels) for i in range(count)]
+    return set_of(groups, ["+a", "-a", "+b", "-b", "-c"])
 
 
 class Broken(Toy):

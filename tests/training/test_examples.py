@@ -15,7 +15,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.frames import keys_of
 from pyterrier_longdoc.training import (
     Example,
-    Group,
+    QueryGroup,
     TeacherScores,
     TrainingArgs,
     add_judged,
@@ -24,7 +24,7 @@ from pyterrier_longdoc.training import (
 )
 from pyterrier_longdoc.training.examples import draw_epoch, examples_per_epoch, make_examples
 
-from ..support.toy import all_of, qrels, texts_of
+from ..support.toy import all_of, qrels, set_of
 
 RUN = pd.DataFrame(
     {
@@ -78,19 +78,16 @@ def test_labels():
 
 @pytest.mark.parametrize("order", ["score", "rank", "rows"])
 def test_negatives_up_to_a_rank(order):
-    run = {
-        "score": RUN,
-        "rank": RUN.drop(columns="score").assign(rank=[3, 0, 2, 1, 0, 1, 0]),
-        "rows": RUN.drop(columns="score"),
+    bare = RUN.drop(columns="score")
+    run, best_first = {
+        "score": (RUN, [1, None, 2, 0]),  # d4, the positive, takes one of the first places of score and rank
+        "rank": (bare.assign(rank=[3, 0, 2, 1, 0, 1, 0]), [1, None, 2, 0]),
+        "rows": (bare, [0, 1, 2, None]),
     }[order]
-    best_first = {"score": ["d2", "d3", "d1"], "rank": ["d2", "d3", "d1"], "rows": ["d1", "d2", "d3"]}[order]
-    # The rank is among all candidates: d4, the positive, takes one of the first places of score and rank.
-    places = {"score": [0, 2, 3], "rank": [0, 2, 3], "rows": [0, 1, 2]}[order]
     for limit in (1, 2, 3, 4):
         (group,) = make_groups(run, qrels(("1", "d4", 1)), TrainingArgs(max_negative_rank=limit))
-        expected = [d for d, place in zip(best_first, places, strict=True) if place < limit]
-        assert [TEXTS[row] for row in group.rows[group.negatives]] == [f"text of {d} for 1" for d in expected]
-        assert [TEXTS[row] for row in group.rows[group.positives]] == ["text of d4 for 1"]
+        assert group.rows[group.negatives].tolist() == [row for row in best_first[:limit] if row is not None]
+        assert group.rows[group.positives].tolist() == [3]
 
 
 def test_pool_of_negatives():
@@ -106,39 +103,33 @@ def test_pool_of_negatives():
     assert len(make_groups(frame, judged, TrainingArgs(max_negative_rank=None))[0].negatives) == 48
 
 
-def test_labels_and_scores_that_are_no_numbers():
-    judged = qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
-    for label, shown in (("relevant", "'relevant'"), (None, "nan"), (np.inf, "inf")):
-        with pytest.raises(
-            ValueError, match=rf"qrels: the column 'label' holds {shown} in row 1 \(qid '1', docno 'd2'\)"
-        ):
-            make_groups(RUN, judged.assign(label=[1, label, 1]))
-    for column, value, shown in (
+@pytest.mark.parametrize(
+    ("column", "value", "shown"),
+    [
+        ("label", "relevant", "'relevant'"),
+        ("label", None, "nan"),
+        ("label", np.inf, "inf"),
         ("score", np.nan, "nan"),
         ("score", "high", "'high'"),
         ("rank", None, "None"),
         ("teacher_score", "good", "'good'"),
-    ):
-        run = RUN.drop(columns="score").assign(**{column: pd.Series([1.0, 2, 3, 4, value, 6, 7], dtype=object)})
-        with pytest.raises(
-            ValueError, match=rf"'{column}' holds {shown} in row 4 \(qid '2', docno 'd1'\), and in 1 of 7"
-        ):
-            make_groups(run, judged)
-    # Numbers that a file without types has as text are numbers: 10 is more than 9.
-    written = RUN.assign(score=(RUN["score"] + 1).map(str))
-    assert groups_of(written, judged.assign(label=["1", "0", "1"])) == groups_of(RUN, judged)
-
-
-def test_nothing_to_train_on():
-    with pytest.raises(ValueError, match=r"qrels lack the column\(s\) docno, label"):
-        make_groups(RUN, pd.DataFrame({"qid": ["1"], "relevance": [1]}))
+    ],
+)
+def test_labels_and_scores_that_are_no_numbers(column, value, shown):
+    run, judged = RUN, qrels(("1", "d3", 1), ("1", "d2", 0), ("2", "d1", 1))
+    if column == "label":
+        judged = judged.assign(label=[1, value, 1])
+    else:
+        run = RUN.drop(columns="score").assign(**{column: pd.Series([1.0, value, 3, 4, 5, 6, 7], dtype=object)})
+    with pytest.raises(ValueError, match=rf"'{column}' holds {shown} in row 1 \(qid '1', docno 'd2'\)"):
+        make_groups(run, judged)
 
 
 def test_teacher_column():
     run, judged = RUN.assign(teacher_score=np.arange(7.0), other=np.nan), qrels(("1", "d3", 1))
     assert make_groups(run, judged)[0].targets.tolist() == [1.0, 3.0, 2.0, 0.0]
     assert make_groups(RUN, judged)[0].targets is None
-    with pytest.raises(ValueError, match="the teacher's scores: the column 'other' holds nan in row 0"):
+    with pytest.raises(ValueError, match="'other' holds nan"):
         make_groups(run, judged, TrainingArgs(teacher_field="other"))
 
 
@@ -180,49 +171,6 @@ def test_judged_documents_that_were_not_retrieved():
     assert make_groups(more, JUDGED, ALL)[-1].labels.tolist() == [1.0, 0.0]
 
 
-def test_candidates_are_those_of_the_published_export():
-    """Set by set as FlexNeuART's export makes them: positives, and judged negatives with the best k."""
-    rng, docnos, k = random.Random(0), [f"d{i}" for i in range(30)], 6
-    topics = pd.DataFrame({"qid": [f"q{i}" for i in range(12)], "query": "any"})
-    rows, judged = [], []
-    for qid in topics["qid"]:
-        rows += [(qid, "any", d, -i) for i, d in enumerate(rng.sample(docnos, rng.choice([0, 4, 10])))]
-        judged += [(qid, d, rng.choice([-1, 0, 0, 1, 2])) for d in rng.sample(docnos, rng.choice([1, 5]))]
-    run, labels = pd.DataFrame(rows, columns=["qid", "query", "docno", "score"]), qrels(*judged)
-    expected = {}
-    for qid in topics["qid"]:
-        positives = {d for q, d, grade in judged if q == qid and grade >= 1}
-        pool = {d for q, d, grade in judged if q == qid and grade < 1}
-        pool |= set([d for q, _, d, _ in rows if q == qid][:k]) - positives
-        if positives and pool:
-            expected[qid] = positives, pool
-    assert 3 < len(expected) < 12
-    full = add_judged(run, labels, topics=topics)
-    groups = make_groups(full, labels, TrainingArgs(judged="all", max_negative_rank=k))
-    found = {
-        g.qid: tuple({full["docno"][row] for row in g.rows[part]} for part in (g.positives, g.negatives))
-        for g in groups
-    }
-    assert found == expected
-
-
-@pytest.mark.parametrize("order", ["score", "rank", "rows"])
-def test_judged_negatives_are_drawn_whatever_their_rank(order):
-    judged = qrels(("1", "d2", 1), ("1", "d1", 0), ("1", "no", 0), ("1", "far", 1))
-    run = {
-        "score": RUN,
-        "rank": RUN.drop(columns="score").assign(rank=[3, 0, 2, 1, 0, 1, 0]),
-        "rows": RUN.drop(columns="score").iloc[[1, 3, 2, 0, 4, 5, 6]],
-    }[order]
-    run = add_judged(run, judged)
-    # d1 was retrieved last; d4, not judged, is the only negative up to rank 2.
-    (group,) = make_groups(run, judged, TrainingArgs(judged="all", max_negative_rank=2))
-    assert run["docno"].iloc[group.rows].tolist() == ["d2", "d4", "d1", "no", "far"]
-    assert group.negatives == [1, 2, 3]
-    (group,) = make_groups(run, judged, TrainingArgs(judged="all", unjudged="skip"))
-    assert run["docno"].iloc[group.rows].tolist() == ["d2", "d1", "no", "far"]
-
-
 def test_ids_of_any_type():
     run = pd.DataFrame({"qid": [1, 1, 2], "query": ["a", "a", "b"], "docno": [10, 11, 10], "rank": [0, 1, 0]})
     added = add_judged(run, qrels(("1", "12", 1), ("2", "10", 1), ("2", "13", 0)))
@@ -232,31 +180,17 @@ def test_ids_of_any_type():
     assert keys_of(add_judged(run, qrels(("1", "D12", 1)))) == [*ids[:3], ("1", "D12")]
     few = run.astype({"qid": "category", "docno": "category"})
     assert keys_of(add_judged(few, qrels(("1", "12", 1), ("2", "13", 0)))) == ids
-    assert keys_of(add_judged(run.set_index(["qid", "docno"], drop=False), qrels(("1", "12", 1)))) == ids[:4]
     assert added["rank"].tolist() == [0, 1, 0, 2, 2]
     assert add_judged(run, qrels(("1", "10", 1))) is run
 
 
 def test_judged_documents_without_text():
-    with pytest.raises(ValueError, match=r"here 3, e\.g\. 'far' for the query '2', .* give text_loader= .*retrieved"):
+    with pytest.raises(ValueError, match="text_loader="):
         add_judged(RUN.assign(text=TEXTS), JUDGED)
-    with pytest.raises(ValueError, match=r"does not supply the column\(s\) title"):
-        add_judged(RUN.assign(title="", text=TEXTS), JUDGED, text_field=("title", "text"), text_loader=LOADER)
     assert "text" not in add_judged(RUN, JUDGED)  # is loaded later
     unknown = pt.apply.generic(lambda frame: frame.assign(text=[None, *frame["docno"].iloc[1:]]))
-    with pytest.raises(ValueError, match=r"no text of 1 judged documents, e\.g\. 'far': leave them out of the qrels"):
+    with pytest.raises(ValueError, match="'far'"):
         add_judged(RUN.assign(text=TEXTS), JUDGED, text_loader=unknown)
-    with pytest.raises(ValueError, match=r"topics lack the column\(s\) query"):
-        add_judged(RUN, JUDGED, topics=RUN[["qid"]])
-
-
-def test_a_teacher_scores_judged_documents_too():
-    run = RUN.assign(text=TEXTS, teacher_score=1.0)
-    added = add_judged(run, JUDGED, text_loader=LOADER)
-    with pytest.raises(ValueError, match=r"no finite number.*TeacherScores\(teacher\)\(add_judged\(run, qrels"):
-        make_groups(added, JUDGED, ALL)
-    scored = TeacherScores(pt.apply.doc_score(lambda row: len(row["docno"])))(added)
-    assert make_groups(scored, JUDGED, ALL)[1].targets.tolist() == [2.0, 2.0, 3.0]
 
 
 def test_fit_takes_judged_documents_in(cross_encoder):
@@ -283,8 +217,6 @@ def test_fit_takes_judged_documents_in(cross_encoder):
     asked.clear()
     trained(RUN)
     assert ("2", "far") in asked
-    with pytest.raises(ValueError, match="give text_loader="):
-        trained(run, text_loader=None)
 
 
 def test_pseudo_labels():
@@ -294,14 +226,14 @@ def test_pseudo_labels():
     ]  # fmt: skip
     (first,) = make_groups(RUN, labels)
     assert first.labels.tolist() == [1.0, 1.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="relevant=0 must be at least 1"):
+    with pytest.raises(ValueError, match="relevant=0"):
         pseudo_qrels(RUN, relevant=0)
 
 
 # Sampling.
 
 LABELS = np.array([0.0, 1.0, 0.0, 2.0, -1.0, 0.0])
-GROUPS = [Group(f"q{i}", f"query {i}", np.arange(6), LABELS) for i in range(20)]
+GROUPS = [QueryGroup(f"q{i}", f"query {i}", np.arange(6), LABELS) for i in range(20)]
 POINTWISE = TrainingArgs(sampling="pointwise", loss="pointwise_bce")
 LISTWISE = TrainingArgs(sampling="listwise", loss="lambda_loss", negatives=3)
 
@@ -351,29 +283,29 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 def test_augmented_texts():
-    group, texts = Group("q", "query", np.arange(2), np.array([2.0, 0.0])), texts_of(["abcdefgh", "ABCDEFGH"])
+    data = set_of([QueryGroup("q", "query", np.arange(2), np.array([2.0, 0.0]))], ["abcdefgh", "ABCDEFGH"])
     args = TrainingArgs(augment=rotate)
-    picks = draw_epoch([group], args, 0)
-    (example,) = make_examples(picks, texts, args, 0)
+    picks = draw_epoch(data.groups, args, 0)
+    (example,) = make_examples(picks, data, args, 0)
     assert [sorted(text) for text in example.texts] == [list("abcdefgh"), list("ABCDEFGH")]
-    assert make_examples(picks, texts, args, 0) == [example]
-    assert len({make_examples(picks, texts, args, epoch)[0].texts for epoch in range(20)}) > 5
+    assert make_examples(picks, data, args, 0) == [example]
+    assert len({make_examples(picks, data, args, epoch)[0].texts for epoch in range(20)}) > 5
 
 
 def test_examples_have_their_own_candidates_and_read_each_text_once():
     read = []
-    texts = replace(texts_of(list("abcd")), read=lambda rows: [read.append(text) or text for text in rows["text"]])
     groups = [
-        Group("p", "first", np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])),
-        Group("q", "second", np.array([3, 0]), np.array([1.0, 0.0])),
+        QueryGroup("p", "first", np.array([3, 0, 1]), np.array([2.0, 0.0, 1.0]), targets=np.array([0.3, 0.2, 0.1])),
+        QueryGroup("q", "second", np.array([3, 0]), np.array([1.0, 0.0])),
     ]
-    found = make_examples([(groups[0], (0, 2)), (groups[1], (0, 1, 1))], texts, LISTWISE, 0)
+    data = replace(set_of(groups, list("abcd")), read=lambda rows: [read.append(text) or text for text in rows["text"]])
+    found = make_examples([(groups[0], (0, 2)), (groups[1], (0, 1, 1))], data, LISTWISE, 0)
     assert found == [
         Example("p", "first", ("d", "b"), (2.0, 1.0), (0.3, 0.1)),
         Example("q", "second", ("d", "a", "a"), (1.0, 0.0, 0.0)),
     ]
     assert read == ["a", "b", "d"]
-    assert make_examples([], texts, LISTWISE, 0) == []
+    assert make_examples([], data, LISTWISE, 0) == []
 
 
 # Teachers.
@@ -387,10 +319,10 @@ def test_teacher_scores():
     pd.testing.assert_frame_equal(run, before)
     assert out["t"].tolist() == [float(len(text)) for text in out["text"]]
     pd.testing.assert_frame_equal(out.drop(columns="t"), mixed)
-    with pytest.raises(ValueError, match=r"no score for 4 of 7 candidates, e.g. \('1', 'd1'\)"):
+    with pytest.raises(ValueError, match="for 4"):
         TeacherScores(pt.apply.generic(lambda frame: frame[frame["qid"] != "1"]))(run)
     twice = pt.apply.generic(lambda frame: pd.concat([frame, frame.iloc[:1].assign(score=-9.0)]))
-    with pytest.raises(ValueError, match="the teacher gives 1 candidates several scores"):
+    with pytest.raises(ValueError, match="not one score for 1"):
         TeacherScores(twice)(run)
     doubled = pd.concat([run, run.iloc[:1]])
     assert TeacherScores(pt.Transformer.identity())(doubled)["teacher_score"].tolist() == doubled["score"].tolist()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import random
@@ -19,20 +18,18 @@ import pyterrier as pt
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.heads import registered_heads
-from pyterrier_longdoc.rerankers.base import UntrainedWarning
+from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
 from pyterrier_longdoc.training import Lora, TeacherScores, TrainingArgs, evaluate, plot_history, train
 from pyterrier_longdoc.training.examples import draw_epoch, make_examples
-from pyterrier_longdoc.training.loop import Run, first_beta, make_optimizer, ranking_loss, rate_factor
+from pyterrier_longdoc.training.loop import Run, ranking_loss
 from pyterrier_longdoc.training.resume import ContinuedTrainingWarning
+from pyterrier_longdoc.training.schedule import make_optimizer, rate_and_beta
 
 from ..support import fit_in_processes, tiny, tiny_long
-from ..support.lines import shown_lines
 from ..support.systems import CROSS_ENCODERS, QUIET, make
-from ..support.toy import TOY_TEXTS, Broken, Toy, optimizer_steps, qrels, toy_groups, toy_task
+from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_set, toy_task
 
 pytestmark = QUIET
 RUN, JUDGED = toy_task(0, queries=5)
@@ -48,12 +45,12 @@ def calm(tmp_path_factory) -> str:
 
 def fitted(backbone: str, name: str = "MaxP", data: tuple = (RUN, JUDGED), **changes):
     model = make(name, backbone, training=replace(RECIPE, **changes))
-    model.load_scorer().head.dropout.p = 0.0
+    model.model.head.dropout.p = 0.0
     return model.fit(*data)
 
 
 def weights(model) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.load_scorer().state_dict().items()}
+    return {name: value.clone() for name, value in model.model.state_dict().items()}
 
 
 def changed(model, before: dict[str, torch.Tensor]) -> set[str]:
@@ -79,9 +76,9 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
     groups = make_optimizer(Toy(), TrainingArgs(weight_decay=0.1, decay="matrices")).param_groups
     assert all((group["weight_decay"] == 0.1) == (p.ndim > 1) for group in groups for p in group["params"])
     assert sum(len(group["params"]) for group in groups) == 5
-    with pytest.raises(ValueError, match=r"begins with learning_rates' 'backbone\.'; they begin with encoder\., head"):
+    with pytest.raises(ValueError, match="'backbone"):
         make_optimizer(Toy(), TrainingArgs(learning_rates={"": 1e-4, "backbone.": 1e-5}))
-    scorer = make("PARADE-transformer", cross_encoder).load_scorer()
+    scorer = make("PARADE-transformer", cross_encoder).model
     low, high = sorted(make_optimizer(scorer, TrainingArgs()).param_groups, key=lambda group: group["lr"])
     assert (low["lr"], high["lr"]) == (1e-5, 1e-4)
     assert {id(p) for p in low["params"]} == {id(p) for p in scorer.encoder.parameters()}
@@ -107,22 +104,8 @@ def test_parameters_by_learning_rate_and_decay(cross_encoder):
 )
 def test_schedules(changes, steps_per_epoch, expected):
     args = TrainingArgs(**changes)
-    found = [rate_factor(args, step, steps_per_epoch, len(expected)) for step in range(len(expected))]
+    found = [rate_and_beta(args, step, steps_per_epoch, len(expected))[0] for step in range(len(expected))]
     np.testing.assert_allclose(found, expected)
-
-
-@pytest.mark.parametrize("total", [4, 10, 97])
-def test_warm_up_is_that_of_the_published_code(total):
-    """FlexNeuART takes transformers' constant schedule, its warm-up a share of the steps that is rounded down."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    warmup = int(0.2 * total)
-    for schedule, theirs in (
-        ("constant", get_constant_schedule_with_warmup(optimizer, warmup)),
-        ("linear", get_linear_schedule_with_warmup(optimizer, warmup, total)),
-    ):
-        args, (factor,) = TrainingArgs(schedule=schedule, warmup=0.2), theirs.lr_lambdas
-        for step in range(total):
-            assert rate_factor(args, step, total, total) == pytest.approx(factor(step))
 
 
 @pytest.mark.parametrize("total", [10, 97])
@@ -135,12 +118,11 @@ def test_one_cycle_is_torchs(total):
     torchs = torch.optim.lr_scheduler.OneCycleLR(
         torchs_optimizer, max_lr=[1e-2, 1e-1], total_steps=total, pct_start=0.2, anneal_strategy="linear"
     )
-    groups = toy_groups(total)
-    picks = make_examples(draw_epoch(groups, args, 0), TOY_TEXTS, args, 0)
-    run = Run(ours, args, ranking_loss, total, [])
-    for step, example in enumerate(picks):
-        run.step([example], 1)
-        ranking_loss(theirs, [example], args).backward()
+    data = toy_set(total)
+    run = Run(ours, data, args, ranking_loss, [])
+    for step, pick in enumerate(draw_epoch(data.groups, args, 0)):
+        run.step([pick])
+        ranking_loss(theirs, make_examples([pick], data, args, 0), args).backward()
         torchs_optimizer.step()
         torchs_optimizer.zero_grad()
         for mine, torchs_own in zip(run.optimizer.param_groups, torchs_optimizer.param_groups, strict=True):
@@ -152,20 +134,13 @@ def test_one_cycle_is_torchs(total):
         torch.testing.assert_close(mine, torchs_own)
 
 
-def test_only_one_cycle_changes_the_betas():
-    for schedule in ("constant", "linear"):
-        assert {first_beta(TrainingArgs(schedule=schedule), step, 5, 10) for step in range(10)} == {0.9}
-    anew = TrainingArgs(schedule="one_cycle", warmup=0.5, restart_each_epoch=True)
-    assert [first_beta(anew, step, 4, 8) for step in range(8)] == pytest.approx(2 * [0.95, 0.85, 0.90, 0.95])
-
-
 # Steps.
 
 
 def test_each_epoch_asks_each_query_once():
     model = Toy()
     before = torch.get_rng_state(), random.getstate()
-    train(model, toy_groups(5), TOY_TEXTS, TrainingArgs(epochs=3, queries_per_step=2))
+    train(model, toy_set(5), TrainingArgs(epochs=3, queries_per_step=2))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     orders = [[queries[0] for queries, _ in model.calls[start : start + 5]] for start in (0, 5, 10)]
@@ -191,16 +166,9 @@ def test_each_epoch_asks_each_query_once():
 def test_gradients_of_a_step(changes, expected):
     args = TrainingArgs(queries_per_step=3, learning_rates={"": 1e-9}, warmup=1.0, **changes)
     with optimizer_steps() as steps:
-        train(Toy(), toy_groups(5), TOY_TEXTS, args)
+        train(Toy(), toy_set(5), args)
     np.testing.assert_allclose([gradient.item() for _, gradient, _ in steps], expected, rtol=1e-4)
     np.testing.assert_allclose([rate for rate, _, _ in steps], [0.0, 0.5e-9])
-
-
-@pytest.mark.parametrize("anew", [False, True])
-def test_epochs_may_begin_anew(anew):
-    with optimizer_steps() as steps:
-        train(Toy(), toy_groups(4), TOY_TEXTS, TrainingArgs(epochs=2, queries_per_step=2, restart_each_epoch=anew))
-    assert [new for _, _, new in steps] == [True, False, anew, False]
 
 
 @pytest.mark.parametrize("name", ["MaxP", "CEDR-knrm"])
@@ -214,7 +182,7 @@ def test_queries_per_forward_makes_no_difference(name, calm):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision(dtype, calm):
     half, full = (fitted(calm, "CEDR-knrm", dtype=d, epochs=1, queries_per_step=5) for d in (dtype, "float32"))
-    assert all(value.dtype == torch.float32 for value in half.load_scorer().parameters())
+    assert all(value.dtype == torch.float32 for value in half.model.parameters())
     loss = half.history["loss"].iloc[0]
     assert loss == pytest.approx(full.history["loss"].iloc[0], rel=0.1)
     assert loss != full.history["loss"].iloc[0]
@@ -223,7 +191,7 @@ def test_half_precision(dtype, calm):
 def test_overflow_in_fp16_skips_the_step():
     model, moved = Broken(1, math.inf), []
     args = TrainingArgs(queries_per_step=1, dtype="float16", learning_rates={"": 0.1}, warmup=0.0)
-    train(model, toy_groups(6), TOY_TEXTS, args, on_step=lambda: moved.append(model.head.weight.item()))
+    train(model, toy_set(6), args, on_step=lambda: moved.append(model.head.weight.item()))
     assert moved[0] == 0.0
     assert moved[-1] != 0.0
 
@@ -231,47 +199,35 @@ def test_overflow_in_fp16_skips_the_step():
 def test_training_that_diverges(cross_encoder):
     model = Toy()
     torch.nn.init.constant_(model.head.weight, math.nan)
-    with pytest.raises(
-        FloatingPointError, match=r"the loss is nan in step 1, that of the queries 'q\d', 'q\d', .*: a weight"
-    ):
-        train(model, toy_groups(2), TOY_TEXTS, TrainingArgs())
+    with pytest.raises(FloatingPointError, match="in step 1, of the queries 'q"):
+        train(model, toy_set(2), TrainingArgs())
     assert not model.training
     model, before = Broken(2, math.inf), []
     args = TrainingArgs(queries_per_step=1, learning_rates={"": 0.1}, warmup=0.0)
-    with pytest.raises(FloatingPointError, match=r"the loss is nan in step 3, .* before it: lower learning_rates"):
-        train(model, toy_groups(5), TOY_TEXTS, args, on_step=lambda: before.append(model.head.weight.item()))
+    with pytest.raises(FloatingPointError, match="in step 3"):
+        train(model, toy_set(5), args, on_step=lambda: before.append(model.head.weight.item()))
     assert len(before) == 2
-    with pytest.raises(FloatingPointError, match="use dtype='bfloat16' or 'float32'"):
-        train(model, toy_groups(2), TOY_TEXTS, replace(args, dtype="float16"))
     model = make("MaxP", cross_encoder, training=TrainingArgs(queries_per_step=5, learning_rates={"": 1e38}))
-    with pytest.raises(FloatingPointError, match="after step 1 there are weights that are not finite"):
+    with pytest.raises(FloatingPointError, match="after step 1"):
         model.fit(RUN, JUDGED)
-    assert list(model.history.columns) == ["epoch", "step", "loss"]
     assert model.history.empty
-    with pytest.raises(FloatingPointError, match="otherwise a weight of the model is not finite"):
+    with pytest.raises(FloatingPointError):
         model(RUN)
 
 
-def test_losses_that_need_a_teacher(cross_encoder):
-    with pytest.raises(ValueError, match=r"loss='margin_mse' needs the teacher's scores, .* no column 'other'; put"):
-        fitted(cross_encoder, loss="margin_mse", teacher_field="other")
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [({"loss": "margin_mse", "teacher_field": "other"}, "'other'"), ({"patience": 2}, "patience=2")],
+)
+def test_recipes_that_lack_their_data(recipe, named):
+    with pytest.raises(ValueError, match=named):
+        train(Toy(), toy_set(5), TrainingArgs(**recipe))
 
 
 def test_student_in_a_pipeline(cross_encoder):
     student = make("MaxP", cross_encoder, training=replace(RECIPE, loss="margin_mse"))
     (TeacherScores(make("AvgP", cross_encoder)) >> student).fit(RUN, JUDGED)
     assert len(student.history) == 2
-
-
-def test_a_training_has_the_models_seed_unless_the_recipe_names_one(cross_encoder):
-    def losses(own: int, **named) -> list[float]:
-        recipe = TrainingArgs(queries_per_step=1, learning_rates={"": 1e-2}, negatives=1, **named)
-        model = make("MaxP", cross_encoder, training=recipe, seed=own, device="cpu").fit(RUN, JUDGED)
-        return model.history["loss"].tolist()
-
-    assert losses(1) != losses(2)
-    for model_seed in (2, 3):
-        assert losses(1) == pytest.approx(losses(model_seed, seed=1), rel=1e-5)
 
 
 @pytest.mark.bytes
@@ -298,16 +254,10 @@ def test_evaluate():
     written = judged.assign(label=["1.0", "2.0"])  # as pandas writes a column that had a gap
     assert evaluate(run, written, "RR") == evaluate(run, judged, "RR")
     # Cut to whole ones, labels would mean something else.
-    with pytest.raises(ValueError, match=r"qrels: measures take whole numbers as labels, not 0\.7: round"):
+    with pytest.raises(ValueError, match=r"0\.7"):
         evaluate(run, qrels(("1", "a", 2), ("1", "b", 0.7)), "RR")
     # Judgements of a larger collection do not lower the figure of a sample of its queries.
     assert evaluate(run, pd.concat([judged, qrels(("other", "d", 1))]), "RR") == evaluate(run, judged, "RR")
-
-
-def test_history():
-    history = train(Toy(), toy_groups(4), TOY_TEXTS, TrainingArgs(epochs=2, learning_rates={"": 0.0}))
-    assert all(entry.pop("documents_per_second") > 0 for entry in history)
-    assert history == [{"epoch": epoch, "step": epoch, "loss": 1.0, "learning_rate": 0.0} for epoch in (1, 2)]
 
 
 def test_the_best_epoch_is_kept():
@@ -319,9 +269,7 @@ def test_the_best_epoch_is_kept():
         modes.append(model.training)
         return next(figures)
 
-    history = train(
-        model, toy_groups(3), TOY_TEXTS, TrainingArgs(epochs=4, learning_rates={"": 0.1}), validate=validate
-    )
+    history = train(model, toy_set(3), TrainingArgs(epochs=4, learning_rates={"": 0.1}), validate=validate)
     assert [entry["validation"] for entry in history] == [0.2, 0.7, 0.7, 0.1]
     assert len(set(seen)) == 4
     assert model.head.weight.item() == seen[1]  # the first of the two best
@@ -331,7 +279,7 @@ def test_the_best_epoch_is_kept():
 
 def test_validation_every_few_steps():
     args = TrainingArgs(epochs=2, queries_per_step=1, validate_steps=2)
-    history = train(Toy(), toy_groups(5), TOY_TEXTS, args, validate=lambda: 0.5)
+    history = train(Toy(), toy_set(5), args, validate=lambda: 0.5)
     assert [(entry["epoch"], entry["step"], "validation" in entry) for entry in history] == [
         (1, 2, True), (1, 4, True), (1, 5, False), (2, 6, True), (2, 8, True), (2, 10, True),
     ]  # fmt: skip
@@ -340,22 +288,16 @@ def test_validation_every_few_steps():
 def test_early_stopping_and_most_steps():
     figures = iter([0.1, 0.3, 0.3, 0.2, 0.9])
     args = TrainingArgs(epochs=9, queries_per_step=5, patience=2)
-    history = train(Toy(), toy_groups(5), TOY_TEXTS, args, validate=lambda: next(figures))
+    history = train(Toy(), toy_set(5), args, validate=lambda: next(figures))
     assert [entry["validation"] for entry in history] == [0.1, 0.3, 0.3, 0.2]
-    with pytest.raises(ValueError, match="loss='margin_mse' needs the teacher's scores, the targets of every group"):
-        train(Toy(), toy_groups(5), TOY_TEXTS, TrainingArgs(loss="margin_mse"))
-    with pytest.raises(ValueError, match="patience=2 needs validation data"):
-        train(Toy(), toy_groups(5), TOY_TEXTS, args)
     model = Toy()
-    history = train(model, toy_groups(5), TOY_TEXTS, TrainingArgs(epochs=9, queries_per_step=2, max_steps=4))
+    history = train(model, toy_set(5), TrainingArgs(epochs=9, queries_per_step=2, max_steps=4))
     assert len(model.calls) == 2 + 2 + 1 + 2
     assert [(entry["epoch"], entry["step"]) for entry in history] == [(1, 3), (2, 4)]
 
 
 def test_learning_curve_of_two_trainings(cross_encoder):
     model = make("MaxP", cross_encoder, training=RECIPE)
-    with pytest.raises(ValueError, match="no history"):
-        plot_history(model.history)
     run, judged = RUN.copy(), JUDGED.copy()
     history = model.fit(run, judged, run, judged).fit(run, judged).history
     pd.testing.assert_frame_equal(run, RUN)
@@ -375,47 +317,23 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
 
 
-def test_validation_data_is_checked_before_training(cross_encoder, monkeypatch):
+@pytest.mark.parametrize(
+    ("run", "judged", "named"),
+    [
+        (RUN.drop(columns="text"), JUDGED, "text"),
+        (RUN, JUDGED.drop(columns="label"), "label"),
+        (RUN, JUDGED.assign(qid="other"), "nothing to validate on"),
+        (RUN[RUN["docno"] != "d0"], JUDGED, "nothing to validate on"),  # all weights would be equally good
+        (RUN, JUDGED.assign(label="relevant"), "'relevant'"),
+        (RUN, JUDGED.assign(label=1.5), r"1\.5"),
+        (RUN, None, "both"),
+    ],
+)
+def test_validation_data_is_checked_before_training(run, judged, named, cross_encoder):
     model = make("MaxP", cross_encoder)
-    monkeypatch.setattr(model, "load_weights", lambda: pytest.fail("weights were loaded"))
-    with pytest.raises(pt.validate.InputValidationError, match="text"):
-        model.fit(RUN, JUDGED, RUN.drop(columns="text"), JUDGED)
-    with pytest.raises(ValueError, match=r"qrels lack the column\(s\) label"):
-        model.fit(RUN, JUDGED, RUN, JUDGED.drop(columns="label"))
-    with pytest.raises(ValueError, match="qids of the validation candidates and of their qrels do not match"):
-        model.fit(RUN, JUDGED, RUN, JUDGED.assign(qid="other"))
-    # All weights would be equally good.
-    with pytest.raises(ValueError, match="no positives among the validation candidates"):
-        model.fit(RUN, JUDGED, RUN[RUN["docno"] != "d0"], pd.concat([JUDGED, JUDGED.assign(docno="d1", label=0)]))
-    with pytest.raises(ValueError, match="the validation qrels: the column 'label' holds 'relevant' in row 0"):
-        model.fit(RUN, JUDGED, RUN, JUDGED.assign(label="relevant"))
-    with pytest.raises(ValueError, match=r"the validation qrels: measures take whole numbers as labels, not 1\.5"):
-        model.fit(RUN, JUDGED, RUN, JUDGED.assign(label=1.5))
-    with pytest.raises(ValueError, match="both candidates and qrels"):
-        model.fit(RUN, JUDGED, RUN)
-
-
-def test_progress_bar_only_when_asked(cross_encoder, capfd):
-    for verbose in (False, True):
-        capfd.readouterr()
-        make("MaxP", cross_encoder, training=RECIPE, verbose=verbose).fit(RUN, JUDGED)
-        shown = capfd.readouterr().err
-        assert all((part in shown) == verbose for part in ("epoch 2", "loss=", "lr=", "documents="))
-
-
-def test_one_line_for_each_epoch_with_its_validation_within(cross_encoder, capsys):
-    model = make("MaxP", cross_encoder, training=RECIPE, verbose=True)
-    model.fit(RUN, JUDGED, RUN, JUDGED)
-    shown = capsys.readouterr().err
-    assert "epoch 2, validation" in shown
-    lines = [line.split("\r")[-1] for line in shown.split("\n")]
-    assert [line.split(":")[0] for line in lines] == ["epoch 1", "epoch 2", ""]
-    assert all("100%" in line and "loss=" in line for line in lines[:-1])
-
-
-def test_the_line_of_an_epoch_counts_what_is_left_of_the_training(cross_encoder, capsys):
-    make("MaxP", cross_encoder, training=replace(RECIPE, max_steps=4), verbose=True).fit(RUN, JUDGED)
-    assert shown_lines(capsys) == ["epoch 1", "epoch 2"]
+    with pytest.raises((ValueError, pt.validate.InputValidationError), match=named):
+        model.fit(RUN, JUDGED, run, judged)
+    assert model._model is None
 
 
 # Interruptions.
@@ -438,9 +356,9 @@ def test_stopped_before_and_after_the_first_step(plain_encoder):
         model.fit(RUN, JUDGED)
     assert changed(model, before)
     assert model.is_trained
-    assert all(parameter.grad is None for parameter in model.load_scorer().parameters())
+    assert all(parameter.grad is None for parameter in model.model.parameters())
     model.seed = 8
-    with pytest.raises(ValueError, match="holds trained weights"):
+    with pytest.raises(ValueError, match="trained"):
         model(RUN)
 
 
@@ -463,7 +381,7 @@ LONG = {"longformer": {"attention_window": 8}, "nomic_bert": {}, "llama": {"atte
 def test_without_dropout_training_computes_what_inference_does(family, tmp_path):
     backbone = tiny.checkpoint(tmp_path / "backbone", family, **LONG.get(family, {}))
     recipe = replace(RECIPE, learning_rates={"": 0.0}, dropout=0.0)
-    scorer = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe).load_scorer()
+    scorer = (ld.LongP if family in LONG else ld.FirstP)(backbone, training=recipe).model
     rates = {name: part.p for name, part in scorer.named_modules() if isinstance(part, torch.nn.Dropout)}
     seen = []
     queries, texts = RUN["query"].tolist(), RUN["text"].tolist()
@@ -473,7 +391,7 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
         with torch.no_grad():
             seen.append(scorer(queries, texts))
 
-    train(scorer, toy_groups(1), TOY_TEXTS, recipe, on_step=look)
+    train(scorer, toy_set(1), recipe, on_step=look)
     scorer.eval()
     with torch.no_grad():
         torch.testing.assert_close(seen[0], scorer(queries, texts))
@@ -486,16 +404,14 @@ def test_without_dropout_training_computes_what_inference_does(family, tmp_path)
 def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_encoder):
     plain = fitted(cross_encoder, name)
     model = make(name, cross_encoder, training=replace(RECIPE, gradient_checkpointing=True))
-    model.load_scorer().head.dropout.p = 0.0
+    model.model.head.dropout.p = 0.0
     passes = []
-    model.load_scorer().encoder.backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: passes.append(1))
+    model.model.encoder.backbone.encoder.layer[0].attention.register_forward_hook(lambda *_: passes.append(1))
     model.fit(RUN, JUDGED)
     assert len(passes) == 2 * 2 * 5
     assert plain.history["loss"].tolist() == pytest.approx(model.history["loss"].tolist(), rel=1e-5)
     torch.testing.assert_close(weights(plain), weights(model), rtol=1e-3, atol=1e-4)
-    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.load_scorer().modules())
-    with pytest.raises(ValueError, match="backbone does not support it"):
-        train(Toy(), toy_groups(2), TOY_TEXTS, TrainingArgs(gradient_checkpointing=True))
+    assert not any(getattr(m, "gradient_checkpointing", False) for m in model.model.modules())
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR", "LongP"])
@@ -509,9 +425,9 @@ def test_lora_trains_and_saves_like_any_model(name, cross_encoder, tmp_path):
     assert {key.split(".")[-2] for key in found} >= (of_llama if name == "LongP" else of_bert)
     assert not {key for key in found if "embed" in key or "norm" in key.lower()}
     assert all(torch.linalg.matrix_rank(weights(model)[key] - before[key], rtol=1e-4) <= 2 for key in found)
-    assert all(parameter.requires_grad for parameter in model.load_scorer().parameters())
+    assert all(parameter.requires_grad for parameter in model.model.parameters())
     model.save(tmp_path / "saved")
-    restored = ld.LongDocReranker.load(tmp_path / "saved")
+    restored = ld.CrossEncoder.load(tmp_path / "saved")
     np.testing.assert_allclose(restored(RUN)["score"], model(RUN)["score"], atol=1e-5)
     model.fit(RUN, JUDGED)  # and again
 
@@ -524,34 +440,24 @@ def test_lora_on_named_layers_keeps_the_best_weights(cross_encoder):
     assert {key.split(".")[-2] for key in changed(model, before) if "backbone" in key} == {"query", "value"}
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(model.history["validation"].max())
     model = Toy()
-    with pytest.raises(ValueError, match="lora= needs a model with a Hugging Face backbone"):
-        train(model, toy_groups(2), TOY_TEXTS, TrainingArgs(lora=Lora(rank=2)))
+    with pytest.raises(ValueError, match="lora="):
+        train(model, toy_set(2), TrainingArgs(lora=Lora(rank=2)))
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("targets", [("nowhere",), ("query", "LayerNorm")])
 def test_lora_that_does_not_fit_leaves_the_model_alone(targets, cross_encoder):
     model = make("MaxP", cross_encoder, training=replace(RECIPE, lora=Lora(targets=targets)))
-    model.load_scorer().head.requires_grad_(False)
-    before, trainable = weights(model), [p.requires_grad for p in model.load_scorer().parameters()]
-    with pytest.raises(ValueError, match="does not fit the backbone"):
+    model.model.head.requires_grad_(False)
+    before, trainable = weights(model), [p.requires_grad for p in model.model.parameters()]
+    with pytest.raises(ValueError, match=targets[-1]):
         model.fit(RUN, JUDGED)
     assert not changed(model, before)
-    assert [p.requires_grad for p in model.load_scorer().parameters()] == trainable
+    assert [p.requires_grad for p in model.model.parameters()] == trainable
     model(RUN)
 
 
 # Accelerate.
-
-
-@pytest.mark.parametrize(
-    ("changes", "library"), [({"lora": Lora()}, "peft"), ({"trackers": ("tensorboard",)}, "accelerate")]
-)
-def test_missing_library(changes, library, cross_encoder, monkeypatch):
-    monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ImportError, match=rf"needs {library}: pip install {library} .*\[train\]"):
-        make("MaxP", cross_encoder, training=replace(RECIPE, **changes)).fit(RUN, JUDGED)
-    make("MaxP", cross_encoder, training=RECIPE).fit(RUN, JUDGED)
 
 
 def test_trackers(cross_encoder):
@@ -561,10 +467,8 @@ def test_trackers(cross_encoder):
         name, requires_logging_directory, tracker = "memory", False, None
         store_init_configuration, log = Mock(), Mock()
 
-    level = logging.getLogger("accelerate").level
     model = make("MaxP", cross_encoder, training=replace(RECIPE, trackers=(Memory(),)), device="cpu")
     model.fit(RUN, JUDGED, RUN, JUDGED)
-    assert logging.getLogger("accelerate").level == level
     assert [call.kwargs["step"] for call in Memory.log.mock_calls] == [3, 6]
     assert [call.args[0]["loss"] for call in Memory.log.mock_calls] == model.history["loss"].tolist()
     assert Memory.store_init_configuration.mock_calls[0].args[0]["margin"] == "1.0"
@@ -620,14 +524,6 @@ def test_two_processes(alone, tmp_path):
     np.testing.assert_allclose(*scores, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["FSDP", "DEEPSPEED", "MEGATRON_LM"])
-def test_a_launcher_that_divides_the_weights_is_refused(name, cross_encoder, monkeypatch):
-    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match=rf"was asked for {name}, .* launch with --multi_gpu \(DDP\)"):
-        make("MaxP", cross_encoder, training=RECIPE, device="cpu").fit(RUN, JUDGED)
-
-
 # Every head and every kind of loss learns.
 
 LEARNERS = [name for name in CROSS_ENCODERS if name not in ("Birch", "LongP")]
@@ -636,10 +532,6 @@ LOSSES = {
     "listwise": {"loss": "lambda_loss", "sampling": "listwise", "negatives": 3},
     "distillation": {"loss": "distillation", "sampling": "pointwise", "queries_per_forward": 2},
 }
-
-
-def test_every_head_is_trained_here(cross_encoder):
-    assert {make(name, cross_encoder).head_spec()[0] for name in LEARNERS} == set(registered_heads())
 
 
 @pytest.mark.slow

@@ -97,23 +97,6 @@ def test_extreme_scores_stay_finite(name):
     assert scores.grad.isfinite().all()
 
 
-def test_one_negative():
-    s, *_ = data((5, 2))
-    scores = torch.tensor(s)
-    assert L.multi_margin(scores).item() == pytest.approx(L.pairwise_margin(scores).item() / 2)
-    assert L.ranknet(scores).item() == pytest.approx(L.cross_entropy(scores).item())
-    assert L.pairwise_softmax(torch.ones(3, 2)).item() == pytest.approx(3 * 0.5)
-    binary = torch.tensor([[1.0, 0.0]] * 5)
-    assert L.listwise_cross_entropy(scores, binary).item() == pytest.approx(L.cross_entropy(scores).item())
-
-
-def test_two_classes_are_one_logit():
-    logits = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.tensor([[1.0, 0.0, 3.0]] * 4)
-    two = torch.nn.functional.cross_entropy(logits.flatten(0, 1), (labels > 0).long().flatten(), reduction="sum")
-    assert two.item() == pytest.approx(L.pointwise_bce(logits[..., 1] - logits[..., 0], labels).item())
-
-
 @pytest.mark.parametrize("alpha", [0.75, 0.25, 0.0])
 def test_distillation_is_eq_8_of_two_logits(alpha):
     """With logits "not relevant" and "relevant" at -z/2 and z/2, each written out as the paper does."""

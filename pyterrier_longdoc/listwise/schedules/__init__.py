@@ -9,13 +9,6 @@ from .top_down import TopDown
 from .tournament import Tournament
 
 __all__ = [
-    "BackToFront",
-    "PairwiseAll",
-    "PairwiseBubble",
-    "ParallelBlocks",
-    "Schedule",
-    "SetwiseHeapsort",
-    "SetwiseInsertion",
-    "TopDown",
-    "Tournament",
-]
+    "BackToFront", "PairwiseAll", "PairwiseBubble", "ParallelBlocks", "Schedule", "SetwiseHeapsort", "SetwiseInsertion",
+    "TopDown", "Tournament",
+]  # fmt: skip

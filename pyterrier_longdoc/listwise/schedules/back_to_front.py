@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...common.arguments import check_given, plain_fields
+from ...common.arguments import argument
 from .base import Rounds, Schedule
 
 
@@ -22,19 +22,15 @@ class BackToFront(Schedule):
         window: most documents in a prompt. 20 in Sun et al. 2023.
         stride: documents from one window to the next. 10 in Sun et al. 2023. The best `window - stride` documents of a
             window are seen again by the next.
-
-    Raises:
-        ValueError: for sizes below 1, or a stride that leaves no overlap.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
-    window: int = 20
-    stride: int = 10
+    window: int = argument(20, at_least=2)
+    stride: int = argument(10, at_least=1)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(window=self.window, stride=self.stride)
+        super().__post_init__()
         if self.stride >= self.window:
             raise ValueError(
                 f"stride={self.stride} must be smaller than window={self.window}: documents move up only where windows "
@@ -42,7 +38,7 @@ class BackToFront(Schedule):
             )
 
     def windows(self, n: int) -> list[tuple[int, int]]:
-        """Start and end of each window over `n` documents, in their order; one document needs none.
+        """Return start and end of each window over `n` documents, in their order; one document needs none.
 
         Example:
             >>> BackToFront(20, 10).windows(25)
@@ -52,7 +48,7 @@ class BackToFront(Schedule):
         return [(max(end - self.window, 0), end) for end in ends]
 
     def rank(self, n: int) -> Rounds:
-        """See the base class; a window without an answer keeps its order."""
+        """Rank; a window without an answer keeps its order."""
         ranking = list(range(n))
         for start, end in self.windows(n):
             (answer,) = yield [ranking[start:end]]
@@ -60,5 +56,4 @@ class BackToFront(Schedule):
         return ranking
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         return len(self.windows(n))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
-from ...common.arguments import check_given, plain_fields
-from .base import Answer, Group, Rounds, Schedule
+from ...common.arguments import argument
+from .base import Answer, PromptGroup, Rounds, Schedule
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class PairwiseAll(Schedule):
     papers: ClassVar[tuple[str, ...]] = ("qin-2024-large",)
 
     def rank(self, n: int) -> Rounds:
-        """See the base class."""
         pairs = list(combinations(range(n), 2))
         answers = yield [group for pair in pairs for group in both_orders(*pair)]
         won = [0.0] * n
@@ -35,7 +34,6 @@ class PairwiseAll(Schedule):
         return sorted(range(n), key=lambda document: -won[document])
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         return n * (n - 1)
 
 
@@ -51,21 +49,13 @@ class PairwiseBubble(Schedule):
 
     Args:
         k: passes. 10 in Qin et al. 2024.
-
-    Raises:
-        ValueError: for fewer than 1.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("qin-2024-large",)
 
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(k=self.k)
+    k: int = argument(10, at_least=1)
 
     def rank(self, n: int) -> Rounds:
-        """See the base class."""
         ranking = list(range(n))
         for done in range(min(self.k, n - 1)):
             for place in range(n - 1, done, -1):
@@ -75,17 +65,16 @@ class PairwiseBubble(Schedule):
         return ranking
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         passes = max(min(self.k, n - 1), 0)
         return passes * (2 * n - passes - 1)
 
 
-def both_orders(one: int, other: int) -> list[Group]:
-    """A pair, shown in either order."""
+def both_orders(one: int, other: int) -> list[PromptGroup]:
+    """Return a pair, shown in either order."""
     return [[one, other], [other, one]]
 
 
 def preferred(*answers: Answer) -> int | None:
-    """The document that all answers have first; None if they do not agree, or one is missing."""
+    """Return the document that all answers have first; None if they do not agree, or one is missing."""
     first: Sequence[int | None] = [None if answer is None else answer[0] for answer in answers]
     return first[0] if len(set(first)) == 1 else None

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ...common.arguments import check_choice, check_given, plain_fields
+from ...common.arguments import argument
 from .base import Answer, Rounds, Schedule
 
 DAMPING = 0.85
@@ -34,27 +34,17 @@ class ParallelBlocks(Schedule):
         aggregation: `"pagerank"`, in which a document passes its weight on to those that it lost to; or `"winrate"`,
             the share of its comparisons that it won. Dedov 2025 uses the first.
         seed: of the blocks.
-
-    Raises:
-        ValueError: for sizes below 1, blocks of one document, or an unknown aggregation.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("dedov-2025-jointrank",)
 
-    block: int = 20
-    replicas: int = 2
-    aggregation: str = "pagerank"
+    block: int = argument(20, at_least=2)
+    replicas: int = argument(2, at_least=1)
+    aggregation: str = argument("pagerank", choices=("pagerank", "winrate"))
     seed: int = 42
 
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(block=self.block, replicas=self.replicas)
-        check_choice("aggregation", self.aggregation, ("pagerank", "winrate"))
-        if self.block < 2:
-            raise ValueError(f"block={self.block} must be at least 2: one document has no order")
-
     def blocks(self, n: int) -> list[list[int]]:
-        """The blocks of `n` documents; no document stands twice in one."""
+        """Return the blocks of `n` documents; no document stands twice in one."""
         if n <= self.block:
             return [list(range(n))]
         rng = random.Random(f"{self.seed}|{n}")
@@ -70,19 +60,18 @@ class ParallelBlocks(Schedule):
         return blocks
 
     def rank(self, n: int) -> Rounds:
-        """See the base class; a block without an answer compares nothing."""
+        """Rank; a block without an answer compares nothing."""
         answers = yield self.blocks(n)
         wins = _wins(answers, n)
         score = {"pagerank": _pagerank, "winrate": _winrate}[self.aggregation](wins)
         return np.argsort(-score, kind="stable").tolist()
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         return int(n > 1) if n <= self.block else -(-n * self.replicas // self.block)
 
 
 def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
-    """`(n, n)`: how often the document of a row stood before that of a column."""
+    """Return `(n, n)`: how often the document of a row stood before that of a column."""
     wins = np.zeros((n, n))
     for order in answers:
         for better, worse in combinations(order or (), 2):
@@ -91,13 +80,13 @@ def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
 
 
 def _winrate(wins: np.ndarray) -> np.ndarray:
-    """`(n,)` shares; 1/2 for a document that was not compared."""
+    """Return `(n,)` shares; 1/2 for a document that was not compared."""
     won, lost = wins.sum(axis=1), wins.sum(axis=0)
     return (won + 0.5 * (won + lost == 0)) / np.maximum(won + lost, 1)
 
 
 def _pagerank(wins: np.ndarray) -> np.ndarray:
-    """`(n,)` weights, rounded so that equal ones are equal on every machine."""
+    """Return `(n,)` weights, rounded so that equal ones are equal on every machine."""
     n = len(wins)
     lost = wins.sum(axis=0)
     # Row: who lost; a document that never lost passes its weight on to all.

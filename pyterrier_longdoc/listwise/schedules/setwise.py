@@ -6,11 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...common.arguments import check_given, plain_fields
-from .base import Answer, Group, Rounds, Schedule
-
-Steps = Generator[list[Group], list[Answer], None]
-"""Rounds that change what is given and return nothing."""
+from ...common.arguments import argument
+from .base import Answer, PromptGroup, Rounds, Schedule
 
 
 @dataclass(frozen=True)
@@ -28,22 +25,15 @@ class SetwiseHeapsort(Schedule):
     Args:
         children: of a document in the heap, one less than documents in a prompt. 3 in Zhuang et al. 2024.
         k: documents wanted on top. 10 in Zhuang et al. 2024.
-
-    Raises:
-        ValueError: for sizes below 1.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("zhuang-2024-setwise",)
 
-    children: int = 3
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(children=self.children, k=self.k)
+    children: int = argument(3, at_least=1)
+    k: int = argument(10, at_least=1)
 
     def rank(self, n: int) -> Rounds:
-        """See the base class; in a family without an answer the order of the first stage stands."""
+        """Rank; in a family without an answer the order of the first stage stands."""
         heap, level = list(range(n)), [0]
         levels = []
         while level:
@@ -61,12 +51,11 @@ class SetwiseHeapsort(Schedule):
         return top
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         build = sum(self._height(place, n) for place in range(-(-(n - 1) // self.children)))
         return build + sum(self._height(0, n - taken) for taken in range(1, min(self.k, n)))
 
-    def _sift(self, heap: list[int], places: list[int]) -> Steps:
-        """Brings the documents at these places, none above another, down to where none of their children is better."""
+    def _sift(self, heap: list[int], places: list[int]) -> Generator[list[PromptGroup], list[Answer], None]:
+        """Bring the documents at these places, none above another, down to where none of their children is better."""
         while places:
             families = [[place, *self._children(place, len(heap))] for place in places]
             families = [family for family in families if len(family) > 1]
@@ -86,7 +75,7 @@ class SetwiseHeapsort(Schedule):
         return range(min(self.children * place + 1, n), min(self.children * (place + 1) + 1, n))
 
     def _height(self, place: int, n: int) -> int:
-        """Levels below a place."""
+        """Return the levels below a place."""
         height = 0
         while (place := self.children * place + 1) < n:
             height += 1
@@ -94,7 +83,7 @@ class SetwiseHeapsort(Schedule):
 
 
 @dataclass(frozen=True)
-class SetwiseInsertion(Schedule):
+class SetwiseInsertion(SetwiseHeapsort):
     """The first `k` documents in order, into which others are inserted that are better than the last of them.
 
     Source: Setwise Insertion (Podolak et al. 2025, arXiv 2504.10509), which trusts the first stage to have most of the
@@ -108,24 +97,14 @@ class SetwiseInsertion(Schedule):
     Args:
         children: documents that one other document is compared with in a prompt. 3 as for `SetwiseHeapsort`.
         k: documents wanted on top. 10 in Podolak et al. 2025.
-
-    Raises:
-        ValueError: for sizes below 1.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("podolak-2025-beyond", "zhuang-2024-setwise")
 
-    children: int = 3
-    k: int = 10
-
-    def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(children=self.children, k=self.k)
-
     def rank(self, n: int) -> Rounds:
-        """See the base class; without an answer nothing is inserted."""
+        """Rank; without an answer nothing is inserted."""
         first = min(self.k, n)
-        top = (yield from SetwiseHeapsort(self.children, self.k).rank(first)) if first > 1 else [0]
+        top = (yield from super().rank(first)) if first > 1 else [0]
         for start in range(first, n, self.children):
             others = list(range(start, min(start + self.children, n)))
             while others:
@@ -138,8 +117,8 @@ class SetwiseInsertion(Schedule):
                 top.insert(place, answer[0])
         return top
 
-    def _place(self, document: int, top: list[int]) -> Generator[list[Group], list[Answer], int]:
-        """Where a document belongs among those that are in order; their end where that cannot be told."""
+    def _place(self, document: int, top: list[int]) -> Generator[list[PromptGroup], list[Answer], int]:
+        """Return where a document belongs among those that are in order; their end where that cannot be told."""
         low, high = 0, len(top)
         while low < high:
             step = -(-(high - low + 1) // (self.children + 1))
@@ -152,11 +131,10 @@ class SetwiseInsertion(Schedule):
         return low
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         first = min(self.k, n)
         others, places, search = n - first, first, 0
         while places > 1:
             places = -(-places // (self.children + 1))
             search += 1
         sets = -(-others // self.children)
-        return SetwiseHeapsort(self.children, self.k).estimate(first) + sets + others * (1 + search)
+        return super().estimate(first) + sets + others * (1 + search)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...common.arguments import check_given, check_positive, plain_fields
+from ...common.arguments import argument
 from .base import Rounds, Schedule
 
 
@@ -28,26 +28,21 @@ class TopDown(Schedule):
         pivot: rank of the pivot in the first window, the number of documents wanted on top. 10 in Parry et al. 2024.
         budget: so many documents that are better than the pivot are ordered once more. 20 in Parry et al. 2024; None
             for all.
-
-    Raises:
-        ValueError: for sizes below 1, or a pivot outside of the window.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("parry-2024-top",)
 
-    window: int = 20
-    pivot: int = 10
-    budget: int | None = 20
+    window: int = argument(20, at_least=2)
+    pivot: int = argument(10, at_least=1)
+    budget: int | None = argument(20, at_least=1)
 
     def __post_init__(self) -> None:
-        plain_fields(self)
-        check_given(window=self.window, pivot=self.pivot)
-        check_positive(budget=self.budget)
+        super().__post_init__()
         if not self.pivot < self.window:
             raise ValueError(f"pivot={self.pivot} must be smaller than window={self.window}")
 
     def rank(self, n: int) -> Rounds:
-        """See the base class; without an answer the first window keeps its order, and a partition stays behind."""
+        """Rank; without an answer the first window keeps its order, and a partition stays behind."""
         return (yield from self._top(list(range(n))))
 
     def _top(self, documents: list[int]) -> Rounds:
@@ -73,7 +68,6 @@ class TopDown(Schedule):
         return [*top, *candidates[budget:], pivot, *worse]
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         if n <= self.window:
             return int(n > 1)
         most_better = n - 1 - (self.window - self.pivot)

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...common.arguments import check_given, plain_fields
-from .base import Group, Rounds, Schedule
+from ...common.arguments import argument
+from .base import PromptGroup, Rounds, Schedule
 
 STAGES = ((20, 10), (10, 4), (20, 10), (10, 5), (5, 2))
 """Chen et al. 2025 for 100 documents: 5 groups of 20, 5 of 10, then one of 20, 10 and 5."""
@@ -30,28 +30,24 @@ class Tournament(Schedule):
         tournaments: how many, all at the same time. 1 and 10 in Chen et al. 2025 (TourRank-1, TourRank-10).
         stages: for each stage most documents in a group, and how many of a full group go on.
         seed: of the orders within groups.
-
-    Raises:
-        ValueError: for no tournaments, or stages without groups of at least 2 of which fewer go on.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("chen-2025-tourrank",)
 
-    tournaments: int = 1
+    tournaments: int = argument(1, at_least=1)
     stages: tuple[tuple[int, int], ...] = STAGES
     seed: int = 42
 
     def __post_init__(self) -> None:
-        plain_fields(self)
+        super().__post_init__()
         object.__setattr__(self, "stages", tuple((size, best) for size, best in self.stages))
-        check_given(tournaments=self.tournaments)
         if not self.stages or not all(0 < best < size for size, best in self.stages):
             raise ValueError(
                 f"stages={self.stages!r} must be pairs (documents in a group, how many of them go on), e.g. {STAGES!r}"
             )
 
     def rank(self, n: int) -> Rounds:
-        """See the base class; of a group without an answer nobody gets a point or goes on in this tournament."""
+        """Rank; of a group without an answer nobody gets a point or goes on in this tournament."""
         points: Counter[int] = Counter()
         rngs = [random.Random(f"{self.seed}|{number}") for number in range(self.tournaments)]
         left = [list(range(n)) for _ in rngs]
@@ -69,7 +65,6 @@ class Tournament(Schedule):
         return sorted(range(n), key=lambda document: -points[document])
 
     def estimate(self, n: int) -> int:
-        """See the base class."""
         prompts = 0
         for size, best in self.stages:
             groups = dealt(list(range(n)), size)
@@ -78,17 +73,12 @@ class Tournament(Schedule):
         return prompts * self.tournaments
 
 
-def dealt(documents: list[int], size: int) -> list[Group]:
-    """The documents in as few groups of at most `size` as possible, dealt out one by one.
-
-    Example:
-        >>> dealt([0, 1, 2, 3, 4], 3)
-        [[0, 2, 4], [1, 3]]
-    """
+def dealt(documents: list[int], size: int) -> list[PromptGroup]:
+    """Return the documents in as few groups of at most `size` as possible, dealt out one by one."""
     groups = -(-len(documents) // size)
     return [documents[first::groups] for first in range(groups)]
 
 
 def goes_on(documents: int, size: int, best: int) -> int:
-    """How many of a group go on: `best` of a full one of `size`, and the same share of others, rounded up."""
+    """Return how many of a group go on: `best` of a full one of `size`, and the same share of others, rounded up."""
     return -(-documents * best // size)

@@ -53,16 +53,11 @@ class AlibiConfig:
 
     @classmethod
     def from_published(cls, published: Mapping[str, Any], *, qk_norm: bool) -> AlibiConfig:
-        """From the config.json of a JINA-v2 or MosaicBERT checkpoint.
-
-        Raises:
-            ValueError: for another feed-forward layer than GEGLU.
-        """
+        """Return what the config.json of a JINA-v2 or MosaicBERT checkpoint says."""
         kind = published.get("feed_forward_type", "geglu")
         if kind != "geglu":
             raise ValueError(
-                f"feed_forward_type={kind!r} is not implemented here, only 'geglu'; pass trust_remote_code=True to run "
-                f"the checkpoint's own code"
+                f"feed_forward_type={kind!r} is only in the checkpoint's own code (trust_remote_code=True)"
             )
         known = {f.name for f in fields(cls)}
         values = {name: value for name, value in published.items() if name in known}
@@ -71,7 +66,7 @@ class AlibiConfig:
         return cls(**{**values, "max_position_embeddings": longest or cls.max_position_embeddings, "qk_norm": qk_norm})
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; `AlibiConfig(**...)` without `model_type` restores it."""
+        """Return JSON-able values; `AlibiConfig(**...)` without `model_type` restores them."""
         return {**asdict(self), "model_type": self.model_type}
 
 
@@ -89,7 +84,7 @@ class AlibiBert(nn.Module):
         self.apply(self._initialize)
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The word embeddings."""
+        """Return the word embeddings."""
         return self.word_embeddings
 
     def forward(
@@ -98,7 +93,7 @@ class AlibiBert(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> SimpleNamespace:
-        """`last_hidden_state (V, T, H)` of `(V, T)` ids; without a mask none is padding, without types all are 0."""
+        """Return `last_hidden_state (V, T, H)` for `(V, T)` ids; by default none is padding and all types are 0."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states = self.dropout(self.norm(self.word_embeddings(input_ids) + self.type_embeddings(types)))
         bias = AlibiBias(self.config.num_attention_heads, input_ids, attention_mask)
@@ -126,7 +121,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, states: torch.Tensor, bias: AlibiBias) -> torch.Tensor:
-        """`(V, T, H)` states to the next layer's."""
+        """Return the next layer's `(V, T, H)` states."""
         attended = self.attention(states, bias)
         if self.attention_norm is not None:
             attended = self.attention_norm(states + attended)
@@ -149,7 +144,7 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, states: torch.Tensor, bias: AlibiBias) -> torch.Tensor:
-        """`(V, T, H)` states to `(V, T, H)`."""
+        """Return `(V, T, H)` states of `(V, T, H)` states."""
         query, key, value = self.query_key_value(states).chunk(3, dim=-1)
         dropout = self.attention_dropout if self.training else 0.0
         query, key, value = (self._split(x) for x in (self.query_norm(query), self.key_norm(key), value))
@@ -174,13 +169,13 @@ class AlibiBias:
         self.whole = self.rows(0, self.length) if self.step == self.length else None
 
     def rows(self, start: int, end: int) -> torch.Tensor:
-        """`(V or 1, A, end - start, T)` bias of some queries for all keys; minus infinity at padding."""
+        """Return the `(V or 1, A, end - start, T)` bias of some queries for all keys; minus infinity at padding."""
         distance = (self.positions[start:end, None] - self.positions).abs()
         bias = -self.slopes[None, :, None, None] * distance
         return bias if self.padding is None else bias.masked_fill(self.padding, -math.inf)
 
     def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float) -> torch.Tensor:
-        """`(V, A, T, H/A)` attended values."""
+        """Return the `(V, A, T, H/A)` attended values."""
         slices = []
         for start in range(0, self.length, self.step):
             end = min(start + self.step, self.length)
@@ -191,7 +186,7 @@ class AlibiBias:
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Slopes of n attention heads: `2^(-8 i / n)` for a power of two n, else those of the one below and odd ones of 2n.
+    """Return the slopes of n heads: `2^(-8 i / n)` for a power of two n, else of the one below and odd ones of 2n.
 
     Example:
         >>> alibi_slopes(3)
@@ -204,7 +199,7 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def is_published_layout(published: Mapping[str, Any]) -> bool:
-    """Whether a config.json is one of a JINA-v2 or MosaicBERT checkpoint."""
+    """Tell whether a config.json is that of a JINA-v2 or MosaicBERT checkpoint."""
     if published.get("model_type") != "bert":
         return False
     return published.get("position_embedding_type") == "alibi" or "alibi_starting_size" in published
@@ -237,13 +232,10 @@ _NOT_OF_THE_ENCODER = ("cls.", "pooler.", "classifier.", "embeddings.position_id
 
 
 def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The state dict of an `AlibiBert` from that of a published checkpoint, without heads and poolers.
+    """Return the state dict of an `AlibiBert` from that of a published checkpoint, without heads and poolers.
 
     Known are JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys
-    (`mlp.up_gated_layer`) and MosaicBERT (`Wqkv`).
-
-    Raises:
-        ValueError: if a weight has an unknown name.
+    (`mlp.up_gated_layer`) and MosaicBERT (`Wqkv`); other weights keep their names, which strict loading refuses.
     """
     parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     for name, tensor in published.items():
@@ -251,10 +243,8 @@ def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
             continue
         match = _PUBLISHED.fullmatch(name)
         if match is None or match[2] not in _NAMES:
-            raise ValueError(
-                f"weight {name!r} belongs to no known layout of JINA-v2 or MosaicBERT; pass trust_remote_code=True to "
-                f"run the checkpoint's own code"
-            )
+            parts[name][""] = tensor
+            continue
         layer, module, kind = match.groups()
         if module == "mlp.up_gated_layer":
             # This layout has the gate second.

@@ -17,8 +17,14 @@ from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from ..batching import InputRules, WindowBatch
-from .templates import Template
+from ..inputs import InputRules, WindowBatch
+from ..templates import Template
+
+POSITIONS_FROM_IDS = {
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+}  # fmt: skip
+"""Families that number positions from `pad_token_id + 1`, counting real tokens alone."""
 
 _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
@@ -134,7 +140,7 @@ class BigBirdRules(InputRules):
         return positions // self.block * self.block if self.is_sparse(positions) else positions
 
     def is_sparse(self, length: int) -> bool:
-        """Whether an input of that length is attended to block by block."""
+        """Tell whether an input of that length is attended to block by block."""
         return self.sparse and length > self.longest_full
 
     @contextmanager
@@ -154,35 +160,25 @@ class BigBirdRules(InputRules):
                 np.random.set_state(state)  # noqa: NPY002
 
 
-def rules_for(config: Any, options: BackboneOptions) -> InputRules:
-    """The rules of the architecture that a configuration describes.
+_OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "attention_type": "big_bird"}
+"""Options of a single family."""
 
-    Raises:
-        ValueError: for an option that the architecture does not have.
-    """
+
+def rules_for(config: Any, options: BackboneOptions) -> InputRules:
+    """Return the rules of the architecture that a configuration describes; ValueError for options it does not have."""
     family = config.model_type
-    if options.global_attention != "query" and family != "longformer":
-        raise ValueError(
-            f"global_attention={options.global_attention!r} would have no effect: it is Longformer's, not {family}'s"
-        )
+    for name, owner in _OWNERS.items():
+        value = getattr(options, name)
+        if family != owner and value != getattr(BackboneOptions, name):
+            raise ValueError(f"{name}={value!r} would have no effect: it is for {owner}, not for {family}")
     if options.global_attention == "sentences" and options.template is not None:
         raise ValueError(
-            "global_attention='sentences' marks sentences for [CLS] query [SEP] text [SEP]: leave template out"
-        )
-    if options.attention_window is not None and family != "longformer":
-        raise ValueError(
-            f"attention_window={options.attention_window!r} would have no effect: it is Longformer's, not {family}'s"
-        )
-    if options.attention_type is not None and family != "big_bird":
-        raise ValueError(
-            f"attention_type={options.attention_type!r} would have no effect: it is BigBird's, not {family}'s"
+            "global_attention='sentences' marks sentences for [CLS] query [SEP] text [SEP]: leave template"
         )
     answers = None if options.template is None else options.template.answers
     # Of remote code it is not known here whether it answers.
     if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
-        raise ValueError(
-            f"a template with answers={answers!r} is for language models, not {family}: leave the answers out"
-        )
+        raise ValueError(f"a template with answers={answers!r} is for language models, not for {family}")
     if family == "longformer":
         window = config.attention_window
         return LongformerRules(window if isinstance(window, int) else max(window), options.global_attention)
@@ -195,22 +191,18 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
 
 
 def is_decoder(config: Any) -> bool:
-    """Whether an architecture is a left-to-right language model."""
+    """Tell whether an architecture is a left-to-right language model."""
     family = config.model_type
     return family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def is_language_model(config: Any) -> bool:
-    """Whether an architecture answers in words: left to right, or as a decoder that looks at an encoder."""
+    """Tell whether an architecture answers in words: left to right, or as a decoder that looks at an encoder."""
     return is_decoder(config) or bool(getattr(config, "is_encoder_decoder", False))
 
 
 def layer_stack(backbone: Any) -> str:
-    """The name of the list of layers in a Hugging Face model.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """Return the name of the list of layers in a Hugging Face model."""
     count = getattr(getattr(backbone, "config", None), "num_hidden_layers", None)
     for name, module in backbone.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -219,30 +211,19 @@ def layer_stack(backbone: Any) -> str:
 
 
 def use_attention(model: Any, implementation: str | None) -> None:
-    """Makes a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is.
-
-    Raises:
-        ValueError: if the architecture does not have it.
-        ImportError: if it needs a package that is not installed.
-    """
+    """Make a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is."""
     present = getattr(model.config, "_attn_implementation", None)
     if implementation is None or implementation == present:
         return
-    if hasattr(model, "set_attn_implementation"):
-        with quiet():
-            model.set_attn_implementation(implementation)
-        present = model.config._attn_implementation
-    if present != implementation:
-        its_own = repr(present) if present else "code of its own"
-        raise ValueError(
-            f"attn_implementation={implementation!r} is not available for {model.config.model_type}, which computes "
-            f"attention by {its_own}: leave attn_implementation=None"
-        )
+    if not hasattr(model, "set_attn_implementation"):
+        raise ValueError(f"attn_implementation={implementation!r} is not available here: leave it out")
+    with quiet():
+        model.set_attn_implementation(implementation)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps transformers from logging and showing progress: what matters of it is checked and raised."""
+    """Keep transformers from logging and showing progress: what matters of it is checked and raised."""
     verbosity = transformers_logging.get_verbosity()
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

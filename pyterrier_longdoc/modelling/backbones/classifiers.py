@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,28 +13,20 @@ from transformers.activations import get_activation
 
 from .alibi import AlibiBert, AlibiConfig, weights_of
 from .architectures import is_decoder
-from .first_step import FirstStep
+from .t5 import FirstStep
 
 
-class Representation(nn.Module):
-    """The step of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`."""
+class Representation(nn.Sequential):
+    """The step of a cross-encoder between its pooled state and its final layer: `norm(act(dense(dropout(x))))`.
+
+    `(V, H)` pooled states to `(V, H)` representations.
+    """
 
     def __init__(
-        self,
-        dense: nn.Module,
-        activation: Callable[[torch.Tensor], torch.Tensor],
-        dropout: float = 0.0,
-        norm: nn.Module | None = None,
+        self, dense: nn.Module, activation: nn.Module, dropout: float = 0.0, norm: nn.Module | None = None
     ) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.dense = dense
-        self.activation = activation
-        self.norm = norm if norm is not None else nn.Identity()
-
-    def forward(self, pooled: torch.Tensor) -> torch.Tensor:
-        """`(V, H)` pooled states to `(V, H)` representations."""
-        return self.norm(self.activation(self.dense(self.dropout(pooled))))
+        steps = {"dropout": nn.Dropout(dropout), "dense": dense, "activation": activation, "norm": norm}
+        super().__init__(OrderedDict((name, step or nn.Identity()) for name, step in steps.items()))
 
 
 @dataclass(eq=False)
@@ -59,17 +52,17 @@ Split = Callable[[Any], tuple[Representation, nn.Linear]]
 
 
 def is_classifier(config: Any) -> bool:
-    """Whether a checkpoint says that it has a classification head."""
+    """Tell whether a checkpoint says that it has a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
 def has_known_head(config: Any) -> bool:
-    """Whether that head can be taken over."""
+    """Tell whether it has a classification head that can be taken over."""
     return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
 
 
 def take_apart(model: Any) -> Parts:
-    """The parts of a classifier with a known head, or of a plain encoder."""
+    """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
     if is_decoder(config):
         # A decoder's head looks at the last token, which alone has seen everything.
@@ -85,18 +78,9 @@ def take_apart(model: Any) -> Parts:
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
-    """The parts of a language model that answers: its score is the logit of one token less that of the other, if any.
+    """Return the parts of a language model whose score is the logit of one token less that of the other, if any.
 
     The sigmoid of the difference is the probability of the first, said of a relevant document, among the two.
-
-    Args:
-        model: a causal language model, or an encoder-decoder of T5's family.
-        tokenizer: its tokenizer.
-        answers: one or two words or ids.
-
-    Raises:
-        ValueError: if a word is not one token that the tokenizer knows, or both are the same one, or the logits are no
-            linear function of the last state.
     """
     tokens = [_token(tokenizer, answer) for answer in answers]
     if len(set(tokens)) < len(tokens):
@@ -109,37 +93,27 @@ def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> 
         linear = words(encoder(input_ids=ids).last_hidden_state[0, -1])
         # Logits may be scaled, as T5's, Granite's and Cohere's are.
         scale = float(linear @ logits / linear.square().sum())
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if cap is not None or not (scale > 0 and _close(scale * linear, logits)):
-        why = f" (final_logit_softcapping={cap})" if cap is not None else ""
-        raise ValueError(
-            f"the logits of {type(model).__name__} are no linear function of its last state{why}, so that a head "
-            f"cannot score by them: give a template without answers, and train the model"
-        )
-    with torch.no_grad():
+        is_linear = scale > 0 and bool((scale * linear - logits).norm() <= 1e-3 * logits.norm())
         final.weight.mul_(scale)
         final.bias.mul_(scale)
+    if not is_linear or getattr(model.config, "final_logit_softcapping", None) is not None:
+        raise ValueError(
+            f"the logits of {type(model).__name__} are no linear function of its last state, so that a head cannot "
+            f"score by them: give a template without answers, and train the model"
+        )
     return Parts(encoder, None, final, pooling)
 
 
 def _token(tokenizer: Any, answer: str | int) -> int:
-    if isinstance(answer, int):
-        if not 0 <= answer < len(tokenizer):
-            raise ValueError(f"answer {answer} is no id of a token: this backbone has {len(tokenizer)}")
-        return answer
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
-    if len(ids) != 1:
-        raise ValueError(
-            f"answer {answer!r} is {len(ids)} tokens of this backbone, and must be one: its logit is the score"
-        )
-    if ids[0] == tokenizer.unk_token_id:
-        raise ValueError(f"answer {answer!r} is no token of this backbone: its tokenizer does not know it")
+    ids = [answer] if isinstance(answer, int) else tokenizer(answer, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id or not 0 <= ids[0] < len(tokenizer):
+        raise ValueError(f"answer {answer!r} must be one token that this backbone knows, and is {ids}")
     return int(ids[0])
 
 
 @torch.no_grad()
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """`(words,)` a language model's own logits of what follows an input `(1, T)`."""
+    """Return the `(words,)` logits that a language model itself gives of what follows an input `(1, T)`."""
     inputs = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id]])
@@ -149,30 +123,15 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether all logits are the expected ones, but for rounding."""
-    return bool((found - expected).norm() <= 1e-3 * expected.norm())
-
-
 def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:
-    """The parts of a JINA-v2 or MosaicBERT checkpoint, of which these are weights and config.json.
-
-    Raises:
-        ValueError: if weights are missing or have unknown names.
-    """
+    """Return the parts of a JINA-v2 or MosaicBERT checkpoint, of which these are weights and config.json."""
     config = AlibiConfig.from_published(published, qk_norm=any("layer_norm_q" in name for name in state))
     parts = build_alibi(config, "classifier.weight" in state)
-    try:
-        parts.encoder.load_state_dict(weights_of(state))
-    except RuntimeError as error:
-        raise ValueError(f"the checkpoint's weights do not fit its configuration: {error}") from error
+    parts.encoder.load_state_dict(weights_of(state))
     if parts.representation is None:
         # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
         return replace(parts, pooling="mean" if published.get("emb_pooler") == "mean" else "cls")
     bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
-    lacking = {"pooler.dense.weight", "pooler.dense.bias", "classifier.bias"} - set(bare)
-    if lacking:
-        raise ValueError(f"the checkpoint has a classifier but lacks {', '.join(sorted(lacking))}")
     final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
     layers: tuple[tuple[Any, str], ...] = ((parts.representation.dense, "pooler.dense"), (final, "classifier"))
     for layer, name in layers:
@@ -181,20 +140,20 @@ def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any])
 
 
 def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
-    """The same parts with random weights; with BERT's classification head if `classifier`."""
+    """Return the same parts with random weights; with BERT's classification head if `classifier`."""
     dense = Representation(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh()) if classifier else None
     return Parts(AlibiBert(config), dense, None, "cls")
 
 
 def without_pooler(encoder: Any) -> Any:
-    """The encoder without a pooler, which is never used: it would only receive no gradient and inflate checkpoints."""
+    """Return the encoder without a pooler, which is never used: it would get no gradient and inflate checkpoints."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
 
 
 def one_logit(final: nn.Linear) -> nn.Linear:
-    """`Linear(H, 1)` with a bias; of two logits, logit[1] - logit[0], which ranks as log p(relevant) does."""
+    """Return `Linear(H, 1)` with a bias; of two logits, logit[1] - logit[0], which ranks as log p(relevant) does."""
     if final.out_features == 2:
         return _margin(final, 1, 0)
     if final.bias is None:
@@ -203,7 +162,7 @@ def one_logit(final: nn.Linear) -> nn.Linear:
 
 
 def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
-    """`Linear(H, 1)`: one logit, or one less another one."""
+    """Return `Linear(H, 1)`: one logit, or one less another one."""
     margin = nn.Linear(logits.in_features, 1)
     bias = torch.zeros(logits.out_features) if logits.bias is None else logits.bias
     with torch.no_grad():
@@ -215,9 +174,14 @@ def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
     return margin
 
 
-def _dense_out_proj(activation: str) -> Split:
+def _dense_out_proj(activation: str | None) -> Split:
+    """Return how to split `out_proj(activation(dense(x)))`; None stands for the configuration's activation."""
     return lambda model: (
-        Representation(model.classifier.dense, get_activation(activation), dropout=model.classifier.dropout.p),
+        Representation(
+            model.classifier.dense,
+            get_activation(activation or model.config.hidden_act),
+            dropout=model.classifier.dropout.p,
+        ),
         model.classifier.out_proj,
     )
 
@@ -226,39 +190,26 @@ def _bert(model: Any) -> tuple[Representation, nn.Linear]:
     return Representation(model.base_model.pooler.dense, nn.Tanh()), model.classifier
 
 
-def _big_bird(model: Any) -> tuple[Representation, nn.Linear]:
-    return _dense_out_proj(model.config.hidden_act)(model)
-
-
 def _deberta(model: Any) -> tuple[Representation, nn.Linear]:
     activation, dropout = get_activation(model.config.pooler_hidden_act), float(model.config.pooler_dropout)
     return Representation(model.pooler.dense, activation, dropout=dropout), model.classifier
-
-
-def _distilbert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.pre_classifier, nn.ReLU()), model.classifier
-
-
-def _eurobert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.dense, model.activation), model.classifier
-
-
-def _modernbert(model: Any) -> tuple[Representation, nn.Linear]:
-    return Representation(model.head.dense, model.head.act, norm=model.head.norm), model.classifier
 
 
 CLASSIFIERS: dict[str, Split] = {
     "bert": _bert,
     "nomic_bert": _bert,
     "longformer": _dense_out_proj("tanh"),
-    "big_bird": _big_bird,
-    "eurobert": _eurobert,
+    "big_bird": _dense_out_proj(None),
+    "eurobert": lambda model: (Representation(model.dense, model.activation), model.classifier),
     "electra": _dense_out_proj("gelu"),
     "roberta": _dense_out_proj("tanh"),
     "xlm-roberta": _dense_out_proj("tanh"),
     "camembert": _dense_out_proj("tanh"),
     "deberta": _deberta,
     "deberta-v2": _deberta,
-    "distilbert": _distilbert,
-    "modernbert": _modernbert,
+    "distilbert": lambda model: (Representation(model.pre_classifier, nn.ReLU()), model.classifier),
+    "modernbert": lambda model: (
+        Representation(model.head.dense, model.head.act, norm=model.head.norm),
+        model.classifier,
+    ),
 }

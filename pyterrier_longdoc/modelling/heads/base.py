@@ -12,32 +12,27 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from ...common.registry import register
-from ..batching import Encoded, Matches
+from ...common.registry import look_up, register
+from ..inputs import Encoded
 
 _REGISTRY: dict[str, type[Head]] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class WarmStart:
-    """What a head can take over from the backbone's checkpoint.
+    """What a head can take over from the backbone's checkpoint."""
 
-    Attributes:
-        final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
-        cls_embedding: `(E,)` word embedding of the tokenizer's `[CLS]`.
-        sep_embedding: `(E,)` word embedding of the tokenizer's `[SEP]`.
-    """
-
-    final: nn.Linear | None
-    cls_embedding: torch.Tensor
-    sep_embedding: torch.Tensor
+    final: nn.Linear | None  # the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder
+    cls_embedding: torch.Tensor  # `(E,)` word embedding of the tokenizer's `[CLS]`
+    sep_embedding: torch.Tensor  # `(E,)` word embedding of the tokenizer's `[SEP]`
 
 
 class Head(nn.Module):
     """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
 
-    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, and take JSON-able keyword arguments only; what
-    they take as `**options` are their parent's.
+    Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, define `forward` from `Encoded` to `(B,)` scores,
+    logits without any squashing, and take JSON-able keyword arguments only; what they
+    take as `**options` are their parent's.
 
     Args:
         hidden_size: H, the width of the window vectors.
@@ -66,55 +61,33 @@ class Head(nn.Module):
         self.final = nn.Linear(hidden_size, 1)
         nn.init.xavier_uniform_(self.final.weight)
 
-    def forward(self, encoded: Encoded) -> torch.Tensor:
-        """Scores documents.
-
-        Args:
-            encoded: `cls (B, N, H)` and `mask (B, N)`.
-
-        Returns:
-            `(B,)` scores, logits without any squashing.
-        """
-        raise NotImplementedError
-
     def score(self, x: torch.Tensor) -> torch.Tensor:
-        """`(..., H)` vectors to `(...,)` scores by the final layer."""
+        """Return the `(...,)` scores that the final layer gives to `(..., H)` vectors."""
         return self.final(self.dropout(x)).squeeze(-1)
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
-        """`(B, N)` score that each document would have if it were that window alone; NaN where there is none."""
+        """Return the `(B, N)` scores of documents of one window alone; NaN where there is no window."""
         single, mask = encoded.each_window()
-        return self(single).view_as(mask).masked_fill(~mask, float("nan"))
+        scores: torch.Tensor = self(single)
+        return scores.view_as(mask).masked_fill(~mask, float("nan"))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
-        """`(B, N)` attention over windows (sums to 1), or None for a head without attention weights."""
+        """Return the `(B, N)` attention over windows, which sums to 1; None for a head without attention weights."""
         return None
 
     def check_windows(self, windows: int, query: int = 0) -> None:
-        """Tells before anything is encoded that a document has too many windows, which most heads do not mind.
-
-        Args:
-            windows: how many it has.
-            query: tokens of the query.
-
-        Raises:
-            ValueError: if they are too many.
-        """
+        """Raise ValueError for too many windows, or query tokens, of a document; most heads do not mind."""
 
     def pretrained(self) -> dict[str, nn.Module]:
-        """The modules, by attribute, whose weights come from a checkpoint and not from chance."""
+        """Return the modules, by attribute, whose weights come from a checkpoint and not from chance."""
         return {}
 
     def built_from(self) -> dict[str, Any]:
-        """JSON-able options, in place of the given ones, that make the same modules without any other checkpoint."""
+        """Return JSON-able options, in place of those given, that make the same modules without another checkpoint."""
         return {}
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Takes over what fits from the backbone's checkpoint.
-
-        Returns:
-            Whether the head's scores make sense without training.
-        """
+        """Take over what fits from the backbone's checkpoint; return whether scores make sense without training."""
         if start.final is None or start.final.weight.shape != self.final.weight.shape:
             return False
         self.final.load_state_dict(start.final.state_dict())
@@ -122,19 +95,13 @@ class Head(nn.Module):
 
 
 def registered_heads() -> dict[str, type[Head]]:
-    """The known heads by name, in alphabetical order."""
+    """Return the known heads by name, in alphabetical order."""
     return dict(sorted(_REGISTRY.items()))
 
 
 def head_options(name: str) -> dict[str, Any]:
-    """The keyword arguments of a head and their defaults.
-
-    Raises:
-        ValueError: for an unknown head; the message lists the known ones.
-    """
-    if name not in _REGISTRY:
-        raise ValueError(f"unknown head {name!r}; known are {', '.join(registered_heads())}")
-    options = _options(_REGISTRY[name])
+    """Return the keyword arguments of a head and their defaults; ValueError for an unknown head."""
+    options = _options(look_up(registered_heads(), "unknown head", name))
     options.pop("channels", None)  # the backbone's, not the user's
     return options
 
@@ -146,63 +113,34 @@ def _options(cls: Any) -> dict[str, Any]:
 
 
 def build_head(name: str, hidden_size: int, *, channels: int = 1, **options: Any) -> Head:
-    """Makes a head by its registered name.
-
-    Args:
-        name: the registered name.
-        hidden_size: H of the encoder.
-        channels: layers of the encoder, the embedding layer included; for heads that look at all of them.
-        **options: the head's own keyword arguments.
-
-    Raises:
-        ValueError: for an unknown head or option; the message lists the known ones.
-    """
-    known = head_options(name)
-    unknown = sorted(set(options) - set(known))
-    if unknown:
-        raise ValueError(f"head {name!r} has no option {', '.join(unknown)}; its options are {', '.join(known)}")
-    if _REGISTRY[name].needs == "all":
-        options["channels"] = channels
-    return _REGISTRY[name](hidden_size, **options)
+    """Return a head by its registered name; `channels` are layers of the encoder, the embedding layer included."""
+    head = look_up(registered_heads(), "unknown head", name)
+    return head(hidden_size, **options, **({"channels": channels} if head.needs == "all" else {}))
 
 
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over real windows: `(B, N, H)` and `(B, N)` to `(B, H)`."""
+    """Return the `(B, H)` mean of `(B, N, H)` vectors over the real windows of a `(B, N)` mask."""
     weights = mask.unsqueeze(-1).to(x.dtype)
     return (x * weights).sum(1) / weights.sum(1)
 
 
 class TokenHead(Head):
-    """Base of heads that look at matches of query and document tokens; no dropout and torch's own start, as in CEDR.
-
-    Args:
-        hidden_size: H.
-        width: of the vector that the last layer scores.
-    """
+    """Base of heads that look at matches of query and document tokens; no dropout and torch's own start, as in CEDR."""
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__(hidden_size, dropout=0.0)
         self.final = nn.Linear(width, 1)
 
     def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        """Matches the token states of one layer, which becomes one channel.
-
-        Args:
-            query: `(V, Q, H)` fp32.
-            document: `(V, T, H)` fp32.
-            same: `(V, Q, T)` bool, whether the two tokens are the same word piece.
-
-        Returns:
-            `(V, Q, T)`.
-        """
-        raise NotImplementedError
+        """Return the `(V, Q, T)` matches of the token states of one layer, one channel; here their cosines."""
+        return cosines(query, document)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor | None:
-        """`(B, Q)` what each query token adds to the score; None where that cannot be told apart."""
+        """Return the `(B, Q)` part of each query token in the score; None where that cannot be told apart."""
         return None
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Nothing fits: the last layer scores features that the checkpoint knows nothing of."""
+        """Take over nothing: the last layer scores features that the checkpoint knows nothing of."""
         return False
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
@@ -211,19 +149,14 @@ class TokenHead(Head):
             alone = Encoded(
                 cls=encoded.cls[:, n : n + 1],
                 mask=torch.ones_like(encoded.mask[:, :1]),
-                matches=matches_of(encoded).of_window(n),
+                matches=encoded.matches.of_window(n),
                 query=encoded.query,
             )
             scores.append(self(alone))
         return torch.stack(scores, 1).masked_fill(~encoded.mask, float("nan"))
 
 
-def matches_of(encoded: Encoded) -> Matches:
-    """The matches that a token head asked for.
-
-    Raises:
-        ValueError: if the encoder was not told to make them.
-    """
-    if encoded.matches is None:
-        raise ValueError("this head needs matches of query and document tokens, but the encoder made none")
-    return encoded.matches
+def cosines(query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    """Return the `(V, Q, T)` cosines of `(V, Q, H)` and `(V, T, H)` states; 0 for states of zeros."""
+    norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
+    return query @ document.transpose(-1, -2) / norms

@@ -14,26 +14,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..batching import Encoded, Matches
-from .base import TokenHead, WarmStart, masked_mean, matches_of
+from ..inputs import Encoded, Matches
+from .base import TokenHead, WarmStart, masked_mean
 
 
-def cosines(query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
-    """`(V, Q, T)` of `(V, Q, H)` and `(V, T, H)` states; 0 for states of zeros."""
-    norms = query.norm(dim=-1).unsqueeze(-1) * document.norm(dim=-1).unsqueeze(-2) + 1e-9  # (V, Q, T)
-    return query @ document.transpose(-1, -2) / norms
-
-
-class CosineHead(TokenHead):
-    """Base of the CEDR heads: cosine in every layer."""
-
-    needs = "all"
-
-    def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        return cosines(query, document)
-
-
-class CedrKnrmHead(CosineHead, name="cedr-knrm"):
+class CedrKnrmHead(TokenHead, name="cedr-knrm"):
     """`w . [sum_i log(1e-6 + sum_j k(X[c, i, j])) for every kernel k and layer c; cls] + b` (CEDR-KNRM).
 
     Eleven Gaussian kernels `exp(-(x - mu)^2 / (2 sigma^2))` with learnable mu and sigma; mu starts at -0.9, -0.7 ...
@@ -45,6 +30,8 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
         channels: C.
     """
 
+    needs = "all"
+
     def __init__(self, hidden_size: int, *, channels: int) -> None:
         means = [-0.9 + 0.2 * k for k in range(10)] + [1.0]
         super().__init__(hidden_size, len(means) * channels + hidden_size)
@@ -52,11 +39,11 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
         self.widths = nn.Parameter(torch.tensor([0.1] * 10 + [0.001]))
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
-        features = self.soft_counts(matches_of(encoded)).sum(2).flatten(1)  # (B, K * C)
+        features = self.soft_counts(encoded.matches).sum(2).flatten(1)  # (B, K * C)
         return self.score(torch.cat([features, masked_mean(encoded.cls, encoded.mask)], 1))
 
     def soft_counts(self, matches: Matches) -> torch.Tensor:
-        """`(B, K * C, Q)` logarithms of the kernels' sums over document tokens; 0 at padded query tokens."""
+        """Return the `(B, K * C, Q)` logarithms of the kernels' sums over document tokens; 0 at padded query tokens."""
         document = matches.document_mask[:, None, None, :]
         by_kernel = []
         # Kernel by kernel: all at once would take eleven times the memory of the matching tensor.
@@ -67,7 +54,7 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
         return counts.masked_fill(~matches.query_mask.unsqueeze(1), 0.0)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor:
-        counts = self.soft_counts(matches_of(encoded))  # (B, K * C, Q)
+        counts = self.soft_counts(encoded.matches)  # (B, K * C, Q)
         weights = self.final.weight[0, : counts.shape[1]]
         return torch.einsum("bkq,k->bq", counts, weights)
 
@@ -82,7 +69,7 @@ class CedrKnrmHead(CosineHead, name="cedr-knrm"):
         return True
 
 
-class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
+class CedrPacrrHead(TokenHead, name="cedr-pacrr"):
     """`network([top_j max_f relu(conv_n(X))[f, i, j] for every query token i and n = 1, 2, 3; cls])` (CEDR-PACRR).
 
     The convolutions are n x n with 32 filters f, `top` keeps the 2 best matches over the document, and the network
@@ -96,6 +83,8 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
         top: best matches per query token and n that count.
     """
 
+    needs = "all"
+
     def __init__(
         self, hidden_size: int, *, channels: int, query_size: int = 32, filters: int = 32, top: int = 2
     ) -> None:
@@ -107,7 +96,7 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
         )
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
-        matches = matches_of(encoded)
+        matches = encoded.matches
         tokens, length = matches.values.shape[2:]
         missing, short = self.query_size - tokens, max(0, self.top - length)
         if missing < 0:
@@ -127,7 +116,7 @@ class CedrPacrrHead(CosineHead, name="cedr-pacrr"):
         return (strongest * document.unsqueeze(1)).topk(self.top, dim=2).values
 
 
-class CedrDrmmHead(CosineHead, name="cedr-drmm"):
+class CedrDrmmHead(TokenHead, name="cedr-drmm"):
     """`sum_i network([log histogram of X[c, i, :] for every layer c; cls])` over query tokens i (CEDR-DRMM).
 
     Eleven bins, the last for a cosine of exactly 1; counts c enter as `log(c + 1e-5)`; the network has 5 hidden units.
@@ -140,6 +129,8 @@ class CedrDrmmHead(CosineHead, name="cedr-drmm"):
         units: hidden units.
     """
 
+    needs = "all"
+
     def __init__(self, hidden_size: int, *, channels: int, bins: int = 11, units: int = 5) -> None:
         super().__init__(hidden_size, units)
         self.bins = bins
@@ -149,7 +140,7 @@ class CedrDrmmHead(CosineHead, name="cedr-drmm"):
         return self.query_contributions(encoded).sum(1)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor:
-        matches = matches_of(encoded)
+        matches = encoded.matches
         counts = self.histogram(matches)  # (B, Q, bins, C)
         features = torch.log(counts + 1e-5).flatten(2)  # (B, Q, bins * C)
         cls = masked_mean(encoded.cls, encoded.mask).unsqueeze(1).expand(-1, features.shape[1], -1)
@@ -158,7 +149,7 @@ class CedrDrmmHead(CosineHead, name="cedr-drmm"):
 
     @torch.no_grad()
     def histogram(self, matches: Matches) -> torch.Tensor:
-        """`(B, Q, bins, C)` how many real document tokens fall into each bin."""
+        """Count the `(B, Q, bins, C)` real document tokens in each bin."""
         # 1.000001: rounding must not push a cosine of -1 below the first bin.
         index = ((matches.values + 1.000001) / 2.0 * (self.bins - 1)).long().clamp(0, self.bins - 1)  # (B, C, Q, D)
         real = matches.document_mask[:, None, None, :].expand_as(index).to(matches.values.dtype)

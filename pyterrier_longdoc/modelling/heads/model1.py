@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..batching import Encoded
-from .base import TokenHead, matches_of
+from ..inputs import Encoded
+from .base import TokenHead
 
 FIRST_TRANSLATION = -4.0
 """Logit of the translation probabilities before training: 0.018."""
@@ -34,9 +34,6 @@ class NeuralModel1Head(TokenHead, name="model1"):
         background: probability of any query token in the background model.
         self_translation: probability that a word piece translates to itself; None leaves it to `T`, which contextual
             embeddings allow. With little training data 0.5 is a good start: it ranks by words in common.
-
-    Raises:
-        ValueError: for probabilities outside of (0, 1).
     """
 
     needs = "last"
@@ -91,8 +88,8 @@ class NeuralModel1Head(TokenHead, name="model1"):
         return self.query_contributions(encoded).sum(1)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor:
-        """`(B, Q)` log probability of each query token; 0 at padding."""
-        matches = matches_of(encoded)
+        """Return the `(B, Q)` log probability of each query token; 0 at padding."""
+        matches = encoded.matches
         translation = matches.values[:, 0] * matches.document_mask.unsqueeze(1)  # (B, Q, D)
         length = matches.document_mask.sum(1, keepdim=True).clamp(min=1)
         probability = (1.0 - self.smoothing) * translation.sum(2) / length + self.smoothing * self.background

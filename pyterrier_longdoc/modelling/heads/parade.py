@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...common.arguments import check_choice
-from ..backbones.load import values_of
-from ..batching import Encoded
-from ..vectors import (
+from ...common.arguments import check_arguments
+from ..aggregators import (
     Part,
     first_state,
     join,
@@ -24,6 +22,8 @@ from ..vectors import (
     vector_transformer,
     without_positions,
 )
+from ..backbones.load import values_of
+from ..inputs import Encoded
 from .base import Head, WarmStart, masked_mean
 
 
@@ -79,7 +79,7 @@ class ParadeElementwiseAttnHead(Head, name="parade-attn-elementwise"):
         return self.score((self._attend(encoded) * encoded.cls).sum(1))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor:
-        """`(B, N)` weights averaged over the H features; 0 where there is no window."""
+        """Return the `(B, N)` weights averaged over the H features; 0 where there is no window."""
         return self._attend(encoded).mean(-1)
 
     def _attend(self, encoded: Encoded) -> torch.Tensor:
@@ -128,7 +128,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         dropout: float = 0.1,
     ) -> None:
         if special_vectors is not None:
-            check_choice("special_vectors", special_vectors, ("random", "words"))
+            check_arguments("str", choices=("random", "words"), special_vectors=special_vectors)
         if aggregator is None:
             heads = attention_heads or next(n for n in range(12, 0, -1) if hidden_size % n == 0)
             loaded = random_transformer(hidden_size, layers, heads, max_positions, dropout)
@@ -180,7 +180,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         return {"aggregator": values_of(self.aggregator.config)} if self._pretrained else {}
 
     def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
-        """What stands between the first special vectors and the windows."""
+        """Return what stands between the first special vectors and the windows."""
         return []
 
     def _start_special(self, cls: torch.Tensor, sep: torch.Tensor) -> None:
@@ -214,7 +214,5 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
             nn.init.xavier_uniform_(self.project_query.weight)
 
     def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
-        if encoded.query is None:
-            raise ValueError("this head needs the states of the query's tokens, but the encoder made none")
         project = self.project_query or self.project
         return [Part(project(encoded.query.states), encoded.query.mask, 0, encoded.query.fixed), *separator]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...common.arguments import check_given
-from ..batching import Encoded
+from ...common.arguments import check_arguments
+from ..inputs import Encoded
 from .base import Head, masked_mean
 
 
@@ -69,9 +69,6 @@ class KMaxPHead(Head, name="kmaxp"):
         hidden_size: H.
         k: how many scores count.
         weights: `w_1 ... w_k`, of the best score, the second best and so on; None averages.
-
-    Raises:
-        ValueError: if `k` is below 1 or there are not exactly `k` weights.
     """
 
     from_scores = True
@@ -79,13 +76,12 @@ class KMaxPHead(Head, name="kmaxp"):
 
     def __init__(self, hidden_size: int, *, k: int = 3, weights: Sequence[float] | None = None, **options: Any) -> None:
         super().__init__(hidden_size, **options)
-        check_given(k=k)
-        if weights is not None and (not isinstance(weights, Sequence | np.ndarray) or len(weights) != k):
-            raise ValueError(f"weights={weights} must have k={k} entries")
-        if weights is not None and not np.isfinite(np.asarray(weights, dtype=float)).all():
-            raise ValueError(f"weights={list(weights)} must be finite")
+        check_arguments("int", at_least=1, k=k)
+        numbers = None if weights is None else np.asarray(weights, dtype=float)
+        if numbers is not None and not (numbers.shape == (k,) and np.isfinite(numbers).all()):
+            raise ValueError(f"weights={weights} must be k={k} finite numbers")
         self.k = k
-        self.weights = None if weights is None else [float(w) for w in weights]
+        self.weights = None if numbers is None else numbers.tolist()
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         scores = self.score(encoded.cls).masked_fill(~encoded.mask, float("-inf"))  # (B, N)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ...common.arguments import check_given
-from ..batching import Encoded
-from .base import TokenHead, matches_of
-from .cedr import cosines
+from ...common.arguments import check_arguments
+from ..inputs import Encoded
+from ..windows import check_stride
+from .base import TokenHead
 
 MEANS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9)
 WIDTH = 0.1
@@ -57,12 +57,10 @@ class TklHead(TokenHead, name="tkl"):
         self, hidden_size: int, *, region_size: int = 30, region_stride: int = 2, best_regions: int = 3
     ) -> None:
         super().__init__(hidden_size, len(MEANS))
-        check_given(region_size=region_size, region_stride=region_stride, best_regions=best_regions)
-        if region_stride > region_size:
-            raise ValueError(
-                f"region_stride={region_stride} is larger than region_size={region_size}: tokens between regions would "
-                f"be lost"
-            )
+        check_arguments(
+            "int", at_least=1, region_size=region_size, region_stride=region_stride, best_regions=best_regions
+        )
+        check_stride(region_size, region_stride, "region_stride")
         self.size, self.stride, self.best = region_size, region_stride, best_regions
         self.salience = nn.Linear(hidden_size, 1, bias=False)
         self.norm = nn.LayerNorm(2)
@@ -73,14 +71,11 @@ class TklHead(TokenHead, name="tkl"):
         for layer in (self.saturation, self.final):
             nn.init.uniform_(layer.weight, -0.014, 0.014)
 
-    def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        return cosines(query, document)
-
     def forward(self, encoded: Encoded) -> torch.Tensor:
         return self.query_contributions(encoded).sum(1)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor:
-        lengths = matches_of(encoded).document_mask.sum(1)  # (B,)
+        lengths = encoded.matches.document_mask.sum(1)  # (B,)
         counts = -(-(lengths - self.size).clamp(min=0) // self.stride) + 1
         terms = self.region_terms(encoded, int(counts.max()))  # (B, Q, R)
         place, weights = self._best(terms.detach().sum(1), counts)
@@ -88,15 +83,8 @@ class TklHead(TokenHead, name="tkl"):
         return (chosen * weights.unsqueeze(1)).sum(2)
 
     def region_terms(self, encoded: Encoded, regions: int) -> torch.Tensor:
-        """`(B, Q, R)` what each query token adds to the score of each region; 0 at padded query tokens.
-
-        Args:
-            encoded: the matches, and the query's states.
-            regions: R.
-        """
-        matches = matches_of(encoded)
-        if encoded.query is None:
-            raise ValueError("this head needs the states of the query's tokens, but the encoder made none")
+        """Return what each query token adds to the score of each region, `(B, Q, R)`; 0 at padded query tokens."""
+        matches = encoded.matches
         tokens = self._over_regions(matches.document_mask.float(), regions).unsqueeze(1)  # (B, 1, R)
         features = torch.broadcast_tensors(self.salience(encoded.query.states), tokens)  # (B, Q, R) each
         a, b, c = self.saturation(self.norm(torch.stack(features, -1))).unbind(-1)  # (B, Q, R)
@@ -109,17 +97,12 @@ class TklHead(TokenHead, name="tkl"):
         return terms.masked_fill(~matches.query_mask.unsqueeze(2), 0.0)
 
     def _over_regions(self, values: torch.Tensor, regions: int) -> torch.Tensor:
-        """`(..., D)` to `(..., R)` sums."""
+        """Return `(..., R)` sums of `(..., D)` values."""
         missing = self.size + (regions - 1) * self.stride - values.shape[-1]
         return nn.functional.pad(values, (0, missing)).unfold(-1, self.size, self.stride).sum(-1)
 
     def _best(self, scores: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """`(B, t * n)` the regions that count and their weights; 0 where a document has no further one.
-
-        Args:
-            scores: `(B, R)` of regions, without a graph.
-            counts: `(B,)` how many regions each document has.
-        """
+        """Return the `(B, t * n)` regions that count and their weights; 0 where a document has no further one."""
         column = torch.arange(scores.shape[1], device=scores.device)
         left = scores.round(decimals=_DECIMALS).masked_fill(column >= counts.unsqueeze(1), -torch.inf)
         offsets = torch.tensor(NEIGHBOURS, device=scores.device)

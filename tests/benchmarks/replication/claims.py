@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc import presets
-from pyterrier_longdoc.experiment.results import list_table
 from pyterrier_longdoc.experiment.significance import correct
 
 from .evidence import Cell, Comparison, Difference, Evidence, Gains, NotRunError, Outcomes, Spread, Trend
+from .rst import list_table
 from .verdict import NOT_RUN, Effect, above, at_most, below, holm_levels, verdict, weakest, within
 
 ALPHA = 0.05

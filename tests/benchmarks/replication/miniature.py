@@ -22,10 +22,9 @@ import pandas as pd
 import pyterrier as pt
 
 from pyterrier_longdoc.common.files import import_extra
-from pyterrier_longdoc.common.frames import frame_digest
 from pyterrier_longdoc.common.language import sentence_starts, token_counter
 from pyterrier_longdoc.common.packaged import ENCODER
-from pyterrier_longdoc.common.silence import silent_libraries
+from pyterrier_longdoc.common.runs import frame_digest
 from pyterrier_longdoc.data import DocstringsDataset, PositionedCollection, far_relevant
 from pyterrier_longdoc.data.passages import docno_and_text, read_source
 from pyterrier_longdoc.training import add_judged
@@ -269,7 +268,7 @@ def bm25(documents: Iterable[Mapping[str, str]], topics: pd.DataFrame, depth: in
         depth: how many for each.
     """
     pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
-    with TemporaryDirectory() as folder, silent_libraries():
+    with TemporaryDirectory() as folder:
         index = pisa.PisaIndex(str(Path(folder, "index")), text_field="text")
         index.index(documents)
         return index.bm25(num_results=depth)(topics)[["qid", "query", "docno", "score"]]

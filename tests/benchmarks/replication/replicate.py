@@ -30,7 +30,7 @@ import pyterrier as pt
 import torch
 from filelock import FileLock, Timeout
 
-from pyterrier_longdoc import BiEncoder, LongDocReranker
+from pyterrier_longdoc import BiEncoder, CrossEncoder
 from pyterrier_longdoc.analysis import relevant_positions
 from pyterrier_longdoc.common.files import replacing
 from pyterrier_longdoc.common.language import named_tokenizer
@@ -312,7 +312,7 @@ class Replication:
         """The backbone of a system."""
         make = SYSTEMS[system].encoder
         if make is not None:
-            start = self.start.load_scorer()
+            start = self.start.model
             return self._kept(file_name(system), lambda: (make(start.encoder.backbone), start.tokenizer))
         if self.backbone is not None:
             return self.backbone
@@ -329,7 +329,7 @@ class Replication:
         return str(folder)
 
     @cached_property
-    def start(self) -> LongDocReranker:
+    def start(self) -> CrossEncoder:
         """The cross-encoder that all models start from: trained once, whatever their seeds, on pairs of passages."""
         model = self.new("FirstP", 0)
         if self.backbone is not None:
@@ -351,7 +351,7 @@ class Replication:
         with self.locked("start"):
             return self._fitted(model, TrainingData(*self.data.pairs), self.folder / "work" / "start")
 
-    def new(self, system: str, seed: int) -> LongDocReranker:
+    def new(self, system: str, seed: int) -> CrossEncoder:
         """A system with its encoder's weights."""
         name, arguments, _ = SYSTEMS[system]
         made_with = {"max_query_len": QUERY, "max_doc_len": WHOLE, "device": self.device, "dtype": self.dtype}
@@ -360,19 +360,19 @@ class Replication:
         model.verbose = self.verbose
         return model
 
-    def started(self, system: str, seed: int) -> LongDocReranker:
+    def started(self, system: str, seed: int) -> CrossEncoder:
         """A system with the start's weights."""
         model = self.new(system, seed)
         return model if SYSTEMS[system].encoder else model.start_from(self.start)
 
-    def recipe(self, model: LongDocReranker, seed: int, **changes: Any) -> TrainingArgs:
+    def recipe(self, model: CrossEncoder, seed: int, **changes: Any) -> TrainingArgs:
         """The paper's with larger rates, which fall to 0: the last of few steps would be seen in the weights."""
         rates = {name: SCALE * rate for name, rate in model.default_training().learning_rates.items()}
         # The judged documents are among the candidates already.
         own = {"judged": "retrieved", "learning_rates": rates, "schedule": "linear", "seed": seed}
         return TrainingArgs.preset("boytsov2025", **{**own, **self._fast(), **changes})
 
-    def model(self, system: str, trained: str, seed: int) -> LongDocReranker:
+    def model(self, system: str, trained: str, seed: int) -> CrossEncoder:
         """A trained system, trained now if it is not in the folder."""
         training, data = TRAININGS[trained], self.data_of(system)
         if training.start == "start":
@@ -399,7 +399,7 @@ class Replication:
         """
         data, gold = self.data, self.data.collections["uniform"].gold
 
-        def make() -> LongDocReranker:
+        def make() -> CrossEncoder:
             model = self.started("MaxP", seed)
             self._attend(model, training=True)
             model.training = self.recipe(model, seed, negative_pool=1, metric="RR")
@@ -420,15 +420,15 @@ class Replication:
         # No document is seen twice, so that dropout would slow it for nothing.
         return {"dtype": self.dtype, "dropout": 0.0, "queries_per_forward": 16, "save_steps": 25}
 
-    def _fitted(self, model: LongDocReranker, data: TrainingData, folder: Path) -> LongDocReranker:
+    def _fitted(self, model: CrossEncoder, data: TrainingData, folder: Path) -> CrossEncoder:
         self._attend(model, training=True)
         trained = fit_or_load(model, data, folder)
         self._attend(trained, training=False)
         return trained
 
-    def _attend(self, model: LongDocReranker, *, training: bool) -> None:
+    def _attend(self, model: CrossEncoder, *, training: bool) -> None:
         """On a CPU sdpa is slow backwards, and eager attention slow forwards."""
-        backbone: Any = model.load_scorer().encoder.backbone
+        backbone: Any = model.model.encoder.backbone
         if resolve_device(self.device).type == "cpu" and backbone.config.model_type == "bert":
             with suppress(ValueError):  # transformers 4 does not change it: training is slower
                 use_attention(backbone, "eager" if training else "sdpa")

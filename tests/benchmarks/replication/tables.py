@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from pyterrier_longdoc.common.files import import_extra
+from pyterrier_longdoc.common.plots import COLOURS
 from pyterrier_longdoc.experiment import ExperimentResults, PaperTable, Statistics, Sweep, paper_table
-from pyterrier_longdoc.experiment.plots import COLOURS
-from pyterrier_longdoc.experiment.results import list_table
 
 from .replicate import SYSTEMS, UNTRAINED
+from .rst import list_table, paper_table_as_rst
 
 MEASURE = "RR"
 ALPHA = 0.05
@@ -188,7 +188,7 @@ def tables_as_rst(outcomes: pd.DataFrame) -> Iterator[str]:
     for title, make in TABLES.items():
         table = make(outcomes)
         if table is not None:
-            yield f"{title}:\n\n{table.to_rst()}"
+            yield f"{title}:\n\n{paper_table_as_rst(table)}"
     for title, make_sweep in SWEEPS.items():
         sweep = make_sweep(outcomes)
         if sweep is not None:

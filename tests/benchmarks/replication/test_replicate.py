@@ -230,11 +230,11 @@ def test_jobs_are_done_once_and_found_again(replication):
 
 
 def test_fine_tuning_goes_on_from_the_weights_before(replication):
-    before = replication.model("MaxP", "early", 0).load_scorer().state_dict()
+    before = replication.model("MaxP", "early", 0).model.state_dict()
     replication = replace(replication, verbose=False)
     model = replication.new("MaxP", 0).start_from(replication.model("MaxP", "early", 0))
-    after = replication.model("MaxP", "early>far", 0).load_scorer().state_dict()
-    assert all(torch.equal(value, before[name]) for name, value in model.load_scorer().state_dict().items())
+    after = replication.model("MaxP", "early>far", 0).model.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.model.state_dict().items())
     assert not all(torch.equal(value, before[name]) for name, value in after.items())
 
 
@@ -418,7 +418,7 @@ def test_passages_may_have_numbers_for_names_and_must_have_texts(monkeypatch, do
     monkeypatch.setattr("tests.benchmarks.replication.miniature.read_source", lambda *args: (rows, asked, relevant))
     assert [row["docno"] for row in passages_of("name", filler=1).corpus] == ["0", "3"]
     rows[1] = {"docno": docno(1), "body": "passage 1"}
-    with pytest.raises(ValueError, match=r"document '?1'? has no text in field 'text'"):
+    with pytest.raises(ValueError, match=r"document '?1'? has no text in 'text'"):
         passages_of("name")
 
 

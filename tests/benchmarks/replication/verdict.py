@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 from scipy import stats
 
-from pyterrier_longdoc.experiment.significance import quiet, without_rounding
+from pyterrier_longdoc.experiment.significance import without_rounding, without_warnings
 
 SEEN, NOT_SEEN, CONTRADICTED, UNDECIDED, NOT_RUN = "seen", "not seen", "contradicted", "undecided", "not run"
 NOT_REACHED = "not reached"
@@ -155,7 +155,7 @@ class Estimate:
 
     def p_value(self, bound: float) -> float:
         """Two-sided, of the true difference being `bound`; 1 where all differences are equal to it."""
-        with quiet():
+        with without_warnings():
             t = np.float64(self.difference - bound) / self.error
         return 1.0 if np.isnan(t) else float(2 * stats.t.sf(abs(t), self.degrees))
 

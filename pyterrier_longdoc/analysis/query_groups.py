@@ -1,0 +1,164 @@
+"""Results of an experiment by groups of queries, such as those with short and with long relevant documents."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..common.arguments import check_arguments
+from ..common.frames import as_strings, check_columns
+from ..common.plots import draw_means, finish, label_group, label_mean, new_axes, offsets
+from ..experiment import ExperimentResults
+from ..experiment.significance import resampled_means
+
+DEFAULT_EDGES = (0, 512, 1024, 2048)
+"""In tokens: what a BERT reads at once, and twice and four times that."""
+
+
+def by_document_length(
+    results: ExperimentResults,
+    qrels: pd.DataFrame,
+    lengths: Mapping[str, float],
+    *,
+    edges: Sequence[float] = DEFAULT_EDGES,
+) -> pd.DataFrame:
+    """Return results by the mean length of a query's relevant documents.
+
+    Args:
+        results: of an experiment.
+        qrels: `qid, docno, label`; a label above 0 is relevant.
+        lengths: of documents by docno, e.g. in tokens. Relevant documents that are missing here do not count.
+        edges: lower ends of the groups; by default what a BERT reads at once, and twice and four times that, in tokens.
+
+    Returns:
+        See `by_query_value`; queries without a relevant document of known length are left out.
+    """
+    return by_query_value(results, relevant_lengths(qrels, lengths), edges=edges, column="document length")
+
+
+def relevant_lengths(qrels: pd.DataFrame, lengths: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean length of each query's relevant documents: see `by_document_length`."""
+    check_columns(qrels, ("qid", "docno", "label"), "qrels")
+    relevant = qrels[qrels["label"] > 0]
+    return mean_by_query(relevant, as_strings(relevant["docno"]).map(dict(lengths)))
+
+
+def by_query_value(
+    results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float], column: str = "group"
+) -> pd.DataFrame:
+    """Return results by groups of queries, each tested on its own.
+
+    Args:
+        results: of an experiment.
+        values: by qid.
+        edges: lower ends of the groups, ascending; the last group has no upper end.
+        column: name of the first column.
+
+    Returns:
+        `column` (e.g. `"512 to < 1024"`), `queries`, and the columns of `results.table`: one row for each group that
+        has queries and each system.
+
+    Raises:
+        ValueError: if edges do not ascend, or no evaluated query falls into any group.
+    """
+    tables = []
+    for label, of_group in query_groups(results, values, edges=edges).items():
+        table = of_group.table
+        table.insert(0, column, label)
+        table.insert(1, "queries", len(of_group.qids))
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def query_groups(
+    results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float]
+) -> dict[str, ExperimentResults]:
+    """Return the results of each group of queries that is not empty, by its label: see `by_query_value`."""
+    evaluated = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
+    groups = {}
+    for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
+        qids = [qid for qid, value in evaluated.items() if low <= value < high]
+        if qids:
+            groups[f">= {low:g}" if high == np.inf else f"{low:g} to < {high:g}"] = results.subset(qids)
+    if not groups or list(edges) != sorted(set(edges)):
+        raise ValueError(f"edges={list(edges)} must ascend, from a value that some evaluated query has at least")
+    return groups
+
+
+def mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
+    """Return the mean of the values of each query; they belong to the rows of `frame`, which has the column `qid`."""
+    of_query = values.astype("float64").groupby(as_strings(frame["qid"]), sort=False)
+    return {str(qid): float(mean) for qid, mean in of_query.mean().items()}
+
+
+def plot_document_length(
+    results: ExperimentResults,
+    qrels: pd.DataFrame,
+    lengths: Mapping[str, float],
+    *,
+    edges: Sequence[float] = DEFAULT_EDGES,
+    measure: str | None = None,
+    unit: str = "tokens",
+    ax: Any = None,
+) -> Any:
+    """Draw each system's mean by the length of the relevant documents; return the matplotlib axes.
+
+    Args:
+        results: of an experiment. Its `statistics` say how wide the bootstrap intervals are.
+        qrels: `qid, docno, label`.
+        lengths: of documents; `by_document_length` has the numbers.
+        edges: lower ends of the groups.
+        measure: one of the experiment's; None for the first.
+        unit: what `lengths` count, for the axis.
+        ax: axes to draw on; None makes a figure.
+    """
+    groups = query_groups(results, relevant_lengths(qrels, lengths), edges=edges)
+    ax = draw_groups(groups, measure, ax=ax)
+    ax.set_xlabel(f"mean length of the relevant documents ({unit})")
+    return finish(ax)
+
+
+def means_by_group(groups: Mapping[str, ExperimentResults]) -> pd.DataFrame:
+    """Return `group, queries, name, measure, mean, low, high`: means over queries with their intervals."""
+    statistics = next(iter(groups.values())).statistics
+    rows = []
+    for label, results in groups.items():
+        for name, values in results.query_values.items():
+            low, high = statistics.interval(
+                resampled_means(values, resamples=statistics.resamples, seed=statistics.seed)
+            )
+            for m, measure in enumerate(results.measures):
+                rows.append((label, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
+    return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
+
+
+def draw_groups(
+    groups: Mapping[str, ExperimentResults],
+    measure: str | None,
+    *,
+    ax: Any,
+    labels: Mapping[str, str] | None = None,
+    full: Container[tuple[str, str]] = (),
+) -> Any:
+    """Draw the mean of each system in each group with its interval; return the axes.
+
+    `measure` None is the first, `ax` None a new figure; `labels` are the legend's, by system; `full` are the groups and
+    systems with a full marker.
+    """
+    first = next(iter(groups.values()))
+    measure = measure or first.measures[0]
+    check_arguments("str", choices=first.measures, measure=measure)
+    table = means_by_group(groups)
+    table = table[table["measure"] == measure]
+    ax, places = ax or new_axes(len(first.names)), np.arange(len(groups))
+    for system, (name, aside) in enumerate(zip(first.names, offsets(places, len(first.names)), strict=True)):
+        rows = table[table["name"] == name]
+        is_full = [(group, name) in full for group in rows["group"]]
+        label = name if labels is None else labels[name]
+        draw_means(ax, places + aside, rows["mean"], rows, full=is_full, label=label, system=system)
+    ax.set_xticks(places, [label_group(group, len(results.qids)) for group, results in groups.items()])
+    ax.set_ylabel(label_mean(measure, first.statistics.confidence))
+    return ax

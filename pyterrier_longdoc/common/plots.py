@@ -1,0 +1,108 @@
+"""Colours, axes and labels that all plots of the package share, with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .files import import_extra
+from .language import counted
+from .presentation import percent
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
+"""Of Okabe & Ito's colours, which colour-blind people tell apart, those that are seen on white and on black."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+LABEL_OFFSETS = (4, -13, 16, -25, 28, -37, 40)
+"""How far above its point a name may stand, in points, in the order in which they are tried."""
+
+
+def new_axes(systems: int = 0) -> Any:
+    """Make axes of a new figure of pyplot, higher by a line of the legend for each system.
+
+    A notebook shows the figure at the end of the cell; without a display pyplot draws into memory.
+    """
+    pyplot = import_extra("matplotlib.pyplot", "analysis", "matplotlib is missing")
+    return pyplot.subplots(figsize=(6, 4 + 0.2 * systems), layout="constrained")[1]
+
+
+def line_style(system: int) -> dict[str, str]:
+    """Return colour and marker of a system by its number: 42 of them differ, without colours seven."""
+    return {"color": COLOURS[system % len(COLOURS)], "marker": MARKERS[system % len(MARKERS)]}
+
+
+def offsets(places: Any, systems: int) -> np.ndarray:
+    """Return how far to the side each system is drawn, `(systems,)`, so that equal values do not hide each other."""
+    distinct = np.unique(places)
+    distance = np.ptp(distinct) / (len(distinct) - 1) if len(distinct) > 1 else 1.0
+    return distance * min(0.08, 0.6 / systems) * (np.arange(systems) - (systems - 1) / 2)
+
+
+def draw_means(
+    ax: Any, at: np.ndarray, means: pd.Series, intervals: pd.DataFrame, *, full: Sequence[bool], label: str, system: int
+) -> None:
+    """Draw the means of a system at horizontal places, with their intervals (`low` and `high`) and some markers full.
+
+    The number of the system decides about colour and marker.
+    """
+    middle = means.to_numpy()
+    # A percentile interval need not contain the mean.
+    ends = np.maximum([middle - intervals["low"].to_numpy(), intervals["high"].to_numpy() - middle], 0)
+    style, significant = line_style(system), np.array(full, dtype=bool)
+    ax.errorbar(at, middle, yerr=ends, markerfacecolor=ax.get_facecolor(), capsize=3, label=label, **style)
+    ax.scatter(at[significant], middle[significant], zorder=3, **style)
+
+
+def label_group(group: str, queries: int) -> str:
+    """Return what stands below a group of queries."""
+    return f"{group}\n{counted(queries, 'query', 'queries')}"
+
+
+def label_mean(measure: str, confidence: float) -> str:
+    """Return what stands beside means with their intervals."""
+    return f"{measure}: mean and {percent(confidence, 0)} interval"
+
+
+def marker_legend(meaning: str | None) -> Any:
+    """Return the legend's entry for full markers; None says that nothing was tested, so that all are empty."""
+    lines = import_extra("matplotlib.lines", "analysis", "matplotlib is missing")
+    face, label = ("0.4", f"full marker: {meaning}") if meaning else ("none", "empty markers: nothing to test against")
+    return lines.Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face, label=label)
+
+
+def finish(ax: Any, *further: Any) -> Any:
+    """Return the axes with a legend above them, as bars and intervals may be anywhere within."""
+    handles = [*ax.get_legend_handles_labels()[0], *further]
+    ax.legend(handles=handles, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def label_points(ax: Any, points: pd.DataFrame) -> None:
+    """Write names beside their points (name, horizontal, vertical place), with a line where others are in between."""
+    ax.margins(0.1, 0.2)
+    ax.figure.draw_without_rendering()  # sets limits and layout
+    radius, middle = 4 * ax.figure.dpi / 72, ax.bbox.x0 + ax.bbox.width / 2
+    rows = points.sort_values(points.columns[2]).to_numpy().tolist()
+    places = [ax.transData.transform(row[1:]) for row in rows]
+    bbox = import_extra("matplotlib.transforms", "analysis", "matplotlib is missing").Bbox
+    taken = [bbox([place - radius, place + radius]) for place in places]
+    for (name, *at), place in zip(rows, places, strict=True):
+        aside, side = (5, "left") if place[0] < middle else (-5, "right")
+        line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.8, "relpos": (side == "right", 0.5), "shrinkB": 2}
+        label = ax.annotate(name, at, xytext=(aside, 4), textcoords="offset points", ha=side, arrowprops=line)
+        for offset in LABEL_OFFSETS:
+            label.set_position((aside, offset))
+            if _text_extent(label).count_overlaps(taken) == 0:
+                break
+        taken.append(_text_extent(label))
+
+
+def _text_extent(label: Any) -> Any:
+    """Return where the text of an annotation stands, without the line to its point."""
+    label.get_window_extent()  # moves it to its place
+    return import_extra("matplotlib.text", "analysis", "matplotlib is missing").Text.get_window_extent(label)

@@ -1,0 +1,106 @@
+"""Runs as TREC files, digests of frames, and the stages of a pipeline."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from .files import write_lines
+from .frames import as_strings
+
+EXACT_FLOATS: dict[str, Any] = (
+    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
+)
+"""For `pd.read_csv`, so that numbers come back as they were written: the default, and the only choice, since 3.1."""
+
+
+def write_run(frame: pd.DataFrame, path: str | Path, name: str) -> None:
+    """Write a run (`qid, docno, score`) in TREC format, gzipped where the path ends in `.gz`; never half of it.
+
+    Ranks are made from the scores; the system's name is the last column, with `_` for white space.
+    """
+    columns = {column: as_strings(frame[column]).tolist() for column in ("qid", "docno")}
+    ranked = pt.model.add_ranks(pd.DataFrame({**columns, "score": frame["score"].tolist()}))
+    write_lines(Path(path), run_lines(ranked, name))
+
+
+def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
+    """Yield the lines of a run in TREC format: `qid, docno, score, rank` in the order of the rows; see `write_run`."""
+    columns = {column: as_strings(ranked[column]).tolist() for column in ("qid", "docno")}
+    for column, values in columns.items():
+        broken = next((value for value in values if not value or len(value.split()) != 1), None)
+        if broken is not None:
+            raise ValueError(f"column {column} holds {broken!r}: TREC runs cannot hold empty names or white space")
+    system = "_".join(name.split()) or "run"
+    for qid, docno, rank, score in zip(
+        *columns.values(), ranked["rank"].tolist(), ranked["score"].tolist(), strict=True
+    ):
+        yield f"{qid} Q0 {docno} {rank} {score!r} {system}"
+
+
+def read_run(path: str | Path) -> pd.DataFrame:
+    """Read a run in TREC format, plain or compressed: `qid, docno, score`, with every score as it was written.
+
+    `pt.io.read_results` would take names such as "NA" for missing ones, and quotation marks for syntax.
+    """
+    return pd.concat(run_parts(path, None))
+
+
+def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
+    """Yield a TREC run so many rows at a time, None for all at once; see `read_run`."""
+    try:
+        with pd.read_csv(
+            path,
+            sep=r"\s+",
+            names=["qid", "Q0", "docno", "rank", "score", "system"],
+            usecols=["qid", "docno", "score"],
+            dtype={"qid": str, "docno": str},
+            keep_default_na=False,
+            quoting=csv.QUOTE_NONE,
+            iterator=True,
+            chunksize=rows,
+            **EXACT_FLOATS,
+        ) as parts:
+            for part in parts:
+                yield part.astype({"score": "float64"})
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(f"{str(path)!r} is no TREC run (qid Q0 docno rank score system): {error}") from None
+
+
+def frame_digest(frame: pd.DataFrame) -> str:
+    """Hash the values of all columns but `rank`; the order of the columns does not matter, that of the rows does."""
+    digest = blake2b(digest_size=16)
+    names = frame.columns.map(str)
+    for place in sorted(range(len(names)), key=lambda place: names[place]):
+        if names[place] == "rank":
+            continue
+        digest.update(f"{names[place]}\0".encode())
+        for value in frame.iloc[:, place].tolist():
+            # Long arrays are not written out.
+            shown = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update(f"{shown}\0".encode("utf-8", "replace"))
+    return digest.hexdigest()
+
+
+def substages(stage: pt.Transformer) -> Iterator[pt.Transformer]:
+    """Yield the transformers that a pipeline or operator is put together of, itself left out."""
+    try:
+        below = pt.inspect.subtransformers(stage)
+    except (pt.inspect.InspectError, ValueError):
+        return
+    for value in below.values():
+        yield from value if isinstance(value, Sequence) else [value]
+
+
+def stages_of(pipeline: pt.Transformer) -> Iterator[pt.Transformer]:
+    """Yield a pipeline and all transformers in it."""
+    yield pipeline
+    for stage in substages(pipeline):
+        yield from stages_of(stage)

@@ -1,0 +1,155 @@
+"""MS MARCO FarRelevant in files, as released, and collections of its kind: written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..common.files import read_jsonl, write_jsonl, write_lines
+from ..common.language import token_counter
+from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
+from .rows import SpooledDocuments, check_field, counted_anew, judged_lines, put_once, qrels_frame, topics_frame
+
+_WORDS, _NAMED, _UNNAMED = "words", "named", "unnamed"
+"""What may be written of the tokens that positions are in."""
+
+
+def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
+    """Write a collection, one document at a time; equal collections give equal bytes.
+
+    The files are those that MS MARCO FarRelevant is released in, FlexNeuART's. Its parts are ``bitext`` (training),
+    ``dev_official`` and ``dev_official_sample1K``.
+
+    ============================================  ============================================================
+    ``input_data/docs/AnswerFields.jsonl.gz``     the documents: ``DOCNO``, ``text_raw``
+    ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
+    ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
+    ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
+    ``unit.jsonl``                                in whose tokens its numbers are: the tokenizer's name
+    ============================================  ============================================================
+
+    Args:
+        collection: made by `far_relevant`, or any other of its kind.
+        folder: is made; files in it are replaced when they are complete.
+        verbose: show a progress bar.
+
+    Raises:
+        ValueError: before anything is written, if a name cannot be read back: white space in the names that qrels.txt
+            has, and splits whose names are no names of folders.
+    """
+    _check_names(collection)
+    data = Path(folder, "input_data")
+    documents = (
+        {"DOCNO": row["docno"], "text_raw": row["text"]} for row in collection.get_corpus_iter(verbose=verbose)
+    )
+    write_jsonl(data / "docs" / "AnswerFields.jsonl.gz", documents)
+    for part in collection.splits or [None]:
+        topics, qrels = collection.get_topicsqrels(part)
+        queries = ({"DOCNO": qid, "text_raw": query} for qid, query in topics.itertuples(index=False))
+        write_jsonl(data / (part or "all") / "QuestionFields.jsonl", queries)
+        judged = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
+        write_lines(data / (part or "all") / "qrels.txt", judged)
+    gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
+    write_jsonl(Path(folder, "gold.jsonl"), gold)
+    write_jsonl(Path(folder, "unit.jsonl"), [_unit_of(collection.tokenizer)])
+
+
+def read_far_relevant(
+    folder: str | Path, *, tokenizer: Any = None, default: str | None = None, name: str = "far-relevant"
+) -> PositionedCollection:
+    """Read a collection, the released one or one that `write_far_relevant` wrote.
+
+    The documents are copied to a temporary file, not into memory. The released collection has no `gold.jsonl`: the
+    authors' own map of positions is not read.
+
+    Args:
+        folder: all files that `write_far_relevant` names are read, wherever they are below it, compressed or not; each
+            folder with topics is a variant of topics and qrels.
+        tokenizer: in whose tokens lengths and positions are counted anew, see `token_counter`. None takes positions as
+            they were written and the tokenizer that was recorded then, which is loaded when texts are to be counted;
+            where none was recorded, words and punctuation marks are counted.
+        default: the part to take if none is asked for; None takes all.
+        name: of the collection.
+
+    Returns:
+        The collection; its `gold` is empty if there is no such file.
+
+    Raises:
+        FileNotFoundError: if there are no documents, no topics or no qrels.
+        ValueError: if a line is malformed, names are not unique, or no tokenizer is given where it must be.
+    """
+    documents = SpooledDocuments(row[1:] for row in _named_texts(folder, "AnswerFields.jsonl"))
+    queries, splits = dict[str, str](), dict[str, list[str]]()
+    for part, where, qid, query in _named_texts(folder, "QuestionFields.jsonl"):
+        put_once(queries, qid, query, where)
+        splits.setdefault(part, []).append(qid)
+    judged = dict.fromkeys(row for file in _found(folder, "qrels.txt") for row in judged_lines(file))
+    gold_files, unit_files = (_found(folder, name, needed=False) for name in ("gold.jsonl", "unit.jsonl"))
+    gold = list(_gold(gold_files))
+    as_written = tokenizer is None and len(unit_files) == len(gold_files)
+    if tokenizer is None:
+        tokenizer = _recorded_tokenizer(folder, unit_files)
+    parts = CollectionParts(
+        documents,
+        topics_frame(queries.items()),
+        qrels_frame(judged),
+        gold if as_written else partial(counted_anew, gold, documents, token_counter(tokenizer)),
+        splits=splits,
+    )
+    return PositionedCollection(name, parts, tokenizer=tokenizer, default=default, papers=("boytsov-2025-positional",))
+
+
+def _unit_of(tokenizer: Any) -> dict[str, str]:
+    """Return what is written of a tokenizer."""
+    if tokenizer is None:
+        return {"tokens": _WORDS, "name": ""}
+    name = str(tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", ""))
+    if name:
+        return {"tokens": _NAMED, "name": name}
+    return {"tokens": _UNNAMED, "name": getattr(tokenizer, "__qualname__", type(tokenizer).__name__)}
+
+
+def _recorded_tokenizer(folder: str | Path, files: Iterable[Path]) -> str | None:
+    """Return the name of the one tokenizer that was written; None for words and punctuation marks."""
+    units = {(row["tokens"], row["name"]) for file in files for _, row in read_jsonl(file, ("tokens", "name"))}
+    if len(units) > 1 or any(tokens == _UNNAMED for tokens, _ in units):
+        told = " and ".join(sorted(repr(name) if name else "words and punctuation marks" for _, name in units))
+        raise ValueError(f"{folder} has positions in tokens of {told}: give tokenizer=, by which all is counted anew")
+    return next((name for tokens, name in units if tokens == _NAMED), None)
+
+
+def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
+    for file in files:
+        for where, row in read_jsonl(file, ("qid", "docno", "position", "passage")):
+            for name in ("start", "end", "first_token", "length"):
+                check_field(isinstance(row.get(name), int), where, name, "be a whole number", row.get(name))
+            yield tuple(map(row.get, GOLD_COLUMNS))
+
+
+def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str, str]]:
+    """Read part, where, name and text of all rows in files of this name."""
+    for file in _found(folder, name):
+        for where, row in read_jsonl(file, ("DOCNO", "text_raw")):
+            yield file.parent.name, where, row["DOCNO"], row["text_raw"]
+
+
+def _found(folder: str | Path, name: str, *, needed: bool = True) -> list[Path]:
+    root = Path(folder).expanduser()
+    found = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
+    if needed and not found:
+        raise FileNotFoundError(f"{root} holds no {name} or {name}.gz, in no folder below it either")
+    return found
+
+
+def _check_names(collection: PositionedCollection) -> None:
+    qrels = collection.qrels
+    names = [("split", part, part not in ("", ".", "..") and not {"/", "\\"} & set(part)) for part in collection.splits]
+    for column in ("qid", "docno"):
+        names += [(column, name, name.split() == [name]) for name in qrels[column].unique()]
+    for what, name, ok in names:
+        if not ok:
+            raise ValueError(
+                f"{what} {name!r} cannot be written: in qrels.txt names have no white space, and a split is a folder"
+            )

@@ -1,0 +1,75 @@
+"""What a collection must not have: relevant text that is unjudged, or known from training."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+
+import pandas as pd
+
+from ..common.language import digest
+from .collection import PositionedCollection
+
+
+def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
+    """Look for relevant text that is unjudged, or known from training.
+
+    Texts that differ in letter case and white space only count as equal.
+
+    Args:
+        collection: any; that filler is relevant can be seen only if `far_relevant` has just made the collection.
+
+    Returns:
+        A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`: a "shared query" stands in two splits
+        (`other` is the second), and so does a "shared passage", a relevant one; a "duplicate document" has the text
+        of another one (`other`); "relevant filler" (`other`, a passage) is relevant for a topic of its document; an
+        "unjudged passage" is filler that is relevant for a topic its document is not judged for. Splits that contain
+        another one whole are not compared with it.
+    """
+    rows = [*_shared_between_splits(collection), *_duplicates(collection)]
+    if collection.parts.relevant_filler is not None:
+        judged = set(collection.qrels[["qid", "docno"]].itertuples(index=False, name=None))
+        for qid, docno, passage in collection.parts.relevant_filler():
+            kind = "relevant filler" if (qid, docno) in judged else "unjudged passage"
+            rows.append((kind, "", qid, docno, passage))
+    return pd.DataFrame(rows, columns=["kind", "split", "qid", "docno", "other"])
+
+
+def check_leaks(collection: PositionedCollection) -> None:
+    """Raise ValueError if there is any leak; see `find_leaks`."""
+    leaks = find_leaks(collection)
+    if len(leaks):
+        counts = ", ".join(f"{count} x {kind}" for kind, count in leaks["kind"].value_counts().items())
+        raise ValueError(f"{collection!r} leaks: {counts}; find_leaks shows them, the first is {dict(leaks.iloc[0])}")
+
+
+def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[str, ...]]:
+    splits = collection.splits
+    if len(splits) < 2:
+        return
+    texts_of: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)  # qid -> kind, digest, docno
+    for qid, query in collection.topics.itertuples(index=False):
+        texts_of[qid].append(("shared query", digest(query), ""))
+    for docno, places in collection.gold.groupby("docno"):
+        text = collection.documents[str(docno)]["text"]
+        for qid, start, end in places[["qid", "start", "end"]].itertuples(index=False):
+            texts_of[qid].append(("shared passage", digest(text[start:end]), str(docno)))
+    found = {
+        split: {(kind, value): (qid, docno) for qid in qids for kind, value, docno in texts_of[qid]}
+        for split, qids in splits.items()
+    }
+    for first, second in combinations(splits, 2):
+        if set(splits[first]) <= set(splits[second]) or set(splits[second]) <= set(splits[first]):
+            continue
+        for (kind, value), place in found[first].items():
+            if (kind, value) in found[second]:
+                yield (kind, first, *place, second)
+
+
+def _duplicates(collection: PositionedCollection) -> Iterator[tuple[str, ...]]:
+    first_of: dict[int, str] = {}
+    for row in collection.corpus:
+        first = first_of.setdefault(digest(row["text"]), row["docno"])
+        if first != row["docno"]:
+            yield ("duplicate document", "", "", row["docno"], first)

@@ -1,0 +1,88 @@
+"""What readers of files share: rows of which the malformed one is named, frames, and documents on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..common.files import read_lines
+from ..common.language import Counter
+from .collection import Documents
+from .passages import TextSpool
+
+Rows = Iterable[tuple[str, dict[str, Any]]]
+"""Rows of a file, each with where it stands."""
+
+
+def check_field(ok: bool, where: str, field: str, needed: str, value: Any) -> None:
+    """Raise ValueError, naming row and field, if a value is not what is needed."""
+    if not ok:
+        raise ValueError(f"{where}: field {field!r} must {needed}, got {str(value)[:80]!r}")
+
+
+def put_once(found: dict[str, Any], name: str, value: Any, where: str) -> bool:
+    """Put a value under a name and tell if it is new; raise ValueError if the name has another value."""
+    is_new = name not in found
+    if found.setdefault(name, value) != value:
+        raise ValueError(f"{where}: {name!r} is there twice, with different contents; names must be unique")
+    return is_new
+
+
+def unique_rows(rows: Rows, field: str) -> dict[str, dict[str, Any]]:
+    """Return the rows by a field that must be unique; the same row again is no harm."""
+    found: dict[str, dict[str, Any]] = {}
+    for where, row in rows:
+        put_once(found, row[field], row, where)
+    return found
+
+
+def judged_lines(file: Path) -> Iterator[tuple[str, str, int]]:
+    """Read `qid, docno, label` from TREC's qrels."""
+    for where, line in read_lines(file):
+        try:
+            qid, _, docno, label = line.split()
+            row = qid, docno, int(label)
+        except ValueError:
+            raise ValueError(f"{where}: expected 'qid iteration docno label', got {line[:80]!r}") from None
+        yield row
+
+
+def topics_frame(rows: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """Return topics as PyTerrier has them."""
+    return pd.DataFrame(list(rows), columns=["qid", "query"], dtype=str)
+
+
+def qrels_frame(rows: Iterable[tuple[str, str, int]]) -> pd.DataFrame:
+    """Return judgements as PyTerrier has them."""
+    return pd.DataFrame(list(rows), columns=["qid", "docno", "label"]).astype({"qid": str, "docno": str, "label": int})
+
+
+class SpooledDocuments(Mapping[str, Mapping[str, str]]):
+    """Documents in a temporary file, docno -> `docno, text`, of rows: where, docno, text; the same again is no harm."""
+
+    def __init__(self, rows: Iterable[tuple[str, str, str]]) -> None:
+        digests: dict[str, int] = {}
+        self._spool = TextSpool(
+            (docno, text) for where, docno, text in rows if put_once(digests, docno, hash(text), where)
+        )
+        self._index_of = {docno: index for index, docno in enumerate(digests)}
+
+    def __getitem__(self, docno: str) -> Mapping[str, str]:
+        return {"docno": docno, "text": self._spool.text(self._index_of[docno])}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index_of)
+
+    def __len__(self) -> int:
+        return len(self._index_of)
+
+
+def counted_anew(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
+    """Make the rows of `PositionedCollection.gold` with `first_token` and `length` by this counter."""
+    for qid, docno, start, end, _, _, position, passage in gold:
+        text = documents[docno]["text"]
+        # The space before a passage belongs to its first token, where tokens have spaces.
+        yield qid, docno, start, end, *count([text[:start].rstrip(), text]), position, passage

@@ -1,0 +1,79 @@
+"""What a run costs: time, memory, and how much text was read."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..common.files import import_extra
+
+SAMPLE_SECONDS = 0.01
+"""Between two looks at the process's memory."""
+
+
+@dataclass
+class Cost:
+    """Cost of one run, summed over its batches. All but `seconds` is that of the last stage, the reranker."""
+
+    seconds: float = 0.0  # of the whole pipeline; of stages shared with other systems, what they took when they ran
+    rerank_seconds: float = 0.0
+    queries: int = 0
+    documents: int = 0  # (query, document) pairs that the last stage was given
+    texts: int = 0  # that it read, each for each of its queries
+    tokens: int = 0  # of these texts
+    tokens_read: int = 0
+    windows: int = 0
+    memory: int = 0  # peak of the process's resident memory in bytes
+    gpu_memory: int = 0  # peaks of what torch had allocated on each GPU, added up, in bytes
+
+    @classmethod
+    def total(cls, costs: Sequence[Cost]) -> Cost:
+        """Return the cost of several runs, or of parts of one: sums, and the highest of the peaks."""
+        values = {f.name: [getattr(cost, f.name) for cost in costs] for f in fields(cls)}
+        return cls(**{name: max(of_all) if "memory" in name else sum(of_all) for name, of_all in values.items()})
+
+    def add_coverage(self, stage: Any) -> None:
+        """Add what a reranker's `coverage` says of its last run; other stages add nothing."""
+        coverage = getattr(stage, "coverage", None)
+        if coverage is not None:
+            self.texts += coverage.documents
+            self.tokens += coverage.tokens
+            self.tokens_read += coverage.tokens_read
+            self.windows += coverage.windows
+
+
+@contextmanager
+def measured(cost: Cost) -> Iterator[None]:
+    """Add time and peak memory of what runs within to `rerank_seconds`, `memory` and `gpu_memory`."""
+    process, stop = import_extra("psutil", "analysis", "psutil is missing").Process(), threading.Event()
+
+    def watch() -> None:
+        running = True
+        while running:
+            running = not stop.wait(SAMPLE_SECONDS)
+            cost.memory = max(cost.memory, process.memory_info().rss)
+
+    torch: Any = sys.modules.get("torch")
+    on_gpu = torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
+    gpus = range(torch.cuda.device_count()) if on_gpu else ()
+    if on_gpu:
+        torch.cuda.synchronize()
+    for gpu in gpus:
+        torch.cuda.reset_peak_memory_stats(gpu)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        if on_gpu:
+            torch.cuda.synchronize()
+        cost.rerank_seconds += time.perf_counter() - start
+        stop.set()
+        watcher.join()
+        cost.gpu_memory = max(cost.gpu_memory, sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus))

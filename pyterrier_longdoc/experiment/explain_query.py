@@ -1,0 +1,316 @@
+"""One query of an experiment: where systems differ on it, how they rank what is relevant, which windows made it."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+
+from ..common.files import write_lines
+from ..common.frames import as_strings, labels_of, texts_of, window_fields
+from ..common.presentation import Presented
+from ..common.restoring import restoring
+from ..common.runs import stages_of
+from .runs import RunByQuery, run_by_query
+
+SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
+"""As many relevant documents, and as much of a window, are printed; the tables have all."""
+
+WINDOW_COLUMNS = [
+    "name", "model", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Rankings:
+    """How systems rank the relevant documents of an experiment's queries; of several seeds the first.
+
+    `ranks` has `name, qid, docno, label, rank, tied` for each system and document with a label above 0: its rank, 0 for
+    the first and missing where it was not returned, and whether some scores of the system are equal for this query,
+    missing where it returned nothing.
+    """
+
+    topics: pd.DataFrame  # `qid` and, if known, `query`
+    ranks: pd.DataFrame
+
+    @classmethod
+    def of(
+        cls, topics: pd.DataFrame, relevant: pd.DataFrame, standings: Mapping[str, Mapping[str, Standing]]
+    ) -> Rankings:
+        """Return the rankings of systems, by name and qid."""
+        rows = [
+            (name, qid, docno, label, standing and standing.ranks.get(docno), standing and standing.tied)
+            for name, of_system in standings.items()
+            for qid, docno, label in relevant[["qid", "docno", "label"]].itertuples(index=False)
+            for standing in [of_system.get(qid)]
+        ]
+        frame = pd.DataFrame(rows, columns=["name", "qid", "docno", "label", "rank", "tied"])
+        columns = [column for column in ("qid", "query") if column in topics.columns]
+        return cls(topics[columns].reset_index(drop=True), frame.astype({"rank": "Int64", "tied": "boolean"}))
+
+    def save(self, folder: Path) -> None:
+        """Write one file for each frame."""
+        for name in ("topics", "ranks"):
+            write_lines(folder / f"{name}.csv.gz", [getattr(self, name).to_csv(index=False).rstrip("\n")])
+
+    @classmethod
+    def load(cls, folder: Path) -> Rankings | None:
+        """Return what `save` wrote; None if there is nothing of it."""
+        if not (folder / "ranks.csv.gz").is_file():
+            return None
+        options: dict[str, Any] = {"keep_default_na": False, "na_values": {"rank": [""], "tied": [""]}}
+        options["dtype"] = dict.fromkeys(("name", "qid", "docno", "query"), str) | {"rank": "Int64", "tied": "boolean"}
+        topics, ranks = (pd.read_csv(folder / f"{name}.csv.gz", **options) for name in ("topics", "ranks"))
+        return cls(topics, ranks)
+
+
+class Standing(NamedTuple):
+    """How a system answers a query: whether some documents are tied, and the ranks of some."""
+
+    tied: bool
+    ranks: dict[str, int]
+
+
+def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame:
+    """Return `qid, docno, label` of the judgements above 0 for these queries."""
+    judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]))
+    relevant = judged[(labels_of(qrels, "qrels") > 0) & judged["qid"].isin(set(qids))]
+    return relevant.drop_duplicates(["qid", "docno"])
+
+
+def standings(run: RunByQuery, documents: Mapping[str, Sequence[str]]) -> dict[str, Standing]:
+    """Return how a run ranks some documents as trec_eval does: in float32, equal ones by docno, descending."""
+    found = {}
+    for qid, asked in documents.items():
+        if qid not in run:
+            continue
+        ranked = dict(zip(run[qid][0].tolist(), run[qid][1].tolist(), strict=True))  # of one twice the last counts
+        docnos = np.array(list(ranked), dtype=object)
+        with np.errstate(over="ignore"):
+            scores = np.array(list(ranked.values())).astype("float32")
+        ranks = {}
+        for docno in filter(ranked.__contains__, asked):
+            score = np.float32(ranked[docno])
+            ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
+        found[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class QueryExplanation:
+    """What an experiment tells of one query.
+
+    Attributes:
+        qid: the query.
+        query: its text; None if that is not known.
+        values: a row for each system: its value of each measure, averaged over seeds, and the difference from each
+            baseline, e.g. `nDCG@10 - BM25`.
+        relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
+            missing where it was not returned.
+        windows: for each system that was run again its first documents and the relevant ones, as each of its rerankers
+            saw them: `name`, the reranker's class (`model`), `docno, label` (0 also for what was not judged), `rank` in
+            the system, the `window` that scores best of its `windows`, from 0, where it `start`s and `end`s in the text
+            (characters), its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
+        notes: what cannot be told, and what to know of the rest.
+    """
+
+    qid: str
+    query: str | None
+    values: pd.DataFrame
+    relevant: pd.DataFrame
+    windows: pd.DataFrame
+    notes: list[str]
+
+    def differences(self) -> list[str]:
+        """Return a line for each measure: the best and the worst systems."""
+        lines = []
+        for measure in [column for column in self.values.columns if " - " not in column]:
+            of_system = self.values[measure].round(6)
+            if of_system.nunique(dropna=False) == 1:
+                every = "every system" if len(of_system) > 1 else of_system.index[0]
+                lines.append(f"{measure}: {of_system.iloc[0]:.3f} for {every}")
+                continue
+            ends = []
+            for word, value in (("best", of_system.max()), ("worst", of_system.min())):
+                ends.append(f"{word} {', '.join(of_system.index[of_system == value])} ({value:.3f})")
+            lines.append(f"{measure}: {', '.join(ends)}")
+        return lines
+
+    def __repr__(self) -> str:
+        parts = ["\n".join([self._title(), *self.differences()])]
+        for title, frame in self._tables().items():
+            parts.append(f"{title}\n{frame.to_string(index=False)}")
+        if self.notes:
+            parts.append("\n".join(f"- {note}" for note in self.notes))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        parts = [f"<b>{html.escape(self._title())}</b>", *map(html.escape, self.differences())]
+        with pd.option_context("display.max_colwidth", None):
+            for title, frame in self._tables().items():
+                parts += [f"<b>{html.escape(title)}</b>", frame.to_html(index=False)]
+        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
+        return "<br>\n".join(parts) + (f"<ul>{notes}</ul>" if notes else "")
+
+    def _title(self) -> str:
+        return f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
+
+    def _tables(self) -> dict[str, pd.DataFrame]:
+        """Return what is printed of the tables, by title."""
+        tables = {"values": self.values.round(3).reset_index()}
+        if len(self.relevant):
+            more = len(self.relevant) - SHOWN_DOCUMENTS
+            title = "ranks of the relevant documents (0 is the first, - was not returned)"
+            first = self.relevant.head(SHOWN_DOCUMENTS).astype(object)
+            tables[title + (f"; {more} more in .relevant" if more > 0 else "")] = first.where(first.notna(), "-")
+        if len(self.windows):
+            shown = self.windows.drop(columns=["start", "end"])
+            if not shown.duplicated(["name", "docno"]).any():
+                del shown["model"]
+            if shown["weight"].isna().all():
+                del shown["weight"]
+            texts = shown["text"].map(lambda text: " ".join(text.split()))
+            shown["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
+            tables["best windows"] = shown.round(3).astype(object).where(shown.notna(), "-")
+        return tables
+
+
+def explain_query(
+    qid: str,
+    values: pd.DataFrame,
+    seeds: Mapping[str, Sequence[int | None]],
+    rankings: Rankings | None,
+    systems: Mapping[str, Any] | None,
+    top: int,
+) -> QueryExplanation:
+    """Return what can be told of an evaluated query; see `ExperimentResults.why`."""
+    names, no_windows = list(values.index), pd.DataFrame(columns=WINDOW_COLUMNS)
+    if rankings is None:
+        relevant = pd.DataFrame(columns=["docno", "label", *names])
+        return QueryExplanation(qid, None, values, relevant, no_windows, ["these results hold no rankings"])
+    topic = rankings.topics[rankings.topics["qid"] == qid]
+    ranks = rankings.ranks[rankings.ranks["qid"] == qid]
+    relevant, notes = _relevant_table(ranks, names)
+    seeded = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
+    if seeded:
+        notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(seeded)}")
+    if systems is None or topic.empty:
+        to_do = "the query is no topic" if topic.empty else f"pass the pipelines, why({qid!r}, {{name: pipeline, ...}})"
+        windows, more = no_windows, [f"which windows made it is not in the runs: {to_do}"]
+    else:
+        windows, more = _best_windows(systems, topic, ranks, top)
+    query = str(topic["query"].iloc[0]) if "query" in topic.columns and len(topic) else None
+    return QueryExplanation(qid, query, values, relevant, windows, notes + more)
+
+
+def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
+    """Return the table of `QueryExplanation.relevant` for these systems, and notes."""
+    table = ranks.loc[ranks["name"] == names[0], ["docno", "label"]]
+    table = table.sort_values("label", ascending=False, kind="stable").reset_index(drop=True)
+    notes = [] if len(table) else ["no document is judged relevant for this query"]
+    for name in names if len(table) else ():
+        of_system = ranks[ranks["name"] == name].set_index("docno")
+        table[name] = table["docno"].map(of_system["rank"]).astype("Int64")
+        if of_system["tied"].isna().any():
+            notes.append(f"{name} returned nothing for this query")
+        elif of_system["tied"].any():
+            notes.append(f"{name} has tied scores, which rank by docno, descending (trec_eval's rule)")
+    return table, notes
+
+
+def _best_windows(
+    systems: Mapping[str, Any], topic: pd.DataFrame, ranks: pd.DataFrame, top: int
+) -> tuple[pd.DataFrame, list[str]]:
+    """Run pipelines, as they are now, on one query; return the table of `QueryExplanation.windows`, and notes."""
+    qid, labels = topic["qid"].iloc[0], dict(zip(ranks["docno"], ranks["label"], strict=True))
+    tables, notes = [], []
+    for name, system in systems.items():
+        if (reason := _not_to_be_run(system)) is not None:
+            notes.append(f"{name}: no windows, as it {reason}")
+            continue
+        frame, explained = _explained(system, topic)
+        if not len(frame):
+            continue
+        docnos = as_strings(frame["docno"]).tolist()
+        found = standings(run_by_query(frame, name), {qid: docnos})[qid].ranks
+        evaluated = ranks[(ranks["name"] == name) & ranks["rank"].notna()]
+        if {docno: rank for docno, rank in found.items() if docno in labels} != dict(
+            zip(evaluated["docno"], evaluated["rank"].tolist(), strict=True)
+        ):
+            notes.append(f"{name} ranks the relevant documents otherwise now: it is not as it was in the experiment")
+        if not explained:
+            notes.append(f"{name}: no windows, as its reranker did not run: are its scores kept in a cache?")
+            continue
+        rows = pd.concat(explained, ignore_index=True).drop_duplicates()
+        rows = rows[rows["docno"].isin(docnos)]  # later stages may have dropped some
+        rows = rows.assign(name=name, rank=rows["docno"].map(found))
+        rows["label"] = [labels.get(docno, 0) for docno in rows["docno"]]
+        tables.append(rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable"))
+    table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    return table.reindex(columns=WINDOW_COLUMNS), notes
+
+
+def _not_to_be_run(system: Any) -> str | None:
+    """Return why a system is not run to see its windows; None if it is."""
+    if not isinstance(system, pt.Transformer):
+        return f"is a {type(system).__name__}, not a pipeline"
+    stages = _all_models(system)
+    if any(hasattr(stage, "ledger") for stage in stages):
+        return "asks a language model, which may cost money"
+    return None if any(hasattr(stage, "explain") for stage in stages) else "has no reranker with explain"
+
+
+def _all_models(pipeline: pt.Transformer) -> list[Any]:
+    """Return all transformers in a pipeline, with the models of cross-validation, which are no steps of it."""
+    stages: list[Any] = list(stages_of(pipeline))
+    stages += [model for stage in stages if isinstance(stage, Presented) for model in getattr(stage, "models", ())]
+    return list({id(stage): stage for stage in stages}.values())
+
+
+def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """Return the pipeline's results, and of each run of one of its rerankers the best windows."""
+    explained: list[pd.DataFrame] = []
+    with ExitStack() as stack:
+        for stage in _all_models(pipeline):
+            stack.enter_context(_explaining(stage, explained) if hasattr(stage, "explain") else restoring(stage))
+        frame = pipeline.transform(topic.copy())
+    return frame, explained
+
+
+@contextmanager
+def _explaining(model: Any, explained: list[pd.DataFrame]) -> Iterator[None]:
+    """Let each run of a reranker add its best windows: later stages may drop, overwrite or merge its columns."""
+    transform = model.transform
+
+    def explain(inp: pd.DataFrame) -> pd.DataFrame:
+        out = transform(inp)
+        if len(out):
+            fields = window_fields(model.text_field, getattr(model, "repeat", None))
+            texts = texts_of(out, fields, model.text_loader)
+            explained.append(_best_window_of_each(out, texts, type(model).__name__))
+        return out
+
+    with restoring(model, "explain"):
+        model.explain, model.transform = True, explain
+        try:
+            yield
+        finally:
+            del model.transform
+
+
+def _best_window_of_each(frame: pd.DataFrame, texts: list[str], model: str) -> pd.DataFrame:
+    rows = []
+    for row, text in zip(frame.to_dict("records"), texts, strict=True):
+        scores, weights = row["window_scores"], row["window_weights"]
+        best, start, end = int(np.argmax(scores)), row["best_start"], row["best_end"]
+        weight = np.nan if weights is None else weights[best]
+        rows.append((model, str(row["docno"]), best, len(scores), start, end, scores[best], weight, text[start:end]))
+    columns = ["model", "docno", "window", "windows", "start", "end", "window_score", "weight", "text"]
+    return pd.DataFrame(rows, columns=columns)

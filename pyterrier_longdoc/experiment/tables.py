@@ -1,0 +1,213 @@
+"""Tables of results in the papers' layout: Markdown, LaTeX and notebooks."""
+
+from __future__ import annotations
+
+import html
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+Results = Any
+"""`ExperimentResults`, which print themselves by this module."""
+
+Decimals = int | Mapping[str, int] | None
+"""Of all measures, or by measure."""
+
+DIGITS = 3
+"""Decimals in the papers' layout."""
+
+TEST_NAMES = {
+    "t": "paired t-test", "wilcoxon": "Wilcoxon signed-rank test", "randomisation": "paired randomisation test",
+    "bootstrap": "paired bootstrap test",
+}  # fmt: skip
+MISSING = "-"
+LATEX_SPECIAL: dict[str, str | int | None] = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "%": r"\%", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+}  # fmt: skip
+MARKDOWN_SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for character in "\\`*_{}[]<>|"}
+
+
+class Notation(NamedTuple):
+    """How a language writes the parts of a table."""
+
+    escape: Callable[[str], str]
+    bold: str
+    superscript: str
+
+
+MARKDOWN = Notation(lambda text: text.translate(str.maketrans(MARKDOWN_SPECIAL)), "**{}**", "<sup>{}</sup>")
+LATEX = Notation(lambda text: text.translate(str.maketrans(LATEX_SPECIAL)), r"\textbf{{{}}}", "$^{{{}}}$")
+HTML = Notation(html.escape, "<b>{}</b>", "<sup>{}</sup>")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PaperTable:
+    """A table of systems by measures, for one or several test sets.
+
+    Attributes:
+        results: by the name of the test set, which is empty if there is only one.
+        digits: after the point; None for those of the results' `round`, or 3.
+        average: add a column with the mean of each system's gains.
+    """
+
+    results: Mapping[str, Results]
+    digits: int | None = None
+    average: bool = False
+
+    def __repr__(self) -> str:
+        systems = dict.fromkeys(name for results in self.results.values() for name in results.names)
+        columns = [f"{test_set} {measure}".strip() for test_set, of in self.results.items() for measure in of.measures]
+        return f"PaperTable({', '.join(systems)}; {', '.join(columns)})"
+
+    def _repr_html_(self) -> str:
+        return self.styled().to_html()
+
+    def frame(self, notation: Notation = HTML) -> pd.DataFrame:
+        """Return the table's texts, a row for each system."""
+        gains: dict[str, list[float]] = {name: [] for results in self.results.values() for name in results.names}
+        frame = pd.DataFrame(index=pd.Index([notation.escape(name) for name in gains], name="System"), dtype=object)
+        for test_set, results in self.results.items():
+            marks, of_set = _marks_and_gains(results, self._letters)
+            for measure in results.measures:
+                means, digits, texts = results.means[measure], self._digits(results, measure), []
+                best = means.round(digits).max()
+                for name in gains:
+                    gain = of_set.get((name, measure))
+                    gains[name] += [] if gain is None else [gain]
+                    mark = marks.get((name, measure), "")
+                    texts.append(_cell(means.get(name), digits, best, mark, gain, notation))
+                frame[notation.escape(f"{test_set} {measure}".strip())] = texts
+        if self.average:
+            averages = [float(np.mean(of_system)) if of_system else np.nan for of_system in gains.values()]
+            frame["Average gain"] = [_percent(average, notation) for average in averages]
+        return frame
+
+    def to_markdown(self) -> str:
+        """Return a Markdown table (GitHub's) and a line that explains it."""
+        frame = self.frame(MARKDOWN).reset_index()
+        lines = [list(frame.columns), ["---"] + ["---:"] * (frame.shape[1] - 1), *frame.to_numpy().tolist()]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return f"{table}\n\n{self.note(MARKDOWN)}"
+
+    def to_latex(self) -> str:
+        r"""Return a `tabular` with the rules of the package booktabs, and a paragraph that explains it."""
+        frame = self.frame(LATEX).reset_index()
+        columns = "l" + "r" * (frame.shape[1] - 1)
+        return f"{frame.to_latex(index=False, escape=False, column_format=columns)}\n{self.note(LATEX)}"
+
+    def styled(self) -> Any:
+        """Return a pandas Styler with the same content."""
+        return self.frame().style.set_caption(self.note(HTML))
+
+    @property
+    def _partners(self) -> set[str]:
+        return {partner for results in self.results.values() for partner in results.statistics.partner.values()}
+
+    @property
+    def _letters(self) -> dict[tuple[str, str | None], str]:
+        """The letters by kind and baseline; a partner of all that is a baseline too has none but that one's."""
+        statistics = next(iter(self.results.values())).statistics
+        references = [(kind, baseline) for kind, baseline, _ in statistics.references([])]
+        if len(self._partners) == 1 and self._partners <= set(statistics.baseline):
+            references = references[1:]
+        return dict(zip(references, string.ascii_lowercase, strict=False))
+
+    def _digits(self, results: Results, measure: str) -> int:
+        if self.digits is not None:
+            return self.digits
+        of_results = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
+        return DIGITS if of_results is None else of_results
+
+    def note(self, notation: Notation = HTML) -> str:
+        """Return what explains the table."""
+        first = next(iter(self.results.values()))
+        s, note = first.statistics, "Best in bold."
+        seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
+        if seeds > 1:
+            note += f" Averaged over {seeds} seeds where a system has them."
+        references = s.references(first.names)
+        if not references:
+            return note
+        partner = next(iter(self._partners)) if len(self._partners) == 1 else "its partner"
+        names = {(kind, baseline): notation.escape(baseline or partner) for kind, baseline, _ in references}
+        letters = {reference: notation.superscript.format(letter) for reference, letter in self._letters.items()}
+        marks = ", ".join(f"{letter} from {names[reference]}" for reference, letter in letters.items())
+        test = TEST_NAMES.get(s.test_name, s.test_name)
+        corrected = f", {s.correction} correction over systems" if s.correction else ""
+        alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
+        how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
+        compared = references[0][2]
+        pairs = "; ".join(f"{reference} for {name}" for name, reference in compared.items())
+        several = notation.escape(f" ({pairs})") if len(set(compared.values())) > 1 else ""
+        gain = next(iter(names.values())) + several
+        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {how}"
+
+
+def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float | None, notation: Notation) -> str:
+    if mean is None or np.isnan(mean):
+        return MISSING
+    text = f"{mean:.{digits}f}"
+    if round(mean, digits) == best:
+        text = notation.bold.format(text)
+    if marks:
+        text += notation.superscript.format(marks)
+    return text if gain is None or np.isnan(gain) else f"{text} ({_percent(gain, notation)})"
+
+
+def paper_table(
+    results: Results | Mapping[str, Results],
+    *,
+    digits: int | None = None,
+    average: bool | None = None,
+) -> PaperTable:
+    """Lay out results as Boytsov et al. 2025 do in their Tables 1 and 4.
+
+    Superscripts: the first letters stand for the partner, if there are partners, and the baselines in their order. A
+    partner of all systems that is a baseline too has one letter, the baseline's, with that one's correction.
+
+    Args:
+        results: of one experiment, or of several by the name of the test set, side by side.
+        digits: after the point; None for those of the results' `round`, or 3.
+        average: add the systems' mean gain over all columns; None adds it if there are partners and several columns.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if the experiments differ in baselines, test or correction: their letters would mislead.
+    """
+    sets = dict(results) if isinstance(results, Mapping) else {"": results}
+    first = next(iter(sets.values())).statistics
+    legends = [(s.baseline, bool(s.partner), s.test, s.correction) for s in (r.statistics for r in sets.values())]
+    for name, legend in zip(sets, legends, strict=True):
+        if legend != legends[0]:
+            raise ValueError(f"{name!r} differs from the other results in baselines, partners, test or correction")
+    if average is None:
+        average = bool(first.partner) and sum(len(of_set.measures) for of_set in sets.values()) > 1
+    return PaperTable(sets, digits, average)
+
+
+def _marks_and_gains(
+    results: Results, letters: Mapping[tuple[str, str | None], str]
+) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
+    """Return by system and measure the letters of what it differs from, and the gain over its first reference."""
+    first = next(((kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)), None)
+    marks: dict[tuple[str, str], str] = {}
+    gains: dict[tuple[str, str], float] = {}
+    for row in results.comparisons.to_dict("records"):
+        key = (row["name"], row["measure"])
+        reference = (row["kind"], row["reference"] if row["kind"] == "baseline" else None)
+        marks[key] = marks.get(key, "") + (letters.get(reference, "") if row["reject"] else "")
+        if reference == first:
+            gains[key] = row["gain"]
+    return marks, gains
+
+
+def _percent(gain: float, notation: Notation) -> str:
+    return MISSING if np.isnan(gain) else notation.escape(f"{100 * gain:+.1f}%")

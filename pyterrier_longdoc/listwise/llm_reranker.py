@@ -1,0 +1,96 @@
+"""What transformers that show documents to a language model have in common."""
+
+# Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
+
+from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import pandas as pd
+import pyterrier as pt
+
+from ..common.arguments import argument, arguments_of, validate
+from ..common.citations import papers_of
+from ..common.coverage import Coverage, in_words
+from ..common.frames import TextField, field_names, is_blank, texts_of, validated
+from ..common.presentation import Presented, changed_arguments, described
+from ..common.progress import counting
+from ..common.registry import own_code
+from ..common.warnings import SeenWarnings, warn_of_cuts, warn_of_empty
+from ..modelling.preselection import WindowSelector, check_preselection
+from ..modelling.windows import SentenceWindows, Windows
+from .backends import CallableBackend
+from .client import AsksLLM
+from .passages import best_passages
+from .prompt_budget import PromptBudget
+from .prompts import Prompt
+
+
+@dataclass(eq=False, repr=False)
+class LLMReranker(AsksLLM, Presented, pt.Transformer):
+    """The common arguments of `RankGPT`, which explains them, and of `Pointwise`."""
+
+    llm: Any = argument(role="checkpoint")
+    _: KW_ONLY
+    preselect: WindowSelector | None = argument(None, role="windows")
+    windows: Windows = argument(SentenceWindows(max_tokens=63), role="windows")
+    max_doc_len: int | None = argument(None, role="windows", at_least=1)
+    max_prompt_tokens: int | None = argument(None, role="windows", at_least=1)
+    tokenizer: Any = argument(None, role="input")
+    concurrency: int = argument(1, role="computing", at_least=1)
+    text_field: TextField = argument("text", role="input")
+    text_loader: Any = argument(None, role="call")
+    verbose: bool = argument(False, role="call")
+
+    def __post_init__(self) -> None:
+        self.coverage: Coverage | None = None
+        self.warned: SeenWarnings = set()
+        self._check()
+
+    def __repr__(self) -> str:
+        shown = [repr(self.client.backend)]
+        shown += changed_arguments(self, ("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def cited(self) -> list[str]:
+        """Return the papers behind it as it is set up, with those of what chooses the passages that are shown."""
+        return [*super().cited(), *papers_of(self.preselect)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return who this transformer is, JSON-able: the model by its name and settings, and what it is asked."""
+        backend = self.client.backend
+        if isinstance(backend, CallableBackend):
+            raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
+        asked = arguments_of(self, "head", "windows", "input")
+        arguments: dict[str, Any] = {name: described(value) for name, value in asked.items()}
+        if self.preselect is not None:
+            arguments["preselect"] = self.preselect.identity()
+        known = {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
+        return {**known, **own_code(self, *(value for name, value in asked.items() if name != "tokenizer"))}
+
+    def _check(self) -> None:
+        """Raise ValueError for arguments that can never work, without asking anything."""
+        validate(self)
+        field_names(self.text_field)
+        check_preselection(self.preselect, self.windows)
+
+    def _budget(self, prompt: Prompt, pairs: Iterable[tuple[str, str]]) -> PromptBudget:
+        """Return what makes the prompts of a run; passages of its documents are chosen before any thread starts."""
+        passages, chosen_by = None, f"preselect={self.preselect!r}"
+        if self.preselect is not None:
+            distinct = list(dict.fromkeys(pairs))
+            with counting(type(self).__name__, "document", len(distinct), shown=self.verbose) as done:
+                passages = best_passages(self.preselect, self.windows, distinct, on_pairs=done)
+        return PromptBudget(prompt, self.tokenizer, self.max_doc_len, self.max_prompt_tokens, passages, chosen_by)
+
+    def _texts(self, inp: pd.DataFrame) -> list[str]:
+        """Return the text of each row, after a look at columns and arguments."""
+        columns = validated(inp, self.text_field, self.text_loader, self)
+        self._check()
+        return texts_of(inp, columns, self.text_loader) if len(inp) else []
+
+    def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
+        """Remember what was read, and warn of what was cut, and of rows without text or query."""
+        self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
+        warn_of_cuts(self, self.warned, coverage.lost, f" did not read {in_words(coverage.lost)}")
+        warn_of_empty(self, coverage, inp, map(is_blank, texts))

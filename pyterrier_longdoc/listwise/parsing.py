@@ -1,0 +1,171 @@
+"""What a model answers: rankings in replies, and what is none."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+_ID = re.compile(r"\[[ \t]*(\d+)[ \t]*\]")
+# A JSON list of numbers, or of numbers in quotes, on lines of its own.
+_LIST = re.compile(r"^[^\S\n]*\[\s*([\"']?)\d+\1\s*(?:,\s*([\"']?)\d+\2\s*)+\][^\S\n]*\.?[^\S\n]*$", re.MULTILINE)
+_DIGITS = re.compile(r"\d+")
+_THINK_OPEN = re.compile(r"<(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_THINK_CLOSE = re.compile(r"</(?:think|thinking|thought|reasoning)>", re.IGNORECASE)
+_BRACKETS = str.maketrans("【】〔〕", "[][]")  # noqa: RUF001 - full-width brackets that NFKC keeps
+_FENCE = re.compile(r"```(?:json|text)?", re.IGNORECASE)
+_DECORATION = re.compile(r"[*_`\"']")
+_BULLET = r"(?:[-*•][ \t]*|\d{1,4}[.):][ \t]*)?"
+_LINKS = {
+    "line": re.compile(rf"[ \t]*[,;]?[ \t]*\n\s*{_BULLET}"),
+    "arrow": re.compile(r"\s*>+\s*"),
+    "weak": re.compile(r"[\s,;]*"),
+}
+# What may stand before a ranking, or behind it: also the next id of a reply that was cut off.
+_BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
+_LONGEST_GAP = 40
+_ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
+# "[3], then [1] and [2]"
+_IN_WORDS = re.compile(
+    rf"{_ID.pattern}(?:[\s,;*_`\"']{{0,9}}(?:(?:and\s)?(?:then|followed by)\s|and\s)?[*_`\"']{{0,9}}{_ID.pattern})+",
+    re.IGNORECASE,
+)
+_THEN = re.compile(r"then|followed", re.IGNORECASE)
+# Of whoever speaks, or at the beginning of a sentence; "I can't find" is none, nor "I can't be sure, but here is:"
+_REFUSAL = re.compile(
+    r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
+    r"(?:can['\u2019]t|can ?not|could(?:n['\u2019]t| not)|won['\u2019]t|will not|unable|"
+    r"do(?:n['\u2019]t| not) (?:rank|order|want|wish|feel)|not (?:able|going|willing|comfortable)|decline|refuse)\b"
+    r"(?! (?:to )?(?:find|see|tell|be|guarantee|rule out)\b)"
+    r"(?![^.!?\n]{0,200}\b(?:but|however)\b[^.!?\n]{0,200}:)",
+    re.IGNORECASE,
+)
+
+
+class IncompleteReplyWarning(UserWarning):
+    """Replies could not be read, or left documents out, and the run went on without them."""
+
+
+class UnreadableReplyError(ValueError):
+    """The model's text is no ranking (or no grade), after all retries."""
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """The order that a reply asks for, and how many documents it leaves out, names again, or invents.
+
+    The order has all positions 0..n-1 once: those named, best first, then those missing in their given order.
+    """
+
+    order: list[int]
+    missing: int
+    duplicates: int
+    unknown: int
+
+
+def without_reasoning(reply: str) -> str:
+    """Return the reply after its reasoning block; nothing is left of a reply that ends within one."""
+    # Chat templates often contain the opening mark, so that only the closing one is in the reply.
+    answer = _THINK_CLOSE.split(reply)[-1]
+    return _THINK_OPEN.split(answer)[0]
+
+
+def parse_ranking(reply: str, n: int) -> ParsedReply | None:
+    """Read a ranking of `n` documents, which have the ids 1..n.
+
+    It is a chain of bracketed ids, `[2] > [1]` (or one id per line), or a JSON list, `[2, 1]`. A reply that is nothing
+    but ids may separate them by spaces or commas too. In a longer reply, a ranking stands on lines of its own, or is a
+    chain of `>` that names more than half of the documents. It begins the reply, comes after a colon, or names all
+    documents; within a sentence more than two of them, for which `[3], then [1] and [2]` will do too. Nothing behind
+    `I can't` and the like counts. So `the passages [1] and [2]`, a quotation of the request's `[2] > [1]` or
+    `policy 3.2` is never taken for a ranking. Of several the one with the most documents counts, and of those the last.
+    None is for a reply that holds no ranking: a refusal, prose, an empty or cut-off reply.
+
+    Example:
+        >>> parse_ranking("[3] > [3] > [9] > [2]", 4)
+        ParsedReply(order=[2, 1, 0, 3], missing=2, duplicates=1, unknown=1)
+        >>> parse_ranking("I can't rank these 5 passages (policy 3.2)", 5) is None
+        True
+    """
+    text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
+    begins = text.find("[")
+    begun = _is_bare(text[: min(begins, _LONGEST_GAP + 1)])
+    refused = _REFUSAL.search(text)
+    best: ParsedReply | None = None
+    for start, ids, on_own_lines in _found(text, n):
+        known = [i - 1 for i in ids if 1 <= i <= n]
+        named = dict.fromkeys(known)
+        rest = [position for position in range(n) if position not in named]
+        given = (begun and (on_own_lines or start == begins)) or _is_announced(text, start)
+        # Two are as many as a quotation of the request's form names.
+        given = given or (not rest and (on_own_lines or n > 2))
+        is_order = known and given and (refused is None or start < refused.end())
+        if is_order and (best is None or len(rest) <= best.missing):
+            best = ParsedReply([*named, *rest], len(rest), len(known) - len(named), len(ids) - len(known))
+    return best
+
+
+def _found(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
+    """Yield what may be rankings: where each begins, its ids, and whether it stands on lines of its own."""
+    yield from _chains(text, n)
+    for match in _IN_WORDS.finditer(text):
+        ids = [_number(digits) for digits in _DIGITS.findall(match[0])]
+        if _THEN.search(match[0]) and len(set(ids)) == n:
+            yield match.start(), ids, False
+    for match in _LIST.finditer(text):
+        yield match.start(), [_number(digits) for digits in _DIGITS.findall(match[0])], True
+
+
+def _chains(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
+    """Yield runs of bracketed ids with nothing but separators between them."""
+    found = list(_ID.finditer(text))
+    if not found:
+        return
+    alone = _is_bare(text[: found[0].start()]) and _is_bare(text[found[-1].end() :])
+    links = [_link(text[a.end() : b.start()], weak=alone) for a, b in pairwise(found)]
+    if "arrow" in links:  # then each line is a ranking of its own: an echo of the request's example, a second try
+        links = [None if link == "line" else link for link in links]
+    start = 0
+    for end, link in enumerate([*links, None], 1):
+        if link is not None:
+            continue
+        ids, joined_by = found[start:end], links[start : end - 1]
+        # No more of the line than tells whether it is bare: lines may be very long, and have very many ids.
+        before = _just_before(text, ids[0].start()).rpartition("\n")[2]
+        after = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
+        on_own_lines = _is_bare(before) and _is_bare(after)
+        within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
+        if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
+            yield ids[0].start(), [_number(match[1]) for match in ids], on_own_lines
+        start = end
+
+
+def _just_before(text: str, start: int) -> str:
+    return text[max(0, start - _LONGEST_GAP - 1) : start]
+
+
+def _is_announced(text: str, start: int) -> bool:
+    """Return whether what begins there comes after a colon, or an opening tag."""
+    return _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
+
+
+def _number(digits: str) -> int:
+    # int() refuses very long numbers; 0 is no document's id.
+    return int(digits) if len(digits) < 7 else 0
+
+
+def _link(gap: str, *, weak: bool) -> str | None:
+    """Return how the text between two ids joins them: `"arrow"`, `"line"`, `"weak"` or not at all."""
+    if len(gap) > _LONGEST_GAP:
+        return None
+    plain = _DECORATION.sub("", gap)
+    for name, pattern in _LINKS.items():
+        if pattern.fullmatch(plain) and (weak or name != "weak"):
+            return name
+    return None
+
+
+def _is_bare(text: str) -> bool:
+    return len(text) <= _LONGEST_GAP and _BARE.fullmatch(_DECORATION.sub("", text)) is not None

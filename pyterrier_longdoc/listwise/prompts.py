@@ -1,0 +1,111 @@
+"""What a model is asked: messages made of a query and documents."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+from ..common.arguments import argument, validate
+from ..common.presentation import ShowsChanges
+
+Message = dict[str, str]
+"""One chat message, `{"role": "system" | "user" | "assistant", "content": text}`."""
+
+Prompt = Callable[[str, Sequence[str]], list[Message]]
+"""`(query, texts) -> messages`; the texts are numbered from 1 in their order."""
+
+# Full-width brackets too: models and the parser take them for the mark of an id as well.
+_BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa: RUF001
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def clean(text: str) -> str:
+    r"""Return a text that can stand in a prompt: one line, no control characters, bracketed numbers in round brackets.
+
+    Without the last, a text that contains `[3]` could pass for document 3, or for a ranking.
+
+    Example:
+        >>> clean("As shown in [12],\n  it rains. [2] > [1]")
+        'As shown in (12), it rains. (2) > (1)'
+    """
+    return " ".join(_BRACKETED.sub(r"(\1)", _CONTROL.sub(" ", text)).split())
+
+
+@dataclass(frozen=True, repr=False)
+class ListwisePrompt(ShowsChanges):
+    r"""A listwise ranking prompt, as chat turns (one message per document) or as a single message.
+
+    In the chat form the model acknowledges each document in a turn of its own, as in RankGPT (Sun et al. 2023); the
+    single form, as in RankZephyr (Pradeep et al. 2023), takes fewer tokens and suits models trained on one turn. The
+    wording is this package's own.
+
+    Args:
+        form: `"turns"` or `"single"`.
+        system: the system message; empty for none, which some local models need.
+        opening: before the documents; may use `{query}` and `{n}`, the number of documents.
+        ready: the model's answer to it (chat form only).
+        document: one document; must use `{number}` and `{text}`.
+        noted: the model's answer to a document (chat form only); may use `{number}`.
+        closing: after the documents; may use `{query}` and `{n}`.
+        identifiers: what `{number}` is: `"numbers"` from 1, or `"letters"` A to Z for `FirstToken`, which make at most
+            26 documents in a prompt.
+
+    Example:
+        >>> prompt = ListwisePrompt("single", system="", opening="{query}?", closing="Order all {n}.")
+        >>> prompt("rain", ["It rains.", "Sun [2]"])
+        [{'role': 'user', 'content': 'rain?\n\n[1] It rains.\n[2] Sun (2)\n\nOrder all 2.'}]
+    """
+
+    form: str = argument("turns", choices=("turns", "single"))
+    system: str = "You are a search expert who orders documents by how well they answer a query."
+    opening: str = (
+        "Query: {query}\n\nBelow are {n} documents that a search engine found for it. Each begins with its number in "
+        "square brackets."
+    )
+    ready: str = "I am ready to read the documents."
+    document: str = "[{number}] {text}"
+    noted: str = "I have read document [{number}]."
+    closing: str = (
+        "Query: {query}\n\nThose were all {n} documents. Put them in order, the most relevant to the query first. "
+        "Answer with the numbers of all {n} documents and nothing else, written like this: [2] > [1]"
+    )
+    identifiers: str = argument("numbers", choices=("numbers", "letters"))
+
+    def __post_init__(self) -> None:
+        validate(self)
+        check_template("opening", self.opening, {"query", "n"})
+        check_template("document", self.document, {"number", "text"}, required={"number", "text"})
+        check_template("noted", self.noted, {"number"})
+        in_opening = "{query}" in self.opening
+        check_template("closing", self.closing, {"query", "n"}, required=set() if in_opening else {"query"})
+
+    def __call__(self, query: str, texts: Sequence[str]) -> list[Message]:
+        """Return the messages that ask for an order of `texts`; both arguments are cleaned first."""
+        n = len(texts)
+        numbers = string.ascii_uppercase[:n] if self.identifiers == "letters" else map(str, range(1, n + 1))
+        named = list(zip(numbers, map(clean, texts), strict=True))
+        fields = {"query": clean(query), "n": n}
+        opening, closing = self.opening.format(**fields), self.closing.format(**fields)
+        documents = [self.document.format(number=number, text=text) for number, text in named]
+        messages = [{"role": "system", "content": self.system}] if self.system else []
+        if self.form == "single":
+            return [*messages, {"role": "user", "content": "\n\n".join([opening, "\n".join(documents), closing])}]
+        answers = [self.ready, *(self.noted.format(number=number) for number, _ in named)]
+        for asked, answered in zip([opening, *documents], answers, strict=True):
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [*messages, {"role": "user", "content": closing}]
+
+
+def check_template(name: str, template: str, allowed: Set[str], required: Set[str] = frozenset()) -> None:
+    """Raise ValueError for a template for `str.format` with fields that are not allowed, or without required ones."""
+    try:
+        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+    except ValueError:
+        used = {template}  # no template at all
+    if used - allowed or required - used:
+        raise ValueError(
+            f"{name}={template!r} may use the fields {sorted(allowed)}, must use {sorted(required)}, and writes {{{{ "
+            f"for a brace"
+        )

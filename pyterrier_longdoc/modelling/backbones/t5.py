@@ -1,0 +1,49 @@
+"""An encoder-decoder that answers with one token, as an encoder of one state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+ENCODER_DECODERS = ("t5", "mt5", "umt5")
+"""Encoder-decoders whose parts are known: one table of words, positions that are relative."""
+
+
+class FirstStep(nn.Module):
+    """Encoder and decoder of a T5, which reads its start token alone: its state there decides about the first word.
+
+    The decoder has no table of words of its own. Positions are relative, so that nothing limits an input; T5 and monoT5
+    were trained with 512 tokens (Raffel et al. 2020, section 3.1.2; Nogueira et al. 2020), of which windows of no given
+    size, 477 tokens as for other backbones, leave room for a query.
+    """
+
+    supports_gradient_checkpointing = False
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.config = model.config
+        self.encoder = model.encoder
+        self.decoder = model.decoder
+        self.decoder.embed_tokens = None
+        # Or else transformers looks for a table to put a hook on, and warns, when activations are to be computed twice.
+        self.decoder.main_input_name = "inputs_embeds"
+
+    def get_input_embeddings(self) -> Any:
+        """Return the table of words."""
+        return self.encoder.embed_tokens
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> BaseModelOutput:
+        """Return the `(V, 1, H)` state of the first word of the answer to `(V, T)` ids."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        start = input_ids.new_full((len(input_ids), 1), self.config.decoder_start_token_id)
+        return BaseModelOutput(
+            last_hidden_state=self.decoder(
+                inputs_embeds=self.get_input_embeddings()(start),
+                encoder_hidden_states=states,
+                encoder_attention_mask=attention_mask,
+                use_cache=False,
+            ).last_hidden_state
+        )

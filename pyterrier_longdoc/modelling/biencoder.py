@@ -1,0 +1,257 @@
+"""The model behind `BiEncoder`: embeds queries and windows apart and compares them.
+
+Shapes: B documents, N windows of a document, V token sequences, H width of an embedding.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..common.caches import EmbeddingCache
+from ..common.coverage import Coverage
+from ..common.files import folder_digest
+from ..common.hub import reachable
+from ..common.packaged import encoder_folder
+from .backbones.load import Backbone, load_encoder
+from .backbones.sentence_transformers_files import Dense, load_dense, pooling_of, read_json
+from .devices import current_dtype
+from .encoder import WindowEncoder, of_distinct
+from .inputs import NOTHING, Encoded, InputFormat, Pairs, QueryStates, to_dense
+from .tokens import TokenCache
+from .weights import WeightsWatch
+
+EMBEDDING_POOLINGS = ("mean", "cls")
+SIMILARITIES = ("cosine", "dot")
+
+
+class EmbeddingEncoder(WindowEncoder):
+    """Embeds queries and windows apart: each distinct one once, as long as it is remembered.
+
+    Args:
+        shared: the loaded encoder with its remembered embeddings, which are forgotten when its weights change.
+        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for what
+            the checkpoint names, else `"mean"`.
+        similarity: `"cosine"` or `"dot"`; None for what the checkpoint names, else cosine.
+        query_prefix: put before every query; None for what the checkpoint names.
+        passage_prefix: put before every window; None for what the checkpoint names.
+        position_step: positions of short inputs are this far apart; see `spread_positions`.
+    """
+
+    def __init__(
+        self,
+        shared: SharedEncoder,
+        *,
+        pooling: str | None = None,
+        similarity: str | None = None,
+        query_prefix: str | None = None,
+        passage_prefix: str | None = None,
+        position_step: int = 1,
+    ) -> None:
+        trained = shared.settings
+        query_prefix = trained.query_prefix if query_prefix is None else query_prefix
+        passage_prefix = trained.passage_prefix if passage_prefix is None else passage_prefix
+        if (query_prefix or passage_prefix) and not trained.pools_prompt:
+            raise ValueError("this checkpoint leaves its prompt out of the mean, which BiEncoder's prefixes do not")
+        pooling = _known("pooling", pooling, trained.pooling, EMBEDDING_POOLINGS)
+        self.prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
+        self.position_step = position_step
+        super().__init__(replace(shared.backbone, pooling=pooling, representation=trained.projection))
+        self.shared = shared
+        self.similarity = _known("similarity", similarity, trained.similarity, SIMILARITIES)
+
+    def make_format(self, backbone: Backbone) -> InputFormat:
+        forms = []
+        for name, prefix in self.prefixes.items():
+            form, lead = backbone.text_format(prefix)
+            if backbone.longest_input is not None and form.specials >= backbone.longest_input:
+                raise ValueError(f"{name}={prefix!r} fills the backbone's {backbone.longest_input} tokens")
+            form = spread_positions(form, backbone, self.position_step)
+            forms.append((replace(form, longest=backbone.longest_input), lead))
+        (query, query_lead), (text, text_lead) = forms
+        return replace(text, of_query=query, query_lead=query_lead, text_lead=text_lead)
+
+    def refresh(self) -> None:
+        self.shared.forget_if_changed(self)
+
+    def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+        """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
+        embedded = self._embed(pairs.queries, self.format.of_query or self.format, coverage)
+        of_query = embedded[list(pairs.query)]  # (P, H)
+        of_text = replace(self.format, of_query=None, query_lead="")  # windows serve all prefixes of queries
+        made = self._embed(list(chain.from_iterable(pairs.documents)), of_text, coverage)
+        of_document = made.split(list(map(len, pairs.documents)))
+        of_window = torch.cat([of_document[number] for number in pairs.document])  # (V, H)
+        mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
+        return replace(to_dense(of_window, pairs.counts), query=QueryStates(of_query.unsqueeze(1), mask))
+
+    def _embed(self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None) -> torch.Tensor:
+        """Return `(V, H)` fp32 embeddings of V token sequences; those seen before are not encoded again."""
+
+        def embed(new: list[np.ndarray]) -> np.ndarray:
+            vectors = self.vectors([NOTHING], [0] * len(new), new, form, coverage)
+            if self.similarity == "cosine":
+                vectors = nn.functional.normalize(vectors, dim=-1)
+            return vectors.cpu().numpy()
+
+        setting = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type)
+        found = of_distinct(sequences, lambda distinct: self.shared.cache.through(setting, distinct, embed))
+        return torch.from_numpy(np.stack(found)).to(self.device)
+
+
+class Similarity(nn.Module):
+    """The head of a bi-encoder: `(B, N)` products of window and query embeddings, of which one makes the score."""
+
+    needs = "query"
+
+    def __init__(self, aggregation: str) -> None:
+        super().__init__()
+        self.aggregation = aggregation
+
+    def forward(self, encoded: Encoded) -> torch.Tensor:
+        """Return `(B,)` float64 scores."""
+        scores = self.window_scores(encoded)
+        if self.aggregation == "first":
+            return scores[:, 0]
+        return scores.nan_to_num(-torch.inf).amax(1) if self.aggregation == "max" else scores.nanmean(1)
+
+    def window_scores(self, encoded: Encoded) -> torch.Tensor:
+        """Return `(B, N)` float64 similarities; NaN where there is no window."""
+        # Row by row: a matrix product's rounding may depend on what else is in the matrix.
+        scores = (encoded.cls * encoded.query.states).sum(-1, dtype=torch.float64)
+        return scores.masked_fill(~encoded.mask, torch.nan)
+
+    def window_weights(self, encoded: Encoded) -> None:
+        """Return None: there is no attention over windows."""
+
+    def check_windows(self, windows: int, query: int = 0) -> None:
+        """Accept any number."""
+
+
+def _known(what: str, given: str | None, trained: str | None, known: tuple[str, ...]) -> str:
+    """Return what is asked for, else what the checkpoint was trained with, else the first of what is known."""
+    chosen = given or trained or known[0]
+    if chosen not in known:
+        raise ValueError(
+            f"this checkpoint was trained with the {what} {chosen!r}, which BiEncoder does not have; {what}="
+            f"{' or '.join(map(repr, known))} asks for another one all the same"
+        )
+    return chosen
+
+
+class SharedEncoder:
+    """A loaded encoder, which this package never trains, with its remembered embeddings and tokens."""
+
+    def __init__(self, backbone: Backbone, settings: EmbeddingSettings) -> None:
+        self.backbone = backbone
+        self.settings = settings
+        self.cache = EmbeddingCache()
+        self.tokens = TokenCache()
+        self._weights = WeightsWatch()
+
+    def forget_if_changed(self, encoder: nn.Module) -> None:
+        """Forget the embeddings if someone has changed the weights of what makes them."""
+        if self._weights.changed(encoder, contents=True):
+            self.cache.clear()
+
+
+_LOADED: weakref.WeakValueDictionary[tuple[Any, ...], SharedEncoder] = weakref.WeakValueDictionary()
+
+
+def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> SharedEncoder:
+    """Return the encoder of this name, loaded once for all transformers that use it on a device at the same time.
+
+    A folder whose files have changed since is loaded anew.
+
+    Bi-encoders with several aggregations, and selectors of windows, then embed a text once between them. A device has
+    weights of its own: a model that moves would take those of all others with it.
+    """
+    name = encoder_folder(name)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    key = (name, folder_digest(name), trust_remote_code, device)
+    encoder = _LOADED.get(key)
+    if encoder is None:
+        name = reachable(name)
+        encoder = SharedEncoder(load_encoder(name, trust_remote_code=trust_remote_code), embedding_settings(name))
+        _LOADED[key] = encoder
+    return encoder
+
+
+_PASSAGE_PROMPTS = ("document", "passage", "corpus")
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddingSettings:
+    """How a checkpoint's token states become one embedding.
+
+    Attributes:
+        pooling: `"mean"`, `"cls"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
+        projection: the dense layer after pooling; None without one.
+        pools_prompt: whether the tokens of a prefix count in the mean.
+        similarity: `"cosine"`, `"dot"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
+        query_prefix: put before queries.
+        passage_prefix: put before passages.
+    """
+
+    pooling: str | None = None
+    projection: Dense | None = None
+    pools_prompt: bool = True
+    similarity: str | None = None
+    query_prefix: str = ""
+    passage_prefix: str = ""
+
+
+def embedding_settings(name: str) -> EmbeddingSettings:
+    """Read what `modules.json` and `config_sentence_transformers.json` say; empty settings where they are not there."""
+    modules = read_json(name, "modules.json")
+    pooling, projection, pools_prompt = None, None, True
+    kinds: list[str] = []
+    for module in modules or []:
+        kind = module["type"].rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            config = read_json(name, f"{module['path']}/config.json") or {}
+            pooling, pools_prompt = pooling_of(config), config.get("include_prompt", True)
+        elif kind == "Dense" and kinds[-1:] == ["Pooling"]:
+            projection = load_dense(name, module["path"])
+        elif kind not in ("Transformer", "Normalize"):
+            after = f" after {kinds[-1]}" if kinds else ""
+            raise ValueError(
+                f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
+            )
+        kinds.append(kind)
+    general = read_json(name, "config_sentence_transformers.json") or {}
+    prompts = general.get("prompts") or {}
+    default = prompts.get(general.get("default_prompt_name"), "")
+    return EmbeddingSettings(
+        pooling,
+        projection,
+        pools_prompt,
+        similarity=general.get("similarity_fn_name"),
+        query_prefix=prompts.get("query") or default,
+        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default),
+    )
+
+
+def spread_positions(form: InputFormat, backbone: Backbone, step: int) -> InputFormat:
+    """Return the format with positions `0, step, 2 step, ...` for inputs that are short enough for them.
+
+    Each input is judged by its own number of tokens, special ones included. Differs from the LongEmbed code, which
+    judges whole batches, so that a short text's embedding depends on what it is batched with.
+    """
+    if step == 1:
+        return form
+    kind, longest = backbone.family, backbone.longest_input
+    if kind != "bert" or longest is None or longest < step:
+        raise ValueError(
+            f"position_step={step} needs a BERT with a stretched table of positions, such as E5-4K; this backbone is "
+            f"of type {kind!r} and takes {longest} tokens: leave position_step at 1"
+        )
+    return replace(form, spread=(longest // step, step))

@@ -1,0 +1,526 @@
+"""The model: tokenizer, windows, encoder and head, which score (query, text) pairs: read, encode, aggregate.
+
+Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..common.coverage import Account, Coverage, Explanation, Reading, Scored, tokens_in
+from ..common.frames import Document, Text, as_document, factorize
+from .devices import dtype_name
+from .encoder import TOKEN_BLOCK_CHARACTERS, WindowEncoder
+from .heads.base import TokenHead, WarmStart
+from .inputs import Encoded, InputFormat, Pairs, Settings
+from .layout import layout_name, longest_first
+from .preselection import TextPairs
+from .templates import with_trail
+from .tokens import Span, TokenCache, TokenizedText, tokenize_documents
+from .weights import HeadSpec, WeightsWatch, fingerprint, seeded_head
+
+PAIRS_PER_BLOCK = 4096
+"""Most pairs that are read and encoded at a time."""
+
+BLOCK_SECONDS = 2.0
+"""How long a block may take, about, where somebody waits for each: a store of scores, a progress bar."""
+
+OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
+"""Called when a block is done, with the rows that ask for each of its P pairs, `(P,)` scores, and what was read."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some of the distinct (query, text) pairs of a run."""
+
+    queries: Sequence[str]  # the distinct queries of the run
+    texts: list[Text]  # distinct texts, of like length
+    query: list[int]  # for each pair the number of its query
+    text: list[int]  # for each pair the number of its text among `texts`
+    rows: list[list[int]]  # for each pair the rows of the input that ask for it
+
+    @property
+    def pairs(self) -> tuple[list[str], list[Text]]:
+        """The query of each pair, and its text."""
+        return list(map(self.queries.__getitem__, self.query)), list(map(self.texts.__getitem__, self.text))
+
+    @property
+    def characters(self) -> int:
+        """The characters of its texts, for each row that asks for one."""
+        return sum(len(self.texts[text]) * len(rows) for text, rows in zip(self.text, self.rows, strict=True))
+
+
+class Pace:
+    """How many characters a block may have so that it takes about so many seconds, as far as the blocks before tell.
+
+    The first block is one pair, the longest.
+    """
+
+    def __init__(self, most: int, seconds: float | None) -> None:
+        self._most, self._seconds = most, seconds
+        self.characters = most if seconds is None else 1
+        self._since = time.monotonic()
+
+    def note(self, block: Block) -> None:
+        """Note that a block is done."""
+        if self._seconds is None:
+            return
+        now = time.monotonic()
+        took, self._since = max(now - self._since, 1e-3), now
+        size = len(block.rows) * max(len(block.texts[0]), 1)
+        self.characters = max(1, min(self._most, int(size / took * self._seconds)))
+
+
+def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int | Pace, pairs: int) -> Iterator[Block]:
+    """Divide a run into blocks, longest texts first.
+
+    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that
+    little is padded. Longest first lets a run that does not fit into memory fail at its start.
+    """
+    (asked, of_row), (distinct, text_of_row) = factorize(queries), factorize(texts)
+    lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
+    # Arrays: an object for every pair would take more memory than the rest of a run.
+    order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
+    block, last_text, last_pair = Block(asked, [], [], [], []), -1, (-1, -1)
+    for row in order:
+        number, query = int(text_of_row[row]), int(of_row[row])
+        if (number, query) == last_pair:
+            block.rows[-1].append(int(row))
+            continue
+        count = len(block.rows)
+        limit = characters.characters if isinstance(characters, Pace) else characters
+        if count and (count >= pairs or (count + 1) * len(block.texts[0]) > limit):
+            yield block
+            block = Block(asked, [], [], [], [])
+        if number != last_text or not block.texts:
+            block.texts.append(distinct[number])
+        block.query.append(query)
+        block.text.append(len(block.texts) - 1)
+        block.rows.append([int(row)])
+        last_text, last_pair = number, (number, query)
+    if block.rows:
+        yield block
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """Distinct queries."""
+
+    texts: Sequence[str]  # as they are given
+    lengths: Sequence[int]  # their tokens
+    read: Sequence[int]  # how many of these are read, as far as that does not depend on a text
+    ids: Sequence[np.ndarray]  # the token ids that are read
+    asked: Sequence[str] = ()  # the texts as far as they are read; none unless the encoder reads texts
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Pairs):
+    """What is read of P pairs of a query and a text: `Pairs` for the encoder, and where it stands in the texts."""
+
+    texts: Sequence[TokenizedText]  # each distinct document as it is read: whole, its beginning, or a selection
+    spans: Sequence[list[Span]]  # the windows of each, in its tokens
+    readings: Sequence[Reading]  # for each pair, how much is read
+    asked: Sequence[str] = ()  # see `Queries`
+
+
+class Cutters(NamedTuple):
+    """The arguments that may cut text, with their values, by what they cut."""
+
+    limit: str
+    windows: str
+    choice: str
+    title: str
+    query: str
+
+    @classmethod
+    def of(cls, asked: Settings, fitted: Settings) -> Cutters:
+        """Return those of the settings that were asked for and of these as they fit the backbone."""
+        rule = fitted.windows_argument or "the longest input of the backbone"
+        if rule == "window_size":
+            rule = f"window_size={fitted.windows.largest}"
+        choice = rule if fitted.max_windows is None else f"max_windows={fitted.max_windows}"
+        query = f"max_query_len={fitted.max_query_len}"
+        if asked.max_query_len is None:
+            query = f"the longest input of the backbone, which takes {fitted.max_query_len}"
+        if fitted.preselect is not None:
+            choice = f"preselect={fitted.preselect!r}"
+        if fitted.layout.shared_budget:
+            rule = choice = query = f"layout={layout_name(fitted.layout)}"
+        return cls(f"max_doc_len={fitted.max_doc_len}", rule, choice, f"repeat_tokens={fitted.repeat_tokens}", query)
+
+
+class Model(nn.Module):
+    """Scores (query, text) pairs: text, windows, encoder, head.
+
+    `forward` is for training, `score` for inference. Both see the same inputs.
+
+    Args:
+        encoder: encodes query and windows.
+        tokenizer: its tokenizer.
+        head: the aggregation, a `Head` or what has its methods.
+        settings: what is read and how it is computed.
+        backbone: what the encoder was built from; None for a model that is neither trained nor saved.
+        head_spec: name and options of the head.
+        weight_arguments: the arguments that decide about the weights; with others the weights are of no use.
+        tokens: remembers the tokens of queries and texts, for later runs and epochs; None for a memory of its own.
+
+    Attributes:
+        settings: as given, with windows that fit into the backbone.
+        format: how a query and a window become an input.
+        precision: the precision of the encoder, by name; None where nothing is computed here.
+        ready: whether the scores make sense without training.
+        trained: whether `fit` or `load` gave the weights, so that they must not be lost.
+        started: whether the weights were taken over from another model, so that `fit` goes on from them without a word.
+        source: what `load` takes to give these weights, as it is written; empty if they lie nowhere.
+        saved_arguments: the arguments with which the weights were saved, as they are shown.
+        history: one entry for each epoch of training, and for each validation.
+        recipe: of the last training, JSON-able; None before one.
+
+    Raises:
+        ValueError: if query, largest window and special tokens exceed the backbone's longest input.
+    """
+
+    def __init__(
+        self,
+        encoder: WindowEncoder,
+        tokenizer: Any,
+        head: Any,
+        settings: Settings,
+        *,
+        backbone: Any = None,
+        head_spec: HeadSpec = ("", {}),
+        weight_arguments: dict[str, Any] | None = None,
+        tokens: TokenCache | None = None,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.head = head
+        self.backbone = backbone
+        self.head_spec = head_spec
+        self.weight_arguments = weight_arguments or {}
+        self.tokens = TokenCache() if tokens is None else tokens
+        self.ready = self.trained = self.started = False
+        self.source = ""
+        self.saved_arguments: dict[str, str] = {}
+        self.history: list[dict[str, Any]] = []
+        self.recipe: dict[str, Any] | None = None
+        self._account: Account | None = None
+        self._watch = WeightsWatch()
+        self._fingerprint = ""
+        self.use(settings)
+
+    @classmethod
+    def from_backbone(
+        cls,
+        backbone: Any,
+        head: HeadSpec,
+        settings: Settings,
+        *,
+        weight_arguments: dict[str, Any],
+        seed: int,
+        encoder: Callable[[Any], Any] = WindowEncoder,
+    ) -> Model:
+        """Put a head on a loaded backbone, warm-started where the checkpoint allows; random weights are the seed's."""
+        module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            made = encoder(backbone)
+            model = cls(
+                made,
+                getattr(made, "tokenizer", backbone.tokenizer),
+                module,
+                settings,
+                backbone=backbone,
+                head_spec=head,
+                weight_arguments=weight_arguments,
+            )
+        model.ready = model.head.warm_start(model.take_over())
+        return model.eval()
+
+    def use(self, settings: Settings) -> None:
+        """Read and compute by these settings from now on; the weights move to their device."""
+        self.encoder.check_needs(self.head.needs)
+        self.encoder.use(settings)
+        self.settings: Settings = self.encoder.settings
+        self.format: InputFormat = self.encoder.format
+        self.precision = None if self.encoder.reads_text else dtype_name(settings.dtype)
+        self._cutters = Cutters.of(settings, self.settings)
+        self.to(settings.device)
+        if self.encoder.reads_text:
+            self.double()  # so that a single window's score is what the scorer says
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    # The walk over a run.
+
+    def walk(
+        self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False, seconds: float | None = None
+    ) -> Iterator[tuple[Block, Read]]:
+        """Read a run block by block, the longest texts first, each distinct pair once, in bounded memory."""
+        characters = self.encoder.block_characters
+        if isinstance(self.head, TokenHead):
+            characters = min(characters, TOKEN_BLOCK_CHARACTERS)
+        pace, asked = Pace(characters, seconds), None
+        for block in blocks(queries, texts, characters=pace, pairs=PAIRS_PER_BLOCK):
+            asked = asked or self.read_queries(block.queries)
+            yield block, self.read(asked, block.query, self.tokenize(block.texts, offsets=offsets), block.text)
+            pace.note(block)
+
+    @torch.inference_mode()
+    def score(
+        self,
+        queries: Sequence[str],
+        texts: Sequence[Text],
+        *,
+        explain: bool = False,
+        bar: Any = None,
+        on_block: OnBlock | None = None,
+    ) -> Scored:
+        """Score R rows for inference; `on_block` is called after each block, for callers that store what is done."""
+        account = Account(self.precision)
+        scored = Scored(len(texts), account.coverage)
+        self.encoder.refresh()
+        if bar is not None:
+            bar.reset(total=sum(map(len, texts)))
+        waiting = on_block is not None or not getattr(bar, "disable", True)
+        with self.inference():
+            walk = self.walk(queries, texts, offsets=explain, seconds=BLOCK_SECONDS if waiting else None)
+            for block, read in walk:
+                account.add(*block.pairs, read.readings)
+                encoded = self.encode(read, account.coverage)
+                values = self.aggregate(encoded).double().cpu().numpy()
+                scored.add(block.rows, values, self.explanations(encoded, read) if explain else None)
+                if on_block is not None:
+                    on_block(block.rows, values, read.readings)
+                if bar is not None:
+                    bar.update(block.characters)
+        return scored.checked()
+
+    def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
+        """Return the `(B,)` scores of B queries and texts, with their graph, for training."""
+        if not len(queries):
+            return torch.zeros(0, device=self.settings.device)
+        everyone = range(len(queries))
+        read = self.read(self.read_queries(queries), everyone, self.tokenize(texts), everyone)
+        if self._account is not None:
+            self._account.add(queries, texts, read.readings)
+        return self.aggregate(self.encode(read, None if self._account is None else self._account.coverage))
+
+    def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
+        """Return what `score` of these rows would read, without encoding anything."""
+        account = Account(self.precision)
+        self.encoder.refresh()
+        if bar is not None:
+            bar.reset(total=sum(map(len, texts)))
+        for block, read in self.walk(queries, texts):
+            account.add(*block.pairs, read.readings)
+            if bar is not None:
+                bar.update(block.characters)
+        return account.coverage
+
+    @contextmanager
+    def counting(self, dtype: str) -> Iterator[Coverage]:
+        """Within, `forward` counts what it reads: each query and text of it once, however often they are drawn."""
+        self._account = Account(dtype)
+        try:
+            yield self._account.coverage
+        finally:
+            self._account = None
+
+    # Read.
+
+    def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
+        """Return the tokens of texts, with their characters where something needs them, and with their titles."""
+        settings = self.settings
+        chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
+        marks = self.format.marks_sentences
+        needed = offsets or settings.windows.needs_text or chosen_by_text or marks or self.encoder.reads_text
+
+        if settings.layout.lowercase:
+            texts = [Document(*settings.layout.read([own.text, own.repeated])) for own in map(as_document, texts)]
+        tokenize = partial(self.tokens, self.tokenizer, offsets=needed, lead=self.format.text_lead)
+        read = tokenize_documents(tokenize, texts, settings.repeat_tokens)
+        return [text.with_sentences_marked(self.format.prefix[0]) for text in read] if marks else read
+
+    def read_queries(self, queries: Sequence[str]) -> Queries:
+        """Return queries as far as they are read whatever the text."""
+        settings, form = self.settings, self.format
+        limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len or sys.maxsize
+        texts = settings.layout.read(queries) if settings.layout.lowercase else queries
+        tokens = self.tokens(self.tokenizer, texts, offsets=self.encoder.reads_text, lead=form.query_lead)
+        ids = [query.ids[:limit] for query in tokens]
+        if form.query_lead:
+            ids = [own if len(own) else self._lead(form.query_lead) for own in ids]
+        if form.query_trail:
+            ids = with_trail(partial(self.tokens, self.tokenizer), form, texts, ids)
+        asked = [query.beginning(limit) for query in tokens] if self.encoder.reads_text else ()
+        lengths = list(map(len, tokens))
+        return Queries(queries, lengths, [min(length, limit) for length in lengths], ids, asked)
+
+    def read(self, queries: Queries, query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]) -> Read:
+        """Return the windows that are read of P pairs, given by the numbers of their query and text."""
+        if self.settings.layout.shared_budget:
+            ids, own_query, documents, spans, document = self._share(queries.ids, query, texts, text)
+            read_of_query = [len(ids[number]) for number in own_query]
+        else:
+            ids, own_query, read_of_query = queries.ids, query, [queries.read[number] for number in query]
+            documents, spans, document = self._cut(queries.texts, query, texts, text)
+        for q, d in zip(own_query, document, strict=True):
+            self.head.check_windows(len(spans[d]), max(len(ids[q]), self.format.query_size or 0))
+        windows = [list(map(each.read, own)) for each, own in zip(documents, spans, strict=True)]
+        if self.format.text_lead:
+            lead = self._lead(self.format.text_lead)
+            windows = [[part if len(part) else lead for part in own] for own in windows]
+        pairs = zip(text, document, query, read_of_query, strict=True)
+        readings = [
+            self._reading(texts[t], documents[d], spans[d], queries.lengths[q], tokens) for t, d, q, tokens in pairs
+        ]
+        return Read(ids, windows, own_query, document, documents, spans, readings, queries.asked)
+
+    def _lead(self, lead: str) -> np.ndarray:
+        """Return what is read of an empty query or text: the white space that any other one begins with."""
+        return self.tokens(self.tokenizer, [lead])[0].ids
+
+    def _cut(
+        self, queries: Sequence[str], query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]
+    ) -> tuple[Sequence[TokenizedText], list[list[Span]], Sequence[int]]:
+        """Return documents as they are read, the windows of each, and for each pair the number of its document."""
+        settings, limit = self.settings, self.settings.max_doc_len
+        documents = texts if limit is None else [each.head(limit) for each in texts]
+        if settings.preselect is None:
+            return documents, list(map(settings.windows, documents)), text
+        # A selector's model has a precision of its own.
+        with torch.autocast(settings.device.type, enabled=False):
+            pairs = TextPairs(settings.layout.read(queries), documents, np.asarray(query), np.asarray(text))
+            cuts = settings.preselect.cut(pairs, settings.windows)
+        return [each for each, _ in cuts], [spans for _, spans in cuts], range(len(cuts))
+
+    def _share(
+        self, ids: Sequence[np.ndarray], query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]
+    ) -> tuple[Sequence[np.ndarray], Sequence[int], Sequence[TokenizedText], list[list[Span]], Sequence[int]]:
+        """Return queries' ids, each pair's query, documents, the one window of each, and each pair's document."""
+        budget = self.format.budget or 0
+        queries: dict[tuple[int, int], int] = {}
+        documents: dict[tuple[int, int], int] = {}
+        own_query, own_document = [], []
+        for q, t in zip(query, text, strict=True):
+            of_query, of_text = longest_first(len(ids[q]), len(texts[t]), budget)
+            own_query.append(queries.setdefault((q, of_query), len(queries)))
+            own_document.append(documents.setdefault((t, of_text), len(documents)))
+        return (
+            [ids[q][:size] for q, size in queries],
+            own_query,
+            [texts[t] for t, _ in documents],
+            [[(0, size)] for _, size in documents],
+            own_document,
+        )
+
+    def _reading(
+        self, text: TokenizedText, document: TokenizedText, spans: list[Span], query_tokens: int, query_read: int
+    ) -> Reading:
+        """Return how much of a pair is read, and what cut the rest: each part of it by one argument."""
+        settings, names, read, cut = self.settings, self._cutters, tokens_in(spans), Counter[str]()
+        if len(text) > read:
+            within = covered = len(text)
+            if not settings.layout.shared_budget:
+                within = covered = min(len(text), settings.max_doc_len or len(text))
+                if settings.preselect is None:
+                    covered = settings.windows.reach(within)
+            cut[names.limit] += len(text) - within
+            cut[names.windows] += within - covered
+            cut[names.choice] += covered - read
+        if document.title is not None:
+            cut[names.title] += document.title.tokens - document.title.tokens_read
+        query_cut_by = names.query if query_read < query_tokens else ""
+        return Reading(len(text), read, len(spans), query_tokens, query_read, query_cut_by, dict(+cut))
+
+    # Encode.
+
+    def encode(self, read: Read, coverage: Coverage | None = None) -> Encoded:
+        """Return what the head sees of the documents."""
+        head = self.head
+        match = head.match if isinstance(head, TokenHead) else None
+        encoded: Encoded = self.encoder(read, needs=head.needs, match=match, coverage=coverage)
+        return encoded
+
+    # Aggregate.
+
+    def aggregate(self, encoded: Encoded) -> torch.Tensor:
+        """Return `(B,)` scores. Heads work in fp32, in training as in inference."""
+        with torch.autocast(self.settings.device.type, enabled=False):
+            scores: torch.Tensor = self.head(encoded)
+        if scores.shape != encoded.mask.shape[:1]:
+            raise ValueError(
+                f"the head {self.head.name!r} gave scores of the shape {tuple(scores.shape)} for "
+                f"{len(encoded.mask)} documents: its forward must return one score for each document, (B,)"
+            )
+        return scores
+
+    def explanations(self, encoded: Encoded, read: Read) -> list[Explanation]:
+        """Return how each window, and each query token where the head can tell, contributed to P scores."""
+        with torch.autocast(self.settings.device.type, enabled=False):
+            scores = self.head.window_scores(encoded).tolist()
+            weights = self.head.window_weights(encoded)
+            terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
+        explained = []
+        for i, (query, number) in enumerate(zip(read.query, read.document, strict=True)):
+            document, spans = read.texts[number], read.spans[number]
+            shown = [] if terms is None else self.tokenizer.convert_ids_to_tokens(read.queries[query].tolist())
+            explained.append(
+                Explanation(
+                    spans=list(map(document.characters, spans)),
+                    scores=scores[i][: len(spans)],
+                    weights=None if weights is None else weights[i, : len(spans)].tolist(),
+                    query_terms=None if terms is None else list(zip(shown, terms[i].tolist(), strict=False)),
+                )
+            )
+        return explained
+
+    # Its weights.
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Enter evaluation mode, and the precision of the settings."""
+        modes, dtype = {}, self.settings.dtype
+        for module in self.modules():
+            modes[module] = module.training
+        self.eval()
+        if next(self.parameters()).device.type != self.settings.device.type:  # moved by somebody meanwhile
+            self.to(self.settings.device)
+        try:
+            with torch.autocast(self.settings.device.type, dtype=dtype, enabled=dtype != torch.float32):
+                yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def take_over(self) -> WarmStart:
+        """Return what a head can take over from the checkpoint."""
+        return self.encoder.take_over(self.backbone, self.tokenizer)
+
+    def mark_trained(self, recipe: dict[str, Any]) -> None:
+        """Note that the weights, trained by this recipe, make sense and must not be lost."""
+        self.trained = self.ready = True
+        self.started, self.source, self.recipe = False, "", recipe
+        self._fingerprint = ""
+
+    def fingerprint(self, *, contents: bool = True) -> str:
+        """Return the weights' fingerprint, made anew when they have changed; for `contents` see `WeightsWatch`."""
+        if self._watch.changed(self, contents=contents) or not self._fingerprint:
+            self._fingerprint = fingerprint(self.state_dict())
+        return self._fingerprint

@@ -1,0 +1,262 @@
+"""A model in a folder: config.json, safetensors, tokenizer, card; whole, or as a difference from its backbone."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors.torch import load_file, save_file
+
+from ..common.files import replacing
+from ..common.hub import unreachable
+from ..common.packaged import model_folder
+from ..common.presentation import percent
+from ..common.registry import defined_in
+from .backbones.load import SAVED_FORMAT, load_tokenizer
+from .heads import build_head
+from .inputs import Settings
+from .model import Model
+from .weights import fingerprint
+
+FORMAT_VERSION = 1
+ADAPTER_FILE = "adapter.safetensors"
+
+_CARD = """---
+library_name: pyterrier_longdoc
+tags:
+- pyterrier
+- reranking
+- long-documents
+---
+# {name}
+
+A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
+
+```python
+{imported}
+
+reranker = {loaded}.load("this-folder-or-hub-id")
+pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
+```
+
+Parameters: `{parameters}`
+"""
+
+
+def save_model(
+    folder: Path, model: Model, *, cls: type, parameters: dict[str, Any], adapter: Adapter | None = None
+) -> None:
+    """Write a model and its class's arguments into a folder; with an adapter, only its difference from the backbone."""
+    head, options = model.head_spec
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "format": SAVED_FORMAT,
+        "format_version": FORMAT_VERSION,
+        "class": cls.__name__,
+        **defined_in(cls),
+        "parameters": parameters,
+        "encoder": model.backbone.describe(),
+        "head": {
+            "name": head,
+            **defined_in(type(model.head)),
+            "options": options,
+            "built_from": model.head.built_from(),
+            "ready": model.ready,
+        },
+        **({} if adapter is None else {"adapter": {"base": adapter.base}}),
+    }
+    texts = {
+        "config.json": _pretty(config),
+        "pt_meta.json": _pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
+        "README.md": _card(cls, parameters),
+    }
+    if model.history:
+        texts["training.json"] = _pretty({"args": model.recipe, "history": model.history})
+    with ExitStack() as complete, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
+        # All take their places when all are written: where the disk is full a model saved before stays whole.
+        for file, text in texts.items():
+            complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
+        if adapter is None:
+            tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
+            part = complete.enter_context(replacing(folder / "model.safetensors"))
+            save_file(tensors, part, metadata={"format": "pt"})
+            model.tokenizer.save_pretrained(scratch)
+            for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
+                target = folder / path.relative_to(scratch)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, target)
+        else:
+            part = complete.enter_context(replacing(folder / ADAPTER_FILE))
+            save_file(adapter.tensors, part, metadata={"format": "pt"})
+    if not model.history:
+        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
+
+
+def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a saved model, also of one in this package or on the hub, and its config.json."""
+    folder = model_folder(name)
+    if not folder.is_dir():
+        patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
+        try:
+            folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
+        except LocalEntryNotFoundError as error:
+            raise unreachable(str(name), error.__cause__ or error) from None
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if config.get("format") != SAVED_FORMAT:
+        raise ValueError(
+            f"{str(name)!r} is no model saved by this package; to start from a Hugging Face checkpoint give it as the "
+            f"backbone, e.g. MaxP({str(name)!r})"
+        )
+    if config["format_version"] > FORMAT_VERSION:
+        raise ValueError(f"{str(name)!r} was saved by a newer version: update pyterrier_longdoc")
+    return folder, config
+
+
+def load_model(
+    folder: Path,
+    config: dict[str, Any],
+    settings: Settings,
+    *,
+    encoder: Any,
+    weight_arguments: dict[str, Any],
+) -> Model:
+    """Build the model that `read_config` described and load its weights, strictly."""
+    tokenizer = load_tokenizer(str(folder))
+    backbone = encoder.build_backbone(config["encoder"], tokenizer)
+    spec = config["head"]["name"], config["head"]["options"]
+    built = {**spec[1], **config["head"]["built_from"]}
+    head = build_head(spec[0], backbone.hidden_size, channels=backbone.channels, **built)
+    parts = {"backbone": backbone, "head_spec": spec, "weight_arguments": weight_arguments}
+    model = Model(encoder(backbone), tokenizer, head, settings, **parts)
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+    return model.eval()
+
+
+def restore_training(model: Model, folder: Path, config: dict[str, Any]) -> None:
+    """Give a loaded model what its folder says of its training."""
+    model.ready, model.trained = config["head"]["ready"], True
+    training = folder / "training.json"
+    if training.is_file():
+        past = json.loads(training.read_text(encoding="utf-8"))
+        model.recipe, model.history = past["args"], past["history"]
+
+
+def _card(cls: type, parameters: dict[str, Any]) -> str:
+    name, module = cls.__name__, defined_in(cls).get("module")
+    return _CARD.format(
+        name=name,
+        imported="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
+        loaded=f"ld.{name}" if module is None else name,
+        backbone=parameters["backbone"],
+        parameters=_json(parameters),
+    )
+
+
+def _pretty(content: dict[str, Any]) -> str:
+    return _json(content, indent=2, sort_keys=True) + "\n"
+
+
+def _json(content: Any, **options: Any) -> str:
+    return json.dumps(content, default=lambda number: number.tolist(), **options)  # numpy's numbers and arrays
+
+
+# As an adapter.
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """A model as a difference from its backbone.
+
+    A model trained with LoRA differs from its backbone, in each matrix, by a product `B A` of low rank. Stored so, with
+    the few weights that are not the backbone's, it takes one or two megabytes instead of ninety.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    base: str
+
+    @classmethod
+    def of(cls, model: Model, untrained: Model, *, rank: int, largest_error: float) -> Adapter:
+        """Return what training has changed in `untrained`, the model as its backbone gives it; see `compress`."""
+        base = _pretrained(untrained)
+        state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
+        return cls(compress(state, base, rank=rank, largest_error=largest_error), fingerprint(base))
+
+
+def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
+    """Change a model on its backbone as an adapter says; ValueError if it was made for other weights."""
+    before = _pretrained(model)
+    if fingerprint(before) != config["adapter"]["base"]:
+        raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
+    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), before), strict=True)
+
+
+def _pretrained(model: Model) -> dict[str, torch.Tensor]:
+    """Return the weights to which LoRA adds: the backbone's, and those of a pre-trained aggregator."""
+    prefixes = ("encoder.backbone.", *(f"head.{name}." for name in model.head.pretrained()))
+    return {name: value.cpu() for name, value in model.state_dict().items() if name.startswith(prefixes)}
+
+
+_B, _A = "::B", "::A"
+
+
+def compress(
+    state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], *, rank: int, largest_error: float
+) -> dict[str, torch.Tensor]:
+    """Return the difference between two states, matrices as fp16 factors of low rank.
+
+    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`; other weights that have changed, or are not
+    in `base`, stay whole. ValueError if a difference loses more than `largest_error`, relative to its norm.
+    """
+    stored: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if name not in base:
+            stored[name] = _half(value)
+        elif not torch.equal(value, base[name]):
+            if value.ndim == 2:
+                stored |= _factors(name, value.double() - base[name].double(), rank, largest_error)
+            else:
+                stored[name] = _half(value)
+    return stored
+
+
+def restore(stored: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return all weights of the model: those of `base`, changed by what `compress` gave."""
+    state = dict(base)
+    for name, value in stored.items():
+        if name.endswith(_A):
+            continue
+        if name.endswith(_B):
+            matrix = name.removesuffix(_B)
+            difference = value.float() @ stored[matrix + _A].float()
+            state[matrix] = base[matrix] + difference
+        else:
+            state[name] = value.to(base[name].dtype) if name in base else value.float()
+    return state
+
+
+def _factors(name: str, difference: torch.Tensor, rank: int, largest_error: float) -> dict[str, torch.Tensor]:
+    u, s, v = torch.linalg.svd(difference, full_matrices=False)
+    rank_needed = min(rank, int((s > s[0] * 1e-4).sum()))
+    root = s[:rank_needed].sqrt()
+    b, a = _half(u[:, :rank_needed] * root), _half(root[:, None] * v[:rank_needed])
+    error = float((b.double() @ a.double() - difference).norm() / difference.norm())
+    if error > largest_error:
+        raise ValueError(
+            f"the difference of {name!r} from the backbone is not of rank {rank} ({percent(error, 0)} would be lost): "
+            f"raise rank or largest_error, or save the whole model with save()"
+        )
+    return {name + _B: b, name + _A: a}
+
+
+def _half(value: torch.Tensor) -> torch.Tensor:
+    return value.half().contiguous() if value.is_floating_point() else value.contiguous()

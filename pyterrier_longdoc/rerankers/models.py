@@ -1,0 +1,589 @@
+"""The PyTerrier transformers: thin classes that name a model by its windows and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from ..common.arguments import argument, arguments_of, check_checkpoint
+from ..common.caches import CACHED_BYTES
+from ..common.coverage import Coverage
+from ..common.frames import numbers, validated, with_scores
+from ..common.warnings import warn
+from ..modelling.backbones.architectures import GLOBAL_ATTENTION, BackboneOptions, use_attention
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone
+from ..modelling.encoder import WindowEncoder
+from ..modelling.external import ExternalScorer
+from ..modelling.late_interaction import DEFAULT_INTERACTION, LateInteractionEncoder, load_late_backbone
+from ..modelling.layout import resolve_layout
+from ..modelling.model import Model
+from ..modelling.mores import DEFAULT_BART, ExperimentalWarning, MoresEncoder, load_encoder_decoder
+from ..modelling.tkl import TKLEncoder
+from ..modelling.weights import HeadSpec, seeded_head
+from ..modelling.windows import GreedyChunks, SentenceWindows, SlidingWindows, Truncate, WholeText, Windows
+from ..modelling.word_vectors import load_word_backbone
+from ..training import TrainingArgs
+from .reranker import CrossEncoder
+
+
+@dataclass(eq=False, repr=False)
+class FirstP(CrossEncoder):
+    """Scores the first window of a document alone; all further text is not read.
+
+    With a cross-encoder as backbone its scores are the cross-encoder's own. The baseline of Boytsov et al. 2025.
+
+    Args:
+        window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    """
+
+    head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("dai-2019-deeper", "boytsov-2025-positional")
+
+    _: KW_ONLY
+    window_size: int | None = argument(None, role="windows", at_least=1)
+
+    sized_by: ClassVar[str] = "window_size"
+
+    def default_windows(self) -> Windows:
+        return Truncate(self.window_size)
+
+    def make_windows(self) -> Windows:
+        return replace(super().make_windows(), max_windows=1, selection="first")
+
+
+@dataclass(eq=False, repr=False)
+class SlidingReranker(CrossEncoder):
+    """Base of the models over sliding windows.
+
+    Args:
+        window_size: tokens in a window.
+        stride: tokens from one window's start to the next one's.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    """
+
+    _: KW_ONLY
+    window_size: int = argument(150, role="windows", at_least=1)
+    stride: int = argument(100, role="windows", at_least=1)
+
+    sized_by: ClassVar[str] = "window_size"
+
+    def default_windows(self) -> Windows:
+        return SlidingWindows(self.window_size, self.stride)
+
+
+@dataclass(eq=False, repr=False)
+class MaxP(SlidingReranker):
+    """The best window's score (Dai & Callan 2019).
+
+    Windows of 150 tokens that begin every 100, as in Boytsov et al. 2025. All arguments: see `SlidingReranker`.
+    """
+
+    head_name: ClassVar[str] = "maxp"
+    papers: ClassVar[tuple[str, ...]] = ("dai-2019-deeper", "boytsov-2025-positional")
+
+
+@dataclass(eq=False, repr=False)
+class SumP(MaxP):
+    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
+
+    head_name: ClassVar[str] = "sump"
+
+
+@dataclass(eq=False, repr=False)
+class KMaxP(MaxP):
+    """The mean, or a weighted sum, of the `k` best windows' scores; windows as in `MaxP`.
+
+    Args:
+        k: how many windows count.
+        weights: of the best score, the second best and so on, `k` of them; None averages.
+    """
+
+    _: KW_ONLY
+    k: int = argument(3, role="head", at_least=1)
+    weights: Sequence[float] | None = argument(None, role="head")
+
+    def head_spec(self) -> HeadSpec:
+        weights = self.weights
+        if isinstance(weights, Sequence | np.ndarray) and not isinstance(weights, str):
+            weights = [float(w) for w in weights]
+        return "kmaxp", {"k": self.k, "weights": weights}
+
+    def check(self) -> None:
+        super().check()
+        seeded_head(self.head_spec(), 1, self.seed)
+
+
+@dataclass(eq=False, repr=False)
+class Birch(KMaxP):
+    """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
+
+    The first-stage score is the input's `score` column. `a` and `weights` are found by grid search in the paper
+    (`pt.GridSearch` does it: both are plain attributes). Window arguments of `MaxP` do not apply: windows are
+    sentences.
+
+    Args:
+        first_stage_weight: `a`, between 0 and 1.
+        k: how many sentences count.
+        weights: of the best sentence, the second best and so on; None averages.
+    """
+
+    _: KW_ONLY
+    first_stage_weight: float = argument(0.5, role="head", at_least=0, at_most=1)
+
+    papers: ClassVar[tuple[str, ...]] = ("yilmaz-2019-birch",)
+
+    def default_windows(self) -> Windows:
+        return SentenceWindows(max_sentences=1)
+
+    def check(self) -> None:
+        super().check()
+        if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
+            raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """As `CrossEncoder.transform`; the input needs a `score` column as well."""
+        first_stage = self._first_stage_scores(inp)
+        out = super().transform(inp)
+        a = self.first_stage_weight
+        return with_scores(out, a * first_stage + (1.0 - a) * out["score"].to_numpy())
+
+    def summary(self, candidates: pd.DataFrame) -> Coverage:
+        """As `CrossEncoder.summary`; the input needs a `score` column as well."""
+        self._first_stage_scores(candidates)
+        return super().summary(candidates)
+
+    def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
+        validated(inp, self.text_field, self.text_loader, self, further=("score",))
+        name = type(self).__name__
+        return numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
+
+
+@dataclass(eq=False, repr=False)
+class AvgP(CrossEncoder):
+    """The mean of the scores of disjoint chunks (Boytsov et al. 2025).
+
+    Args:
+        window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    """
+
+    head_name: ClassVar[str] = "avgp"
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
+
+    _: KW_ONLY
+    window_size: int | None = argument(None, role="windows", at_least=1)
+
+    sized_by: ClassVar[str] = "window_size"
+
+    def default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+
+_TRANSFORMER = {"aggregation": "transformer"}
+
+
+@dataclass(eq=False, repr=False)
+class PARADE(SlidingReranker):
+    """Aggregates window vectors into a document vector, and scores that (Li et al.; Boytsov et al. 2025).
+
+    Args:
+        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. The first three start trained from a
+            cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
+        attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
+            per window and feature, which is what Boytsov et al. 2025 measured.
+        aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
+            `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
+        layers: random layers.
+        attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
+        separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
+        positions: for `"transformer"`: whether it knows the order of the windows.
+        special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
+            None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
+        query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether they have a linear layer of their own.
+        stride: tokens from one window's start to the next one's; 75, with windows of 150, by the configurations of
+            Boytsov et al. 2025, of which some figures are those for 100 (see the notes of `presets`).
+
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SlidingReranker`.
+    """
+
+    _: KW_ONLY
+    aggregation: str = argument("attn", role="head", choices=("avg", "max", "attn", "transformer"))
+    attention: str = argument("vector", role="head", choices=("vector", "elementwise"), needs={"aggregation": "attn"})
+    aggregator: str | Path | None = argument(None, role="checkpoint", needs=_TRANSFORMER)
+    layers: int = argument(2, role="head", at_least=1, needs={**_TRANSFORMER, "aggregator": None})
+    attention_heads: int | None = argument(None, role="head", at_least=1, needs={**_TRANSFORMER, "aggregator": None})
+    separators: bool = argument(True, role="head", needs=_TRANSFORMER)
+    positions: bool = argument(True, role="head", needs=_TRANSFORMER)
+    special_vectors: str | None = argument(None, role="head", choices=("words", "random"), needs=_TRANSFORMER)
+    query_states: bool = argument(False, role="head", needs=_TRANSFORMER)
+    separate_query_projection: bool = argument(False, role="head", needs={**_TRANSFORMER, "query_states": True})
+    stride: int = argument(75, role="windows", at_least=1)
+
+    papers: ClassVar[tuple[str, ...]] = ("li-2024-parade", "boytsov-2025-positional")
+
+    _of_transformer: ClassVar[tuple[str, ...]] = (
+        "aggregator", "layers", "attention_heads", "separators", "positions", "special_vectors",
+    )  # fmt: skip
+
+    def head_spec(self) -> HeadSpec:
+        if self.aggregation == "transformer":
+            options = {name: getattr(self, name) for name in self._of_transformer}
+            options["aggregator"] = None if self.aggregator is None else str(self.aggregator)
+            if not self.query_states:
+                return "parade-transformer", options
+            return "parade-transformer-query", {**options, "separate_projection": self.separate_query_projection}
+        if self.aggregation == "attn" and self.attention == "elementwise":
+            return "parade-attn-elementwise", {}
+        return f"parade-{self.aggregation}", {}
+
+    def weight_arguments(self) -> dict[str, Any]:
+        return {name: value for name, value in super().weight_arguments().items() if name != "aggregator"}  # the head's
+
+
+@dataclass(eq=False, repr=False)
+class SeparateReranker(SlidingReranker):
+    """Base of the models that encode queries and windows apart, and remember what they make of windows.
+
+    Args:
+        cached_bytes: most memory for remembered windows.
+
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SlidingReranker`.
+    """
+
+    _: KW_ONLY
+    cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
+
+    def set_up(self, model: Model | None) -> Model:
+        model = super().set_up(model)
+        encoder: Any = model.encoder
+        encoder.cache.max_bytes = self.cached_bytes
+        return model
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("pooling", why="looks at the states of all tokens")
+        self.refuse("template", why="reads query and text apart")
+        if resolve_layout(self.layout).shared_budget:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here they are read apart")
+
+
+@dataclass(eq=False, repr=False)
+class LateIR(SeparateReranker):
+    """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
+
+    What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
+    the interaction and the aggregation alone. Must be trained.
+
+    Args:
+        backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
+        interaction: the transformer that lets a query and a window interact.
+        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        cached_bytes: with the default models and windows each token of a document takes about 3 KB.
+        stride: 75, with windows of 150, in Boytsov et al. 2025.
+        training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
+            aggregator, too, as in Boytsov et al. 2025.
+
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SeparateReranker`.
+    """
+
+    _: KW_ONLY
+    interaction: str | Path = argument(DEFAULT_INTERACTION, role="checkpoint")
+    aggregator: str | Path | None = argument(DEFAULT_BACKBONE, role="checkpoint")
+    stride: int = argument(75, role="windows", at_least=1)
+
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
+    encoder_class: ClassVar[type[WindowEncoder]] = LateInteractionEncoder
+
+    def check(self) -> None:
+        check_checkpoint(interaction=self.interaction)
+        super().check()
+
+    def head_spec(self) -> HeadSpec:
+        return "parade-transformer", {"aggregator": None if self.aggregator is None else str(self.aggregator)}
+
+    def load_backbone(self) -> Backbone:
+        return load_late_backbone(str(self.backbone), str(self.interaction), trust_remote_code=self.trust_remote_code)
+
+    def default_training(self) -> TrainingArgs:
+        rates = {"encoder.": 1e-5, "encoder.interaction.": 1e-4, "head.aggregator.": 1e-5, "": 1e-4}
+        return TrainingArgs(epochs=3, learning_rates=rates)
+
+
+@dataclass(eq=False, repr=False)
+class MORESPlus(SeparateReranker):
+    """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
+
+    Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
+    without the query and remembered. Must be trained. Windows as in `MaxP`.
+
+    Args:
+        backbone: BART, whose encoder reads the windows and whose decoder the query.
+        cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
+
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SeparateReranker`.
+    """
+
+    head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("gao-2022-long",)
+
+    backbone: str | Path = argument(DEFAULT_BART, role="checkpoint")
+
+    encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
+
+    def load_backbone(self) -> Backbone:
+        self.refuse("trust_remote_code", why="takes BART, whose code is known")
+        warn("MORESPlus is experimental: no published result of this model could be confirmed", ExperimentalWarning)
+        return load_encoder_decoder(str(self.backbone))
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.represent.": 1e-4, "": 1e-4})
+
+
+PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm": "guo-2016-deep"}
+"""By the `aggregation` of CEDR: keys of `references.bib`."""
+
+
+@dataclass(eq=False, repr=False)
+class CEDR(AvgP):
+    """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
+
+    Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
+    must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
+
+    Args:
+        aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
+            matches).
+    """
+
+    _: KW_ONLY
+    aggregation: str = argument("knrm", role="head", choices=("knrm", "pacrr", "drmm"))
+
+    papers: ClassVar[tuple[str, ...]] = ("macavaney-2019-cedr",)
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model, with that of its interaction model."""
+        return [*super().cited(), PAPERS_OF_MATCHING[self.aggregation]]
+
+    def head_spec(self) -> HeadSpec:
+        if self.aggregation == "pacrr":
+            return "cedr-pacrr", {"query_size": self.max_query_len}
+        return f"cedr-{self.aggregation}", {}
+
+    def check(self) -> None:
+        super().check()
+        if self.aggregation == "pacrr" and self.max_query_len is None:
+            raise ValueError("aggregation='pacrr' has weights for each token of a query: max_query_len needs a number")
+
+
+@dataclass(eq=False, repr=False)
+class NeuralModel1(AvgP):
+    """The probability that the document generates the query, over contextual embeddings (Boytsov & Kolter 2021).
+
+    Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
+
+    Args:
+        smoothing: weight of the background model.
+        background: probability of any query token in the background model.
+        self_translation: probability that a word piece translates to itself; None leaves it to the network. 0.5 is a
+            good start with little training data.
+        projection: size of the projected embeddings.
+        units: of the network's first hidden layer; the second has half of them.
+    """
+
+    _: KW_ONLY
+    smoothing: float = argument(0.1, role="head")
+    background: float = argument(1e-5, role="head")
+    self_translation: float | None = argument(None, role="head")
+    projection: int = argument(64, role="head")
+    units: int = argument(64, role="head")
+
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2021-exploring",)
+
+    def head_spec(self) -> HeadSpec:
+        return "model1", arguments_of(self, "head")
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("pooling", why="looks at the states of all tokens")
+        seeded_head(self.head_spec(), 1, self.seed)
+
+
+@dataclass(eq=False, repr=False)
+class TKL(CrossEncoder):
+    """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
+
+    Each window of a document is contextualised with a few tokens on either side, and mixed with the plain embeddings;
+    Gaussian kernels count soft matches with the query in regions that slide over the whole document; their saturated
+    counts score regions, of which the best make the score. Fast: there is no pre-trained transformer. Must be trained.
+    What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`); for what
+    differs see `TKLEncoder` and `TklHead`.
+
+    Args:
+        backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
+            published, 42B tokens, 300 dimensions); or any encoder or decoder, of which only the table of word
+            embeddings is used. They are trained with the rest and saved with the model.
+        window_size: tokens that are contextualised together. Windows of another kind must be disjoint.
+        overlap: tokens on either side that these see as well.
+        layers: of the transformer.
+        attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
+        feed_forward: units of each layer's feed-forward network.
+        region_size: tokens of a region.
+        region_stride: tokens from one region's start to the next one's.
+        best_regions: how many regions count, with two neighbours on either side of each.
+        max_doc_len: 2,000 as published; 4,000 in BeST's table.
+        max_query_len: 30 as published.
+        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`. The published code has in effect 1e-5
+            for all weights (7e-6 for word embeddings), a cosine, batches of 32 and at least 300,000 steps: raise the
+            rates for small collections.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `repeat` is refused.
+    """
+
+    head_name: ClassVar[str] = "tkl"
+    sized_by: ClassVar[str] = "window_size"
+    papers: ClassVar[tuple[str, ...]] = ("hofstatter-2020-local",)
+
+    _: KW_ONLY
+    window_size: int = argument(40, role="windows", at_least=1)
+    overlap: int = argument(5, role="weights", at_least=0)
+    layers: int = argument(2, role="weights", at_least=1)
+    attention_heads: int | None = argument(None, role="weights", at_least=1)
+    feed_forward: int = argument(300, role="weights", at_least=1)
+    region_size: int = argument(30, role="head")
+    region_stride: int = argument(2, role="head")
+    best_regions: int = argument(3, role="head")
+
+    encoder_class: ClassVar[type[WindowEncoder]] = TKLEncoder
+
+    def default_windows(self) -> Windows:
+        return GreedyChunks(self.window_size)
+
+    def head_spec(self) -> HeadSpec:
+        return "tkl", arguments_of(self, "head")
+
+    def load_backbone(self) -> Backbone:
+        return load_word_backbone(
+            str(self.backbone),
+            overlap=self.overlap,
+            layers=self.layers,
+            attention_heads=self.attention_heads,
+            feed_forward=self.feed_forward,
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(loss="ranknet")
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("pooling", why="looks at the states of all tokens")
+        self.refuse("template", why="reads query and text apart")
+        if resolve_layout(self.layout).is_for_pairs:
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
+        if self.repeat is not None:
+            raise ValueError(f"repeat={self.repeat!r} has no place in TKL, to which windows are one text: leave it out")
+        windows = self.make_windows()
+        if windows.overlaps:
+            raise ValueError(
+                f"windows={windows!r} overlap, so that TKL would count tokens twice: give disjoint ones, such as "
+                f"GreedyChunks(40), and overlap={self.overlap} for what they see of their neighbours"
+            )
+        seeded_head(self.head_spec(), 1, self.seed)
+
+
+PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "longformer": ("beltagy-2020-longformer",),
+    "big_bird": ("zaheer-2020-big",),
+    "modernbert": ("warner-2025-smarter",),
+    "nomic_bert": ("nussbaum-2025-nomic",),
+    "eurobert": ("boizard-2025-eurobert",),
+    "alibi-bert": ("press-2022-train",),
+}
+"""By the `model_type` of a checkpoint: keys of `references.bib`."""
+
+PAPERS_OF_CHECKPOINTS = {
+    "jina-embeddings-v2": ("gunther-2023-jina",),
+    "jina-bert": ("gunther-2023-jina",),
+    "mosaic-bert": ("portes-2023-mosaicbert",),
+    "tinyllama": ("zhang-2024-tinyllama",),
+}
+"""By a part of the name of a checkpoint, in lower case, whose type others have as well: keys of `references.bib`."""
+
+LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
+"""A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
+
+
+@dataclass(eq=False, repr=False)
+class LongP(CrossEncoder):
+    """Scores query and document in one input of a model for long inputs (Boytsov et al. 2025, section 3).
+
+    Its FirstP twin differs in one argument: `LongP(backbone, max_doc_len=1431)` and `LongP(backbone, max_doc_len=477)`.
+    A document longer than the backbone takes is cut; `coverage` and a warning say so.
+
+    Args:
+        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, a cross-encoder or a plain
+            one; JINA-v2 or MosaicBERT, whose own code is not needed; a language model (Llama, Qwen3, ...), with a
+            classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
+        global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
+            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, and a
+            mark that is read before each sentence of the document, the tokenizer's first token once more
+            (QDS-Transformer, Jiang et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
+        attention_window: for Longformer: how many tokens around it each token sees, half of them on either side; None
+            for what its configuration says. 128 in QDS-Transformer's code (64 on either side).
+        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
+            without further packages. Flash attention needs a GPU and a half-precision `dtype`.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    """
+
+    head_name: ClassVar[str] = "firstp"
+    papers: ClassVar[tuple[str, ...]] = ("boytsov-2025-positional",)
+
+    backbone: str | Path | ExternalScorer = argument(LONG_BACKBONE, role="checkpoint")
+    _: KW_ONLY
+    global_attention: str = argument("query", role="weights", choices=GLOBAL_ATTENTION)
+    attention_window: int | None = argument(None, role="weights", at_least=1)
+    attention_type: str | None = argument(None, role="weights", choices=("block_sparse", "original_full"))
+    attn_implementation: str | None = argument(None, role="computing")
+
+    def default_windows(self) -> Windows:
+        return WholeText(self.max_doc_len)
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model; of its architecture where weights are in memory."""
+        sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
+        kind = "" if self._model is None else self._model.backbone.family
+        name = "" if self.is_external else str(self.backbone).lower()
+        named = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
+        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *named]
+
+    def backbone_options(self) -> BackboneOptions:
+        return replace(
+            super().backbone_options(),
+            global_attention=self.global_attention,
+            attention_window=self.attention_window,
+            attention_type=self.attention_type,
+            attn_implementation=self.attn_implementation,
+        )
+
+    def set_up(self, model: Model | None) -> Model:
+        model = super().set_up(model)
+        if not self.is_external:
+            use_attention(model.encoder.backbone, self.attn_implementation)
+        return model
+
+    def check(self) -> None:
+        super().check()
+        if self.attention_window is not None and self.attention_window % 2:
+            raise ValueError(f"attention_window={self.attention_window} must be even: half of it is on either side")

@@ -1,0 +1,878 @@
+"""The PyTerrier face of a model: from its arguments and a frame to scores, and `fit`."""
+
+# Without `from __future__ import annotations`: what the fields here are must be known in the modules of subclasses too.
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import torch
+
+from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_roles, validate
+from ..common.citations import papers_of
+from ..common.coverage import Coverage, Explanation, Scored, in_words
+from ..common.frames import (
+    Text,
+    TextField,
+    TruncationWarning,
+    documents_of,
+    is_blank,
+    strings,
+    validated,
+    window_fields,
+    with_scores,
+)
+from ..common.presentation import HIDDEN, Presented, changed_arguments
+from ..common.progress import work_bar
+from ..common.registry import VOUCH, own_code, own_code_in
+from ..common.warnings import SeenWarnings, added_up, count_empty, first_time, warn, warn_of_cuts, warn_of_empty
+from ..modelling.backbones.architectures import BackboneOptions
+from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
+from ..modelling.devices import DTYPES, FASTEST, check_device, dtype_name, resolve_device, resolve_dtype
+from ..modelling.encoder import WindowEncoder
+from ..modelling.external import ExternalEncoder, ExternalScorer
+from ..modelling.heads import registered_heads
+from ..modelling.inputs import CPU, Settings
+from ..modelling.layout import InputLayout, resolve_layout
+from ..modelling.model import Model
+from ..modelling.preselection import Preselection, check_preselection
+from ..modelling.runtimes import RUNTIMES, check_last_layer, check_runtime, default_device
+from ..modelling.saved import restore_training
+from ..modelling.templates import Template, resolve_template
+from ..modelling.tokens import serialized
+from ..modelling.weights import HeadSpec, exchange_head, start_from
+from ..modelling.windows import SELECTIONS, Windows, windows_to_config
+from ..training import (
+    ContinuedTrainingWarning,
+    LeftOutWarning,
+    TrainedOn,
+    TrainingArgs,
+    evaluate,
+    history_frame,
+    prepare,
+    train,
+    training_settings,
+)
+from ..training.queries import check_validation
+from ..training.recipe import papers_of_recipe
+from ..training.resume import is_first_process
+from . import saved
+from .score_cache import score_with_cache
+
+POOLINGS = ("cls", "mean", "last")
+
+WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
+"""Arguments that `windows=` replaces."""
+
+
+class UntrainedWarning(UserWarning):
+    """A model is used that has random weights where a trained one should be."""
+
+
+class PrecisionWarning(UserWarning):
+    """A model scores in bfloat16 because the device is best at it."""
+
+
+@dataclass(eq=False, repr=False)
+class Reranker(Presented, pt.Transformer):
+    """Base of the rerankers that score a document by its windows: cross-encoders and bi-encoders.
+
+    Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
+    new `score` (float64) and `rank`. Weights are loaded at the first `transform` of a non-empty frame. Changing an
+    attribute takes effect at the next `transform`. Tokens of texts are remembered from one `transform` to the next, in
+    up to 64 MB.
+
+    Args:
+        windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
+        max_windows: keep at most this many windows of a document; None keeps all.
+        selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
+        max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
+        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits: windows
+            of a given size keep their room, and the query gets the rest of the backbone's longest input; without a
+            given size (`window_size=None`, `LongP`) the query gets a quarter. For the layout `"pair"` alone.
+        text_field: the column with the text, or a tuple of columns that are joined by a space.
+        repeat: the columns of `text_field` that are read with every window of the others, the title for instance:
+            `text_field=("title", "body"), repeat="title"`. Each column is one line before the window. None: all columns
+            are one text, so that a window in the middle is read without the title.
+        repeat_tokens: most tokens of `repeat` that are read with a window; longer titles are cut at their end. These
+            tokens do not count in `window_size` and `max_doc_len`, and every window leaves room for them, so that a
+            document has the same windows whatever its title.
+        text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
+        batch_size: most windows in one pass through the backbone.
+        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
+            passes are made smaller by themselves.
+        device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` for what
+            the device is best at. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a
+            GPU that has it natively. Scores in bfloat16 differ in the third digit; `coverage.dtype` tells which it is.
+        explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
+            over windows, None for models without), `window_spans` (characters of each window in the text;
+            with several text columns in the joined text, without those of `repeat`), `best_start` and `best_end`
+            (characters of the window with the highest score), `query_terms` (what each query token adds to the score,
+            None for models that cannot tell).
+        trust_remote_code: run modelling code that the backbone's checkpoint brings along.
+        verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
+        seed: of weights that start at random, of the choice of windows and, if the recipe names none, of the training.
+
+    Attributes:
+        coverage: how much of the text the last `transform` or `fit` read, with which precision, and how much of what
+            was computed was padding; None before.
+    """
+
+    backbone: str | Path | ExternalScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
+    _: KW_ONLY
+    windows: Windows | None = argument(None, role="windows")
+    max_windows: int | None = argument(None, role="windows", at_least=1)
+    selection: str = argument("first", role="windows", choices=SELECTIONS)
+    max_doc_len: int | None = argument(None, role="windows", at_least=1)
+    max_query_len: int | None = argument(32, role="input", at_least=1)
+    text_field: TextField = argument("text", role="input")
+    repeat: TextField | None = argument(None, role="input")
+    repeat_tokens: int = argument(32, role="input", at_least=1, needs="repeat")
+    text_loader: Any = argument(None, role="call")
+    batch_size: int = argument(64, role="computing", at_least=1)
+    max_batch_tokens: int | None = argument(None, role="computing", at_least=1)
+    device: str | None = argument(None, role="computing")
+    dtype: str | None = argument(None, role="computing", choices=(None, *DTYPES))
+    explain: bool = argument(False, role="call")
+    trust_remote_code: bool = argument(False, role="weights")
+    verbose: bool = argument(False, role="call")
+    seed: int = argument(42, role="weights")
+
+    sized_by: ClassVar[str] = ""
+    """The argument that sets the size of windows, by which `coverage.cut` names what they cut."""
+
+    def __post_init__(self) -> None:
+        check_roles(self)
+        self.coverage: Coverage | None = None
+        self.warned: SeenWarnings = set()
+        self._model: Model | None = None
+        self._set_up_by: list[Any] | None = None  # the arguments by which the model was set up
+        self.check()
+
+    def __repr__(self) -> str:
+        shown = changed_arguments(self, ("backbone", *HIDDEN))
+        backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
+        return f"{type(self).__name__}({', '.join([repr(backbone), *shown])})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None, "_set_up_by": None}
+
+    # Its arguments.
+
+    def check(self) -> None:
+        """Raise ValueError for arguments that can never work, without loading anything."""
+        validate(self)
+        self.check_backbone()
+        window_fields(self.text_field, self.repeat)
+        check_device(self.device)
+        if not isinstance(self.windows, Windows | None):
+            raise ValueError(f"windows={self.windows!r} must be windows, e.g. SlidingWindows(150, 75)")
+        loader = self.text_loader
+        if not (loader is None or isinstance(loader, pt.Transformer) or hasattr(loader, "text_loader")):
+            raise ValueError(
+                f"text_loader={loader!r} must be a transformer that adds the text, or have a method text_loader "
+                f"(as datasets and indexes do)"
+            )
+
+    def check_backbone(self) -> None:
+        """Raise ValueError for what cannot be the name of a checkpoint."""
+        check_checkpoint(backbone=self.backbone)
+
+    def make_windows(self) -> Windows:
+        """Return how documents are cut: `windows`, or what the sizes say.
+
+        Raises:
+            ValueError: if sizes are given next to `windows`, where they would have no effect.
+        """
+        if self.windows is None:
+            windows = self.default_windows()
+            return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
+        both = changed_names(self, WINDOW_ARGUMENTS)
+        if both:
+            raise ValueError(
+                f"{' and '.join(both)} would have no effect next to windows={self.windows!r}: set them in windows, "
+                f"or leave windows out"
+            )
+        return self.windows
+
+    def default_windows(self) -> Windows:
+        """Return the windows where `windows` is not given."""
+        raise NotImplementedError(
+            f"{type(self).__name__} names no windows: use FirstP, MaxP, PARADE, ..., or define its default_windows"
+        )
+
+    def settings(self) -> Settings:
+        """Return what is read and how it is computed, by the current arguments."""
+        device, windows = resolve_device(self.compute_device()), self.make_windows()
+        asked = self.max_windows if self.windows is None else self.windows.max_windows
+        return Settings(
+            windows,
+            windows_argument=self.sized_by if self.windows is None else f"windows={self.windows!r}",
+            max_windows=asked if asked == windows.max_windows else None,  # FirstP has one window whatever is asked for
+            max_doc_len=self.max_doc_len,
+            max_query_len=self.max_query_len,
+            repeat_tokens=0 if self.repeat is None else self.repeat_tokens,
+            batch_size=self.batch_size,
+            max_batch_tokens=self.max_batch_tokens,
+            device=device,
+            dtype=resolve_dtype(self.dtype, device),
+        )
+
+    def compute_device(self) -> str | None:
+        """Return the name of the device to compute on; None for the best there is."""
+        return self.device
+
+    # Its model.
+
+    @property
+    def model(self) -> Model:
+        """The model in memory, loaded if need be and set up by the current arguments.
+
+        Raises:
+            ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
+        """
+        arguments = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            # A copy of lists and arrays, which may be changed in place.
+            arguments.append(tuple(value) if isinstance(value, list | np.ndarray) else value)
+        if self._model is None or self._set_up_by != arguments:
+            self._set_up_by = None  # what fails below may have changed the model already
+            self.check()
+            self._model = self.set_up(self._model)
+            self._set_up_by = arguments
+        return self._model
+
+    def to_cpu(self) -> None:
+        """Move the weights to the CPU's memory until the model is used again."""
+        if self._model is not None:
+            self._model.cpu()
+            self._set_up_by = None
+
+    def set_up(self, model: Model | None) -> Model:
+        """Return a model for the current arguments: the present one, if there is one that serves, or a new one."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """Return who this transformer is: all that its scores depend on besides query and text, JSON-able.
+
+        Weights count by their contents, arguments as they are now, and with them the device's kind and precision.
+        Not called `identity`, because every PyTerrier transformer has a static method of that name.
+
+        Raises:
+            ValueError: if the tokenizer has a step in Python, of which it cannot be told whether it stays the same.
+        """
+        model = self.model
+        tokenizer = serialized(model.tokenizer.backend_tokenizer)
+        if tokenizer is None:
+            raise ValueError(
+                "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "
+                "it cannot be told whether it stays the same: leave score_cache out"
+            )
+        settings, arguments = model.settings, arguments_of(self, "weights", "head", "input")
+        return {
+            "class": type(self).__name__,
+            "arguments": {name: repr(value) for name, value in saved.without_paths(arguments).items()},
+            "windows": windows_to_config(settings.windows),
+            "max_doc_len": settings.max_doc_len,
+            "max_query_len": settings.max_query_len,
+            "preselect": None if settings.preselect is None else settings.preselect.identity(),
+            "format": repr(model.format),
+            "weights": self._weights_identity(),
+            "tokenizer": blake2b(tokenizer).hexdigest(),
+            "computed": [settings.device.type, dtype_name(settings.dtype), settings.runtime],
+            **own_code(self, *arguments.values(), settings.windows, settings.preselect),
+        }
+
+    def _weights_identity(self) -> Any:
+        return self.model.fingerprint()
+
+    # From a frame to scores.
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        """Score every row.
+
+        Args:
+            inp: `qid, query, docno` and the text column(s); any other columns are kept.
+
+        Returns:
+            A new frame: same rows, order, index and columns, with `score` and `rank`.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for arguments that do not fit together or the backbone.
+            FloatingPointError: if a score is not finite.
+        """
+        validated(inp, self.text_field, self.text_loader, self)
+        if not len(inp):
+            return with_scores(inp, [], **(_columns([]) if self.explain else {}))
+        queries, texts = strings(inp["query"], "query"), self.documents(inp)
+        if self.verbose:
+            with work_bar(type(self).__name__, " characters", shown=True) as bar:
+                scored = self.score(queries, texts, bar)
+        else:
+            scored = self.score(queries, texts)
+        self.coverage = scored.coverage
+        if self.coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
+            message = (
+                f"{type(self).__name__} computes in bfloat16, at which this device is best: scores differ "
+                f"from those in float32 in the third digit. dtype='float32' gives these, dtype='bfloat16' is silent."
+            )
+            self.warn_once(message, PrecisionWarning)
+        if self.coverage.cut or self.coverage.windows_cut:
+            self.warn_of_cuts(self.coverage)
+        warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
+        return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+
+    def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
+        """Return the text of each row, with its title if one is read with each window."""
+        return documents_of(frame, self.text_field, self.repeat, self.text_loader)
+
+    def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
+        """Score R pairs of query and text, with a tqdm bar where one is given."""
+        return self.model.score(queries, texts, explain=self.explain, bar=bar)
+
+    def summary(self, candidates: pd.DataFrame) -> Coverage:
+        """Return what `transform` of the same frame would read, and what not and why, without encoding anything.
+
+        Texts are tokenised and cut into windows as in the run, so that the numbers are those of `coverage` afterwards;
+        a model that selects windows does so for all of them. Weights are loaded if need be.
+
+        Args:
+            candidates: as for `transform`.
+
+        Raises:
+            pt.validate.InputValidationError: if a column is missing.
+            ValueError: for arguments that do not fit together or the backbone.
+        """
+        validated(candidates, self.text_field, self.text_loader, self)
+        if not len(candidates):
+            return Coverage()
+        queries, texts = strings(candidates["query"], "query"), self.documents(candidates)
+        with work_bar(f"{type(self).__name__} summary", " characters", shown=self.verbose) as bar:
+            coverage = self.model.coverage_of(queries, texts, bar)
+        count_empty(coverage, candidates, map(is_blank, texts))
+        return coverage
+
+    def warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
+        """Warn of text that was not read, though nobody asked for a choice of windows; once for each argument."""
+        causes, parts = list(coverage.lost), [in_words(coverage.lost)] if coverage.lost else []
+        if coverage.windows_cut:
+            causes.append("the server")
+            parts.append(
+                f"{coverage.windows_cut} windows to their end, cut by the server, which takes no longer inputs"
+            )
+        warn_of_cuts(self, self.warned, causes, f"{task} did not read {'; '.join(parts)}")
+
+    def warn_once(self, message: str, category: type[Warning]) -> None:
+        """Warn the first time that this transformer, or the system it is run in, has a warning of this category."""
+        if first_time(self.warned, category, type(self).__name__):
+            warn(message, category)
+
+
+def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
+    return {
+        "window_scores": [explanation.scores for explanation in explanations],
+        "window_weights": [explanation.weights for explanation in explanations],
+        "window_spans": [explanation.spans for explanation in explanations],
+        "best_start": best[:, 0],
+        "best_end": best[:, 1],
+        "query_terms": [explanation.query_terms for explanation in explanations],
+    }
+
+
+@dataclass(eq=False, repr=False)
+class CrossEncoder(Reranker, pt.Estimator):
+    """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
+
+    Scores are logits. Changing an attribute keeps the weights, unless other weights are asked for.
+
+    Args:
+        backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
+            DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
+            needs `fit` first. Or a scorer that has no weights here, for models that aggregate scores: `ScoreServer`,
+            `PairScorer`. Default: a public MS MARCO passage cross-encoder.
+        pooling: what of the last layer's states is a window's vector: `"cls"` (the first token's), `"mean"` (of all
+            tokens, query and special ones included) or `"last"` (the last token's), as it is: a cross-encoder's
+            classification head is left out, so that the model must be trained. None: as the checkpoint was
+            trained, with its classification head; where it has none, `"mean"` for JINA and language models, as in
+            Boytsov et al. 2025, and `"cls"` for the others.
+        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. It chooses among the
+            windows that `max_windows` leaves, also in `fit`. None reads all.
+        template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
+            `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
+            model that is to be trained), a `Template`, or a text with `{query}` and `{text}`. None: what the
+            checkpoint's own files say. Where they say nothing, a language model that was trained to rank is refused,
+            and one that was not reads `"plain"`.
+        layout: how a query and a window become one input. `"pair"` is the tokenizer's own layout for two texts, with
+            which cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; an `InputLayout`, or
+            the name of another one that a preset uses.
+        runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
+            `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
+            scores after a change of weights wait for the compilation or export.
+        score_cache: a file in which scores are kept, by weights, settings, query and text. A second run of the same
+            model over the same texts reads them, and an interrupted one goes on: scores are written every few seconds.
+            Not used with `explain`, in the validation of `fit`, or for a class with code of your own that has no
+            `describe` of its own.
+        training: the recipe of `fit`; None for `TrainingArgs()`.
+
+    All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
+
+    Attributes:
+        trained_on: which queries the last `fit` learned from, and why not from the others; None before.
+    """
+
+    _: KW_ONLY
+    pooling: str | None = argument(None, role="weights", choices=POOLINGS)
+    template: str | Template | None = argument(None, role="weights")
+    preselect: Preselection | None = argument(None, role="windows")
+    layout: str | InputLayout = argument("pair", role="input")
+    runtime: str = argument("torch", role="computing", choices=RUNTIMES)
+    score_cache: str | Path | None = argument(None, role="call")
+    training: TrainingArgs | None = argument(None, role="call")
+
+    head_name: ClassVar[str] = ""
+    encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
+
+    def __post_init__(self) -> None:
+        self._validating = False
+        self.trained_on: TrainedOn | None = None
+        super().__post_init__()
+
+    def __repr__(self) -> str:
+        model, shown = self._model, super().__repr__()
+        if model is None or not (model.trained or model.started):
+            return shown
+        if not model.source:
+            return f"{shown[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
+        known = model.saved_arguments
+        given = {name: value for name, value in arguments_of(self).items() if name not in HIDDEN}
+        changed = changed_names(self, given.keys() - known.keys())
+        changed += [name for name, value in known.items() if repr(given[name]) != value]
+        return f"{type(self).__name__}.load({', '.join([model.source, *(f'{n}={given[n]!r}' for n in changed)])})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        model = self._model
+        if model is not None and model.device.type != "cpu":
+            model = copy.deepcopy(model).cpu()
+        return {**super().__getstate__(), "_model": model}
+
+    # What a subclass says of itself.
+
+    def head_spec(self) -> HeadSpec:
+        """Return name and options of the head."""
+        if not self.head_name:
+            raise NotImplementedError(
+                f"{type(self).__name__} names no head: use FirstP, MaxP, PARADE, ..., or define its head_spec"
+            )
+        return self.head_name, {}
+
+    def load_backbone(self) -> Backbone:
+        """Load the pre-trained part."""
+        options = self.backbone_options()
+        return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
+
+    def backbone_options(self) -> BackboneOptions:
+        """Return how the pre-trained part is used where it leaves a choice."""
+        template = None if self.template is None else resolve_template(self.template)
+        return BackboneOptions(pooling=self.pooling, template=template)
+
+    def default_training(self) -> TrainingArgs:
+        """Return the recipe where `training` is not given."""
+        return TrainingArgs()
+
+    # Its arguments.
+
+    @property
+    def is_external(self) -> bool:
+        """Whether somebody else scores the windows: a served model, a function, a transformer."""
+        return isinstance(self.backbone, ExternalScorer)
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model, its selection of windows and its last training."""
+        trained = [] if self._model is None else papers_of_recipe(self._model.recipe)
+        return [*super().cited(), *papers_of(self.preselect), *trained]
+
+    def check_backbone(self) -> None:
+        """See the base class; somebody else's scorer must suit the model's head, and arguments must have an effect."""
+        backbone = self.backbone
+        if not isinstance(backbone, ExternalScorer):
+            if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
+                raise ValueError(f"backbone={backbone!r} scores by itself: give it as ld.PairScorer(...)")
+            if str(backbone).startswith(("http://", "https://")):
+                raise ValueError("backbone is an address: give a served model as ld.ScoreServer(url)")
+            super().check_backbone()
+            return
+        head = registered_heads().get(self.head_spec()[0])
+        if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
+            raise ValueError(
+                f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
+            )
+        own = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
+        without_effect = [*changed_names(self, own), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
+        if without_effect:
+            raise ValueError(
+                f"{', '.join(sorted(without_effect))} would have no effect: {backbone!r} alone decides how a query and "
+                f"a window are read and scored"
+            )
+
+    def check(self) -> None:
+        """See the base class."""
+        super().check()
+        if not isinstance(self.training, TrainingArgs | None):
+            raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
+        windows, layout = self.make_windows(), resolve_layout(self.layout)
+        check_preselection(self.preselect, windows)
+        layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
+        if self.template is not None:
+            resolve_template(self.template)
+            if layout.is_for_pairs:
+                raise ValueError(f"layout={self.layout!r} is for [CLS] query [SEP] text [SEP]; it has no template")
+        check_runtime(self.runtime, self.device, self.dtype)
+        if self.runtime != "torch":
+            one_encoder = self.encoder_class is WindowEncoder
+            check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
+
+    def refuse(self, *names: str, why: str) -> None:
+        """Raise ValueError if arguments differ from their defaults that this class cannot follow."""
+        changed = changed_names(self, names)
+        if changed:
+            raise ValueError(f"{', '.join(changed)} would have no effect: {type(self).__name__} {why}")
+
+    def settings(self) -> Settings:
+        """See the base class."""
+        layout = resolve_layout(self.layout)
+        settings = replace(super().settings(), layout=layout, preselect=self.preselect, runtime=self.runtime)
+        return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
+
+    def compute_device(self) -> str | None:
+        """See the base class."""
+        return self.device or default_device(self.runtime)
+
+    def weight_arguments(self) -> dict[str, Any]:
+        """Return the arguments that decide about the weights besides the head's."""
+        given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
+        return saved.without_paths({name: value for name, value in given.items() if name not in self.head_spec()[1]})
+
+    # Its model.
+
+    def set_up(self, model: Model | None) -> Model:
+        """See the base class."""
+        wanted, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
+        if model is None or model.weight_arguments != wanted:
+            if model is not None and model.trained:
+                *names, last = wanted
+                raise self._would_lose_training(f"{', '.join(names)} or {last}")
+            return self._new_model(head, settings)
+        if model.head_spec != head and not exchange_head(model, head, self.seed):
+            raise self._would_lose_training("the aggregation")
+        model.use(settings)
+        return model
+
+    def _new_model(self, head: HeadSpec, settings: Settings) -> Model:
+        backbone: Any = self.backbone
+        encoder: Any = self.encoder_class
+        if isinstance(backbone, ExternalScorer):
+            encoder, warning = ExternalEncoder, backbone.warning()
+            if warning is not None:
+                self.warn_once(warning, TruncationWarning)
+        else:
+            backbone = self.load_backbone()
+        wanted = self.weight_arguments()
+        return Model.from_backbone(backbone, head, settings, weight_arguments=wanted, seed=self.seed, encoder=encoder)
+
+    def _would_lose_training(self, what: str) -> ValueError:
+        name = type(self).__name__
+        return ValueError(
+            f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
+        )
+
+    def _refuse_external(self, what: str) -> None:
+        if self.is_external:
+            raise TypeError(f"{self!r} cannot be {what}: its weights are not here, but with {self.backbone!r}")
+
+    def _weights_identity(self) -> Any:
+        return self.backbone.identity() if isinstance(self.backbone, ExternalScorer) else super()._weights_identity()
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether `fit` or `load` gave the weights."""
+        return self._model is not None and self._model.trained
+
+    def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
+        """See the base class; scores that are in the `score_cache` are read from it."""
+        model = self.model
+        if not model.ready:
+            message = (
+                f"{self!r} has randomly initialised layers: its scores mean nothing before fit (with a cross-encoder "
+                f"as backbone and its own pooling, FirstP, MaxP, PARADE with avg, max or attn, CEDR with knrm and "
+                f"others start trained)."
+            )
+            self.warn_once(message, UntrainedWarning)
+        if self.score_cache is None or self.explain or self._validating:
+            return super().score(queries, texts, bar)
+        identity = self.describe()
+        own = own_code_in(identity)
+        if own:
+            message = (
+                f"score_cache={str(self.score_cache)!r} is left alone: nobody can tell whether the code of "
+                f"{', '.join(own)} is that of the scores in it. Leave score_cache out. {VOUCH}."
+            )
+            self.warn_once(message, UserWarning)
+            return super().score(queries, texts, bar)
+        identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]  # what is read is kept, too
+        return score_with_cache(self.score_cache, model, identity, queries, texts, bar=bar)
+
+    # Training.
+
+    def fit(
+        self,
+        topics_or_res_tr: pd.DataFrame,
+        qrels_tr: pd.DataFrame,
+        topics_or_res_va: pd.DataFrame | None = None,
+        qrels_va: pd.DataFrame | None = None,
+    ) -> "CrossEncoder":
+        """Train all weights end to end on the document score, with the recipe in `training`.
+
+        Args:
+            topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
+            qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
+                `judged="all"` also judged documents that are no candidates are trained on; a query that has no
+                candidate at all is not.
+            topics_or_res_va: validation candidates; with them the weights with the best `metric` are kept.
+            qrels_va: labels of the validation candidates.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if there is nothing to train or to validate on, or a label, score or text is not what it must
+                be; the message says why. If the recipe does not fit the data or the checkpoint folder.
+            FloatingPointError: if the loss is not finite.
+            TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
+            ImportError: if the recipe needs accelerate or peft and they are missing.
+
+        A model that is trained already goes on from its weights and says so (`ContinuedTrainingWarning`), unless
+        `start_from` gave them. Interrupted, it keeps the best weights so far if some were validated, else those of the
+        last step. Killed, it continues when the program is started again, if the recipe names a checkpoint folder;
+        finished, when what ended it is raised: `max_steps`, `epochs` or `patience`.
+
+        Afterwards `trained_on` tells which queries were trained on, and `coverage` what was read of the texts that were
+        drawn. With `verbose` each is a line; without, a `LeftOutWarning` says if not all queries were used.
+        """
+        self._refuse_external("trained")
+        recipe = self.recipe
+        if self._model is not None and self._model.trained and not self._model.started:
+            warn(
+                f"this {type(self).__name__} is trained already: fit goes on from its weights; to train afresh, make a "
+                f"new one",
+                ContinuedTrainingWarning,
+            )
+        validate, validated_on = self._validation(topics_or_res_va, qrels_va, recipe.metric)
+        validated(topics_or_res_tr, self.text_field, self.text_loader, self)
+        columns = {"text_field": self.text_field, "text_loader": self.text_loader}
+        data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
+        self.trained_on = replace(data.trained_on, validated=validated_on)
+        name, tells = type(self).__name__, self.verbose and is_first_process()
+        if tells:
+            pt.tqdm.write(f"{name}: {self.trained_on}")
+        # In folds and for seeds that are one system, as often as for one model.
+        elif not self.verbose and data.trained_on.used < data.trained_on.queries and first_time(set(), LeftOutWarning):
+            warn(f"{name}: {self.trained_on}", LeftOutWarning)
+        model = self.model
+        with model.counting(recipe.dtype) as coverage:
+            if not data.loaded:
+                warn_of_empty(self, coverage, data.candidates, data.blank(), " in fit")
+            try:
+                train(
+                    model,
+                    data,
+                    recipe,
+                    validate=validate,
+                    on_step=partial(model.mark_trained, recipe.as_dict()),
+                    history=model.history,
+                    settings=partial(training_settings, self, topics_or_res_va, qrels_va),
+                    verbose=self.verbose,
+                )
+            finally:
+                if data.loaded:  # those that were drawn: nobody has seen the others
+                    warn_of_empty(self, coverage, *data.drawn(), " in fit")
+                self.coverage = coverage  # not that of the last validation
+        if coverage.documents and tells:
+            pt.tqdm.write(f"{name}: trained on {coverage}")
+        if coverage.cut:
+            self.warn_of_cuts(coverage, " in fit")
+        return self
+
+    def _validation(
+        self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
+    ) -> tuple[Callable[[], float] | None, int]:
+        """Return what tells the figure of merit, and on how many queries.
+
+        The data is looked at now, not only when the first epoch is over.
+        """
+        if results is None and qrels is None:
+            return None, 0
+        if results is None or qrels is None:
+            raise ValueError("validation needs both candidates and qrels, or neither")
+        validated(results, self.text_field, self.text_loader, self)
+        queries = check_validation(results, qrels)
+
+        def validate() -> float:
+            # The cache would fill with scores of weights that no later run has.
+            self._validating = True
+            try:
+                with added_up():  # rows without text are told of once in a training
+                    return evaluate(self.transform(results), qrels, metric)
+            finally:
+                self._validating = False
+
+        return validate, queries
+
+    def start_from(self, other: Reranker) -> "CrossEncoder":
+        """Take over another model's weights, its head's only if that is of the same kind; return this transformer.
+
+        So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
+
+        Args:
+            other: a model with the same kind of backbone. Of a `BiEncoder` the backbone's weights are taken, on which
+                the model must be trained.
+
+        Raises:
+            ValueError: if that is no model of this package, or the backbones or vocabularies are not of the same kind.
+        """
+        if not isinstance(other, Reranker):
+            raise ValueError(
+                f"start_from needs a reranker of this package in memory, not {other!r}; CrossEncoder.load(...) "
+                f"restores a saved one"
+            )
+        for each in (self, other):
+            if isinstance(each, CrossEncoder):
+                each._refuse_external("started from another model, nor another one from it")
+        own, its = self.model, other.model
+        if own.tokenizer.get_vocab() != its.tokenizer.get_vocab():
+            raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
+        difference = start_from(own, its)
+        if difference is not None:
+            raise ValueError(
+                f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone and pooling "
+                f"({difference})"
+            )
+        return self
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """One row for each epoch and each validation so far; `training.plot_history` draws it.
+
+        Columns: `epoch`, `step`, `loss` (mean since the last row), `learning_rate`, `documents_per_second` and, with
+        validation data, `validation`.
+        """
+        return history_frame([] if self._model is None else self._model.history)
+
+    @property
+    def recipe(self) -> TrainingArgs:
+        """The recipe that `fit` follows: `training`, or the model's default; with the model's seed if it has none."""
+        recipe = self.training or self.default_training()
+        return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
+
+    # Copies: in memory, on disk, on the hub.
+
+    def apply_attributes(self, **attributes: Any) -> "CrossEncoder":
+        """Return a copy with other constructor arguments, trained weights included."""
+        clone = type(self)(**{**arguments_of(self), **attributes})
+        clone._model = copy.deepcopy(self._model)
+        return clone
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
+
+        Args:
+            folder: made if need be; `load` restores the model from it.
+
+        Raises:
+            ValueError: for a backbone with remote code, whose code would be missing from the folder.
+        """
+        self._refuse_external("saved")
+        saved.write(self, Path(folder))
+        self._note_source(str(folder))
+
+    def save_adapter(self, folder: str | Path, *, rank: int = 16, largest_error: float = 0.01) -> None:
+        """Write a model that was trained with LoRA as a small difference from its backbone.
+
+        `load` restores it like any other model, if it finds the same backbone. Weights are stored in fp16, which
+        changes scores in the third or fourth digit.
+
+        Args:
+            folder: made if need be.
+            rank: the highest rank of a difference: the sum of the ranks of the trainings it went through.
+            largest_error: most of a difference that may be lost, as a share of its norm: raise it for a smaller file
+                that scores differently.
+
+        Raises:
+            ValueError: if more than that would be lost, as after a training without LoRA.
+        """
+        self._refuse_external("saved")
+        untrained = type(self)(**{**arguments_of(self), "device": "cpu"})
+        saved.write_adapter(self, untrained.model, Path(folder), rank=rank, largest_error=largest_error)
+
+    @classmethod
+    def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:
+        """Restore a model that `save` or `push_to_hub` wrote.
+
+        Args:
+            name: a folder, a model on the Hugging Face hub, or one that comes with this package, e.g.
+                `"longdoc:docstrings-maxp"`.
+            revision: branch, tag or commit on the hub.
+            **parameters: constructor arguments to change, e.g. `device="cpu"`.
+
+        Returns:
+            A transformer of this class, or of a subclass that is not this package's own; `CrossEncoder.load`
+            restores any class.
+
+        Raises:
+            ValueError: if that is not a model saved by this package, one of another class, or one with parts of
+                somebody's own that are not imported yet; the message names their module.
+        """
+        folder, config, kind, arguments = saved.read(cls, CrossEncoder, name, revision, parameters)
+        replaced = WINDOW_ARGUMENTS if parameters.get("windows") is not None else ()
+        kept = {name: value for name, value in arguments.items() if name not in replaced}
+        reranker = kind(**{**kept, **parameters})
+        # By its own arguments, whatever `parameters` ask for: the first transform compares the two.
+        original = kind(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
+        reranker._model = original._model = saved.read_model(original, folder, config)
+        restore_training(reranker._model, folder, config)
+        original._note_source(str(name), revision)
+        return reranker
+
+    def _note_source(self, name: str, revision: str | None = None) -> None:
+        """Remember under which name the present weights can be loaded, and what arguments come with them."""
+        model = self._model
+        if model is not None and model.trained:
+            model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
+            model.saved_arguments = saved.shown_arguments(self)
+
+    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
+        """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
+
+        Args:
+            repo_id: `user/name`; made if need be.
+            private: make it private.
+            commit_message: of the upload.
+
+        Returns:
+            The model's address.
+        """
+        self._refuse_external("saved")
+        address = saved.upload(self, repo_id, private=private, commit_message=commit_message)
+        self._note_source(repo_id)
+        return address

@@ -1,0 +1,137 @@
+"""Rerankers on disk and on the hub: their arguments as JSON, beside the model's weights."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..common.arguments import OF_THE_MODEL, arguments_of
+from ..common.registry import look_up
+from ..modelling.heads import registered_heads
+from ..modelling.layout import InputLayout
+from ..modelling.model import Model
+from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
+from ..modelling.preselection import preselection_from_config
+from ..modelling.saved import Adapter, apply_adapter, load_model, read_config, save_model
+from ..modelling.templates import Template
+from ..modelling.windows import windows_from_config, windows_to_config
+
+
+def config_of(reranker: Any) -> dict[str, Any]:
+    """Return the arguments that make the model what it is, JSON-able; read back by `arguments_from`."""
+    parameters = without_paths(arguments_of(reranker, *OF_THE_MODEL))
+    del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
+    if reranker.windows is not None:
+        parameters["windows"] = windows_to_config(reranker.windows)
+    for name in ("layout", "template"):
+        if isinstance(parameters.get(name), InputLayout | Template):
+            parameters[name] = asdict(parameters[name])
+    return parameters
+
+
+def arguments_from(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the constructor arguments that `config_of` described."""
+    arguments: dict[str, Any] = {}
+    for name, value in config.items():
+        arguments[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    if arguments.get("windows") is not None:
+        arguments["windows"] = windows_from_config(arguments["windows"])
+    if isinstance(arguments.get("layout"), dict):
+        arguments["layout"] = InputLayout(**arguments["layout"])
+    if isinstance(arguments.get("template"), dict):
+        arguments["template"] = Template(**arguments["template"])
+    arguments.pop("trust_remote_code", None)  # no folder may ask for it
+    return arguments
+
+
+def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments with paths as strings."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
+
+
+def shown_arguments(reranker: Any) -> dict[str, str]:
+    """Return the arguments that are saved with a model, as they are shown."""
+    saved = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
+    del saved["trust_remote_code"]
+    return saved
+
+
+def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
+    """Write a reranker into a folder, which is made if need be.
+
+    Raises:
+        ValueError: for a backbone with remote code, whose code would be missing from the folder.
+    """
+    if reranker.trust_remote_code:
+        raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
+    parameters = config_of(reranker)
+    shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
+    if reranker.preselect is not None:
+        parameters["preselect"] = reranker.preselect.to_config(folder)
+    save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)
+
+
+def write_adapter(reranker: Any, untrained: Model, folder: Path, *, rank: int, largest_error: float) -> None:
+    """Write a reranker as its difference from the same model before training."""
+    write(reranker, folder, Adapter.of(reranker.model, untrained, rank=rank, largest_error=largest_error))
+
+
+def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -> str:
+    """Write a reranker to the Hugging Face hub; return its address."""
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    with tempfile.TemporaryDirectory() as folder:
+        write(reranker, Path(folder))
+        api.create_repo(repo_id, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+
+
+def read(
+    asked: Any, base: Any, name: str | Path, revision: str | None, changes: dict[str, Any]
+) -> tuple[Path, dict[str, Any], Any, dict[str, Any]]:
+    """Return a saved reranker's folder, configuration, class and constructor arguments, without those to be changed.
+
+    `asked` is the class that is asked for, `base` that of all that may be saved.
+    """
+    folder, config = read_config(name, revision=revision)
+    kind, head = _saved_class(asked, base, str(name), config), config["head"]
+    look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
+    arguments = arguments_from(config["parameters"])
+    preselect = arguments.pop("preselect", None)
+    if preselect is not None and "preselect" not in changes:
+        arguments["preselect"] = preselection_from_config(preselect, folder)
+    return folder, config, kind, arguments
+
+
+def read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
+    """Return the saved model of a reranker that has its saved arguments."""
+    if "adapter" not in config:
+        wanted = reranker.weight_arguments()
+        encoder = reranker.encoder_class
+        return load_model(folder, config, reranker.settings(), encoder=encoder, weight_arguments=wanted)
+    model = reranker.model
+    apply_adapter(model, folder, config, str(reranker.backbone))
+    return model
+
+
+def _saved_class(asked: Any, base: Any, model: str, config: dict[str, Any]) -> Any:
+    """Return the class of a saved model, if `asked` may restore it.
+
+    That SumP is written as a MaxP with another head does not make its checkpoints MaxPs: only the base class, and
+    users' own subclasses, are looked for.
+    """
+    known = {c.__name__: c for c in _subclasses(base) if c.head_name or c.head_spec is not base.head_spec}
+    name = config["class"]
+    found = look_up(dict(sorted(known.items())), f"{model!r} holds a", name, config.get("module"))
+    users_own = issubclass(found, asked) and not found.__module__.startswith("pyterrier_longdoc.")
+    if found is not asked and asked is not base and not users_own:
+        raise ValueError(f"{model!r} holds a {name}, not a {asked.__name__}: use {name}.load")
+    return found
+
+
+def _subclasses(cls: Any) -> list[Any]:
+    return [c for child in cls.__subclasses__() for c in (child, *_subclasses(child))]

@@ -1,0 +1,57 @@
+"""What a training notes: the figure of merit, the table of its entries, and the learning curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ir_measures
+import pandas as pd
+
+from ..common.measures import measure_named
+from ..common.plots import COLOURS, new_axes
+from .queries import whole_labels
+
+_COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
+
+
+def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
+    """Return the mean of a measure (as in `pt.Experiment`, e.g. `"nDCG@10"`) over the judged queries.
+
+    Args:
+        results: `qid, docno, score`.
+        qrels: `qid, docno, label`; labels are whole numbers.
+        metric: the measure.
+    """
+    measure = measure_named(metric)
+    names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
+    run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
+    qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
+    judged = qrels[["qid", "docno"]].astype(str).assign(label=whole_labels(qrels, "qrels")).rename(columns=names)
+    return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
+
+
+def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return the entries that `train` makes as a table, without columns that none of them has."""
+    columns = [name for name in _COLUMNS if any(name in entry for entry in entries)]
+    return pd.DataFrame(entries, columns=columns or list(_COLUMNS[:3]))
+
+
+def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
+    """Draw loss and validation figure of a reranker's `history`; return the axes, by default of a new figure."""
+    ax = ax or new_axes()
+    lines = ax.plot(history["step"], history["loss"], marker=".", color=COLOURS[0], label="loss")
+    ax.set_xlabel("optimiser steps")
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.set_ylabel("loss")
+    if "validation" in history.columns:
+        validated = history.dropna(subset="validation")
+        right = ax.twinx()
+        # Leaves a point of the loss behind it to be seen.
+        look = {"marker": "o", "fillstyle": "none", "color": COLOURS[1]}
+        lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
+        right.set_ylabel("validation")
+        right.spines["top"].set_visible(False)
+    ax.legend(handles=lines, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+    ax.spines["top"].set_visible(False)
+    return ax

@@ -1,0 +1,69 @@
+"""Training in several processes, and its trackers, by accelerate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..common.files import import_extra
+from .recipe import TrainingArgs
+
+
+def is_first_process() -> bool:
+    """Return whether this is the only process, or the first of several that train together."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+class Processes:
+    """The processes that train together, each with all weights; they begin with those of the first one.
+
+    Each computes the gradients of a part of a step's queries, and these are summed: any number of processes computes
+    what one does, up to rounding and dropout. A program that calls `fit` becomes several by `accelerate launch` on
+    GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
+    """
+
+    def __init__(self, model: nn.Module, recipe: TrainingArgs) -> None:
+        accelerate = import_extra("accelerate", "train", "several processes, or trackers=, need accelerate")
+        device, folder = next(model.parameters()).device, recipe.checkpoint or "."
+        trackers = list(recipe.trackers) or None
+        self.accelerator = accelerate.Accelerator(cpu=device.type == "cpu", log_with=trackers, project_dir=folder)
+        self.rank, self.number = self.accelerator.process_index, self.accelerator.num_processes
+        if trackers:
+            self.accelerator.init_trackers("pyterrier_longdoc", {k: str(v) for k, v in recipe.as_dict().items()})
+        if self.number > 1:
+            model.to(self.accelerator.device)
+            with torch.no_grad():
+                accelerate.utils.broadcast([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sums of some numbers over all processes."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(total, "sum").tolist()
+
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Make each gradient the sum over all processes."""
+        if self.number == 1:
+            return
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        # As in one process, a parameter that no query needed stays as it is, weight decay included.
+        counts = self.sum(*[float(p.grad is not None) for p in parameters])
+        needed = [p for p, count in zip(parameters, counts, strict=True) if count]
+        for parameter in needed:
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        gradients: list[Any] = [parameter.grad for parameter in needed]
+        # One message, not hundreds.
+        summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
+        nn.utils.vector_to_parameters(summed, gradients)
+
+    def log(self, entry: Mapping[str, Any]) -> None:
+        """Tell the trackers an entry of the history."""
+        self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
+
+    def end(self) -> None:
+        """End the trackers; accelerate's `end_training` would also end the connection, which the next fit needs."""
+        for tracker in self.accelerator.trackers:
+            tracker.finish()

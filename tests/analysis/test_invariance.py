@@ -1,0 +1,156 @@
+"""The public check finds what depends on the batch, says what it could not check, and leaves no trace."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.heads.base import Head
+
+from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
+
+pytestmark = QUIET
+
+ATTENTION = ["attention eager", "attention sdpa"]
+CHECKS = ["repeated", "order", "alone", "padding", "batch size 1", *ATTENTION, "dtype bfloat16"]
+
+
+def check(model, results=None, **arguments) -> pd.DataFrame:
+    return ld.check_invariance(model, results, verbose=False, **arguments).set_index("check")
+
+
+def test_a_sound_model_passes(results):
+    model = make("MaxP", device="cpu")
+    before = results.copy()
+    shown, backbone = repr(model), model.model.encoder.backbone
+    state = {name: value.clone() for name, value in model.model.state_dict().items()}
+    random_state, implementation = torch.get_rng_state(), backbone.config._attn_implementation
+    table = check(model, results)
+    assert list(table.index) == CHECKS
+    assert table["passed"].dropna().all()
+    assert table["same_order"].dropna().all()
+    assert table.loc["attention sdpa", "note"] == "the usual one"
+    assert table.loc[["alone", "padding"], "difference"].max() < 1e-5
+    assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
+    # The model, the rows and random numbers are as they were.
+    assert repr(model) == shown
+    assert model.coverage is None
+    assert backbone.config._attn_implementation == implementation
+    assert all(torch.equal(value, state[name]) for name, value in model.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    pd.testing.assert_frame_equal(results, before)
+
+
+def test_bi_encoders_can_be_checked(results):
+    model = make("BiEncoder-max", device="cpu")
+    table = check(model, results)
+    assert table["passed"].dropna().all()
+    assert table.loc[["alone", "attention eager"], "passed"].all()
+    assert not len(model.model.encoder.shared.cache)  # states of another attention
+
+
+class Sneaky(pt.Transformer):
+    """Scores that depend on the call: on its size, or on the row's place in it."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.calls = 0
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        self.calls += 1
+        lengths = inp["text"].fillna("").str.len().astype(float)
+        extra = {
+            "calls": self.calls,
+            "place": np.arange(len(inp)),
+            "size": len(inp),
+            "longest mate": lengths.max(),
+            "nothing": 0.0,
+            "a little of a million": 1e6 + self.calls,
+        }[self.what]
+        return inp.assign(score=lengths + extra).iloc[::-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "caught"),
+    [
+        ("calls", {"repeated", "order", "alone", "padding"}),
+        ("place", {"order", "alone"}),
+        ("size", {"alone", "padding"}),
+        ("longest mate", {"alone", "padding"}),
+        ("nothing", set()),
+        ("a little of a million", set()),  # tolerance is relative to large scores
+    ],
+)
+def test_dependence_is_found(what, caught, results):
+    table = check(Sneaky(what), results)
+    judged = table[table["passed"].notna()]
+    assert set(judged.index) == {"repeated", "order", "alone", "padding"}
+    assert set(judged.index[~judged["passed"].astype(bool)]) == caught
+    assert table.loc["batch size 1", "note"] == "Sneaky has no batch_size"
+    assert table.loc["dtype bfloat16", "note"] == "Sneaky has no dtype"
+
+
+@pytest.fixture
+def mean_over_all():
+    """A MaxP whose head averages over all windows of the batch, those that are not there included."""
+
+    class MeanOverAllHead(Head, name="mean-over-all"):
+        def forward(self, encoded):
+            return self.score(encoded.cls.mean(1))
+
+    class MeanOverAll(ld.MaxP):
+        head_name = MeanOverAllHead.name
+
+    return MeanOverAll
+
+
+@pytest.mark.parametrize("limit", [{"max_batch_tokens": 8}, {"batch_size": 1}], ids=str)
+def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, monkeypatch):
+    model = make("LongP", device="cpu", **limit)
+    backbone = model.model.encoder.backbone
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    table = check(model, results)
+    assert table.loc["alone", "passed"]  # no pass has two rows
+    assert not table.loc["padding", "passed"]
+    assert {name: getattr(model, name) for name in limit} == limit
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))
+def test_all_heads_pass(name, results):
+    table = check(make(name, device="cpu"), results, dtypes=())
+    assert table["passed"].dropna().all()
+    assert table.loc[["alone", "padding"], "passed"].all()
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MORESPlus"])
+)
+def test_a_backbone_that_looks_at_its_padding_is_found(name, results, monkeypatch, tmp_path):
+    """Without an attention mask scores depend on the batch; what is remembered, or in a score cache, hides nothing."""
+    cache = {"score_cache": tmp_path / "scores.sqlite", "window_size": 60} if name == "FirstP" else {}
+    model = make(name, device="cpu", **cache)
+    backbone = model.model.encoder.backbone
+    forward = backbone.forward
+    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    table = check(model, results)
+    assert not table.loc["alone", "passed"]
+    assert not table.loc["padding", "passed"]
+    assert not table.loc["batch size 1", "passed"]
+    assert not any(tmp_path.iterdir())
+    assert getattr(model, "score_cache", None) == cache.get("score_cache")
+
+
+def test_rows_that_cannot_be_compared(results, capsys):
+    with pytest.raises(ValueError, match="row"):
+        check(pt.apply.doc_score(lambda row: 1.0), results.head(0))
+    incomplete = ld.check_invariance(pt.apply.generic(lambda frame: frame.head(1).assign(score=1.0)), results)
+    assert not incomplete["passed"].iloc[0]
+    capsys.readouterr()
+    table = ld.check_invariance(pt.apply.doc_score(lambda row: 1.0), results.drop(columns="text"))
+    assert table.set_index("check").loc["padding", "note"] == "the frame has no text column text"
+    assert capsys.readouterr().out.splitlines()[0].split() == list(table.columns)

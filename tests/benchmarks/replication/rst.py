@@ -1,0 +1,24 @@
+"""Tables in reStructuredText."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from pyterrier_longdoc.experiment import PaperTable
+from pyterrier_longdoc.experiment.tables import Notation
+
+SPECIAL: dict[str, str | int | None] = {character: f"\\{character}" for character in "\\`*_|"}
+RST = Notation(lambda text: text.translate(str.maketrans(SPECIAL)), "**{}**", r"\ :sup:`{}`\ ")
+
+
+def paper_table_as_rst(table: PaperTable) -> str:
+    """Return a table in the papers' layout and a paragraph that explains it."""
+    return f"{list_table(table.frame(RST).reset_index())}\n\n{table.note(RST)}"
+
+
+def list_table(frame: pd.DataFrame) -> str:
+    """Return a frame of texts as a table."""
+    lines = [".. list-table::", "    :header-rows: 1", ""]
+    for row in [list(frame.columns), *frame.to_numpy().tolist()]:
+        lines += [f"    {'* ' if i == 0 else '  '}- {cell}".rstrip() for i, cell in enumerate(row)]
+    return "\n".join(lines)

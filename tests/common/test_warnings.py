@@ -1,0 +1,132 @@
+"""Truncation is told once for each system, whatever it shares with others and however many runs it has."""
+
+from __future__ import annotations
+
+import warnings
+
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.training.repeat import k_fold_fit
+
+from ..support.systems import make
+
+QUERY = "old dog in the city snow in the city old dog"  # 11 tokens, of which 8 are read
+TOPICS = pd.DataFrame({"qid": list("123"), "query": [f"{QUERY} {word}" for word in ("cat", "river", "rain")]})
+CANDIDATES = pd.DataFrame(
+    [
+        (qid, query, f"d{i}", f"a {word} fish", 2.0 - i, i)
+        for qid, query in TOPICS.values
+        for i, word in enumerate("ab")
+    ],
+    columns=["qid", "query", "docno", "text", "score", "rank"],
+)
+QRELS = pd.DataFrame({"qid": list("123"), "docno": ["d0", "d1", "d0"], "label": 1})
+RUN = pt.Transformer.from_df(CANDIDATES)
+TRAINING = ld.TrainingArgs(max_steps=1)
+
+
+def told(what) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    return [str(w.message) for w in caught if w.category is ld.TruncationWarning]
+
+
+def experiment(systems, **arguments) -> list[str]:
+    return told(lambda: ld.Experiment(systems, TOPICS, QRELS, ["AP"], **arguments))
+
+
+def test_systems_that_share_a_model_are_told_apart():
+    model = make("MaxP")
+    messages = experiment({"all": RUN >> model, "best": RUN % 1 >> model}, batch_size=1)
+    assert [message.partition(" did not read ")[0] for message in messages] == [
+        f"'all': {model!r}",
+        f"'best': {model!r}",
+    ]
+    assert experiment({"again": RUN >> model}) != []
+    assert told(lambda: model(CANDIDATES)) != []  # for the first time by itself
+    assert told(lambda: model(CANDIDATES)) == []
+
+
+def test_seeds_and_folds_are_one_system():
+    seeds = {"seeds": lambda seed: RUN >> make("MaxP", seed=seed)}
+    assert len(experiment(seeds, seeds=[0, 1, 2])) == 1
+    folds = {"folds": lambda seed, fold: fold.fit(RUN >> make("MaxP", seed=seed, training=TRAINING))}
+    assert len(experiment(folds, seeds=[0, 1], folds=[["1"], ["2"], ["3"]])) == 1
+
+
+def test_models_of_folds_are_one_system():
+    def cross_validate():
+        models.append(k_fold_fit(make("MaxP", training=TRAINING), CANDIDATES, QRELS, [["1"], ["2"], ["3"]]))
+
+    models: list = []
+    assert len(told(cross_validate)) == 1
+    assert told(lambda: models[0](CANDIDATES)) == []
+    [message] = experiment({"folds": RUN >> models[0]}, batch_size=1)
+    assert message.startswith("'folds': ")
+    fresh = type(models[0])([make("MaxP") for _ in range(3)], models[0].folds, models[0].run)
+    assert len(told(lambda: fresh(CANDIDATES))) == 1
+    assert told(lambda: fresh(CANDIDATES)) == []
+
+
+def test_another_cause_is_told_too():
+    long = CANDIDATES.assign(text="the cat and the dog walk to the river " * 5)
+    model = make("FirstP")
+    assert len(told(lambda: model(CANDIDATES))) == 1
+    [message] = told(lambda: model(long))
+    assert "cut by window_size=20" in message
+    assert told(lambda: model(long)) == []
+
+
+def test_numbers_are_not_those_of_the_warm_up():
+    [message] = experiment({"sum": RUN + (RUN >> make("MaxP"))}, efficiency=True)
+    assert "did not read 12 tokens" in message  # four of each of three queries
+
+
+def test_each_kind_of_model_in_a_system_is_told(plain_encoder):
+    def untrained(name):
+        return make(name, plain_encoder, max_query_len=32)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ld.Experiment(
+            {"both": RUN >> untrained("FirstP") >> untrained("MaxP") >> untrained("MaxP")}, TOPICS, QRELS, ["AP"]
+        )
+    told_of = [str(w.message).partition("(")[0] for w in caught if w.category is ld.UntrainedWarning]
+    assert told_of == ["FirstP", "MaxP"]
+
+
+def test_language_models_too():
+    def rank_gpt(seed):
+        return ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1)
+
+    messages = experiment(
+        {"a": RUN >> rank_gpt(0), "b": lambda seed: RUN >> rank_gpt(seed)}, seeds=[0, 1], batch_size=1
+    )
+    assert [message[:4] for message in messages] == ["'a':", "'b':"]
+
+
+def run_through_the_users_function():
+    return (RUN >> pt.apply.generic(lambda frame: make("MaxP")(frame)))(TOPICS)
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        lambda: make("MaxP")(CANDIDATES),
+        lambda: (RUN + (RUN >> make("MaxP"))).search(QUERY),
+        lambda: (RUN >> make("MaxP", training=TRAINING)).fit(TOPICS, QRELS),
+        lambda: ld.Experiment({"MaxP": RUN >> make("MaxP")}, TOPICS, QRELS, ["AP"]),
+        lambda: (RUN >> ld.RankGPT(lambda messages: "[1] > [2]", max_doc_len=1))(TOPICS),
+        run_through_the_users_function,
+    ],
+)
+def test_warnings_name_the_users_line(what):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    assert any(w.category is ld.TruncationWarning for w in caught)
+    assert {w.filename for w in caught if issubclass(w.category, UserWarning)} == {__file__}

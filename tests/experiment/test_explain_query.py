@@ -1,0 +1,225 @@
+"""One query of an experiment: values, ranks as trec_eval has them, windows of systems that are run again."""
+
+from __future__ import annotations
+
+import ir_measures
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.experiment import ExperimentResults, Statistics
+from pyterrier_longdoc.experiment.explain_query import standings
+from pyterrier_longdoc.training import FoldModels
+
+from ..support.systems import QUIET, make
+from ..support.tiny import longer_results
+
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.ExperimentWarning")]
+
+CANDIDATES = longer_results()
+TOPICS = CANDIDATES[["qid", "query"]].drop_duplicates()
+QRELS = pd.DataFrame(
+    {"qid": ["1", "1", "q1", "q1", "q0"], "docno": ["d2", "d9", "d3", "d1", "d1"], "label": [1, 2, 1, 2, 0]}
+)
+FIRST = pt.Transformer.from_df(CANDIDATES)
+
+
+@pytest.fixture(scope="module")
+def systems():
+    maxp, bi = make("MaxP", score_cache=None), make("BiEncoder-max")
+    return {
+        "first": FIRST,
+        "MaxP": FIRST >> maxp,
+        "PARADE": FIRST >> make("PARADE-attn"),
+        "sum": FIRST + (FIRST >> bi),
+        "run": CANDIDATES.loc[CANDIDATES["qid"] != "q1", ["qid", "docno", "score"]],
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("experiment")
+
+
+@pytest.fixture(scope="module")
+def results(systems, folder):
+    return ld.Experiment(systems, TOPICS, QRELS, ["nDCG@10", "RR"], baseline="first", save_dir=folder)
+
+
+def test_values_and_differences(results):
+    told = results.why("q1")
+    perquery = results.perquery.query("qid == 'q1'").pivot(index="name", columns="measure", values="value")
+    for measure in ("nDCG@10", "RR"):
+        assert told.values[measure].to_dict() == perquery[measure].to_dict()
+        expected = (perquery[measure] - perquery[measure]["first"]).to_dict()
+        assert told.values[f"{measure} - first"].to_dict() == expected
+    best = perquery["nDCG@10"].max()
+    of_ndcg = told.differences()[0]
+    assert of_ndcg.startswith("nDCG@10: best ")
+    assert of_ndcg.endswith("worst run (0.000)")
+    for name in perquery.index[perquery["nDCG@10"] == best]:
+        assert name in of_ndcg.partition("worst")[0]
+    assert results.why("q0").differences() == ["nDCG@10: 0.000 for every system", "RR: 0.000 for every system"]
+
+
+def test_ranks_of_the_relevant_documents(results, systems):
+    told = results.why("q1")
+    assert told.relevant["docno"].tolist() == ["d1", "d3"]  # the higher label first
+    assert told.relevant["label"].tolist() == [2, 1]
+    scored = systems["MaxP"].transform(TOPICS).query("qid == 'q1'").set_index("docno")
+    assert told.relevant["MaxP"].tolist() == scored.loc[["d1", "d3"], "rank"].tolist()
+    assert told.relevant["run"].isna().all()
+    assert "run returned nothing for this query" in told.notes
+    assert pd.isna(results.why("1").relevant.set_index("docno").loc["d9", "MaxP"])  # not among the candidates
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ranks_are_those_of_trec_eval_where_scores_are_tied(seed):
+    rng = np.random.default_rng(seed)
+    docnos = np.array([f"d{i}" for i in rng.permutation(30)], dtype=object)
+    scores = rng.integers(0, 6, 30) + rng.integers(0, 2, 30) * 1e-9  # in float32 the small difference is none
+    found = standings({"1": (docnos, scores)}, {"1": docnos.tolist(), "2": ["d1"]})
+    assert list(found) == ["1"]
+    assert found["1"].tied
+    assert sorted(found["1"].ranks.values()) == list(range(30))
+    run = {"1": dict(zip(docnos, scores.tolist(), strict=True))}
+    for docno, rank in found["1"].ranks.items():
+        [metric] = ir_measures.iter_calc([ir_measures.RR], {"1": {docno: 1}}, run)
+        assert metric.value == pytest.approx(1 / (rank + 1))
+
+
+def test_windows_are_those_of_explain(results, systems):
+    told = results.why("q1", systems, top=1)
+    for name in ("MaxP", "PARADE"):
+        [_, model] = systems[name]
+        assert not model.explain
+        scored = model.apply_attributes(explain=True)(CANDIDATES.query("qid == 'q1'")).set_index("docno")
+        rows = told.windows[told.windows["name"] == name].set_index("docno")
+        assert set(rows.index) == {"d1", "d3", *scored.index[scored["rank"] == 0]}
+        for docno, row in rows.iterrows():
+            expected = scored.loc[docno]
+            best = int(np.argmax(expected["window_scores"]))
+            assert (row["window"], row["windows"]) == (best, len(expected["window_scores"]))
+            assert row["window_score"] == pytest.approx(expected["window_scores"][best], abs=1e-5)
+            assert row["text"] == expected["text"][expected["best_start"] : expected["best_end"]]
+            assert (row["rank"], row["label"]) == (expected["rank"], {"d1": 2, "d3": 1}.get(docno, 0))
+            weights = expected["window_weights"]
+            assert (
+                np.isnan(row["weight"]) if weights is None else row["weight"] == pytest.approx(weights[best], abs=1e-5)
+            )
+    assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
+    assert "first: no windows, as it has no reranker with explain" in told.notes
+    assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
+    assert not [note for note in told.notes if "otherwise" in note]
+
+
+def test_systems_are_left_as_they_were(results, systems, tmp_path):
+    model = make("MaxP", score_cache=tmp_path / "scores.sqlite", max_windows=1)
+    results.why("1", {"MaxP": FIRST >> model})
+    assert (model.coverage, model.explain, model.warned) == (None, False, set())
+    assert not (tmp_path / "scores.sqlite").exists()
+
+
+def test_another_system_of_the_same_name_is_noted(results):
+    other = FIRST >> pt.apply.query(lambda row: "river fish") >> make("MaxP")
+    reversed_ranks = pt.apply.doc_score(lambda row: -float(row["score"]))
+    notes = results.why("q1", {"MaxP": other >> reversed_ranks}).notes
+    assert any(note.startswith("MaxP ranks the relevant documents otherwise now") for note in notes)
+
+
+def test_results_from_a_folder_tell_the_same(results, systems, folder):
+    loaded = ExperimentResults.load(folder)
+    for qid in results.qids:
+        for given in (None, systems):
+            told, expected = loaded.why(qid, given), results.why(qid, given)
+            assert repr(told) == repr(expected)
+            pd.testing.assert_frame_equal(told.values, expected.values)
+            pd.testing.assert_frame_equal(told.relevant, expected.relevant, check_dtype=False)
+            pd.testing.assert_frame_equal(told.windows, expected.windows, check_dtype=False)
+    assert loaded.retest(baseline="MaxP").subset(["q1"]).why("q1").relevant.equals(loaded.why("q1").relevant)
+
+
+def test_what_cannot_be_told_is_said(results):
+    assert results.why("q0").notes[0] == "no document is judged relevant for this query"
+    assert results.why("q1").windows.empty
+    assert any("pass the pipelines, why('q1'," in note for note in results.why("q1").notes)
+    by_hand = ExperimentResults({"a": np.ones((1, 1, 1))}, {"a": [None]}, ["7"], ["AP"], Statistics())
+    told = by_hand.why(7)
+    assert told.values["AP"].tolist() == [1.0]
+    assert told.notes == ["these results hold no rankings"]
+
+
+def test_unknown_queries(results):
+    for qid, some in (("q11", "'q1'"), ("zzz", "'1', 'q1', 'q0'")):
+        with pytest.raises(ValueError, match=f"{qid}.* such as {some}"):
+            results.why(qid)
+
+
+def test_of_several_seeds_ranks_are_those_of_the_first():
+    runs = [CANDIDATES, CANDIDATES.assign(score=-CANDIDATES["score"])]
+    results = ld.Experiment({"seeded": runs, "first": FIRST}, TOPICS, QRELS, ["RR"], seeds=[3, 4])
+    told = results.why("q1")
+    assert told.relevant["seeded"].tolist() == told.relevant["first"].tolist()
+    assert "values are means over seeds, ranks those of the first seed: seeded (3)" in told.notes
+
+
+def test_models_that_ask_a_language_model_are_not_run():
+    asked = []
+    judge = ld.RankGPT(lambda messages: asked.append(messages) or "[1] > [2] > [3] > [4]", on_failure="keep")
+    pipeline = FIRST >> make("MaxP") >> judge
+    results = ld.Experiment({"both": pipeline}, TOPICS, QRELS, ["RR"])
+    asked.clear()
+    assert (
+        "both: no windows, as it asks a language model, which may cost money"
+        in results.why("q1", {"both": pipeline}).notes
+    )
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda titles, texts: (FIRST >> titles) + (FIRST >> texts),
+        lambda titles, texts: FIRST >> titles >> texts >> pt.apply.generic(lambda frame: frame[["docno", "score"]]),
+    ],
+)
+def test_each_reranker_of_a_pipeline_tells_its_own_windows(combined, results):
+    titles, texts = make("FirstP", text_field=("query", "text")), make("PARADE-attn")
+    pipeline = combined(titles, texts) >> pt.apply.generic(lambda frame: frame.assign(qid="q1"))
+    told = results.why("q1", {"sum": pipeline}, top=4)
+    assert sorted(told.windows["model"]) == ["FirstP"] * 4 + ["PARADE"] * 4
+    for model in (titles, texts):
+        assert "transform" not in vars(model)
+        alone = results.why("q1", {"sum": FIRST >> model}, top=4)
+        of_model, own = told.windows["model"] == type(model).__name__, ["docno", "window", "window_score", "text"]
+        pd.testing.assert_frame_equal(
+            told.windows.loc[of_model, own].sort_values("docno", ignore_index=True),
+            alone.windows[own].sort_values("docno", ignore_index=True),
+            atol=1e-5,
+        )
+
+
+def test_models_of_cross_validation_tell_their_windows(results):
+    one, other = make("FirstP"), make("MaxP")
+    folds = FoldModels([one, other], [["1", "q0"], ["2", "q1", "q2"]], CANDIDATES)
+    for qid, name in (("1", "FirstP"), ("q1", "MaxP")):
+        assert set(results.why(qid, {"MaxP": FIRST >> folds}).windows["model"]) == {name}
+    for each in (folds, one, other):
+        assert each.warned == set()
+
+
+def test_scores_that_are_kept_elsewhere_have_no_windows(results):
+    class Kept(pt.Transformer):
+        model = make("MaxP")
+
+        def transform(self, inp):
+            return CANDIDATES[CANDIDATES["qid"].isin(inp["qid"])]
+
+        def subtransformers(self):
+            return {"model": self.model}
+
+    told = results.why("q1", {"MaxP": Kept()})
+    assert told.windows.empty
+    assert "MaxP: no windows, as its reranker did not run: are its scores kept in a cache?" in told.notes

@@ -1,0 +1,121 @@
+"""What a run costs: ledger, estimate and cap."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from pyterrier_longdoc.listwise import (
+    BackToFront,
+    CallableBackend,
+    LLMClient,
+    Pointwise,
+    Prices,
+    RankGPT,
+    Reply,
+    SpendCapError,
+)
+
+from ..support.llm import Scripted, candidates, oracle
+
+SMALL = {"schedule": BackToFront(4, 2)}
+
+
+def test_ledger_per_query():
+    model = CallableBackend(lambda m: Reply(oracle(m), 1000, 100))
+    count = lambda text: pytest.fail("the model has counted")  # noqa: E731
+    ranker = RankGPT(LLMClient(model, prices=Prices(2.0, 8.0), tokenizer=count), **SMALL)
+    assert ranker.ledger.table().shape == (0, 8)
+    ranker(candidates(queries=2, documents=6))
+    table = ranker.ledger.table()
+    assert table["qid"].tolist() == ["q0", "q1"]
+    assert table[["calls", "replayed", "estimated", "input_tokens"]].values.tolist() == [[2, 0, 0, 2000]] * 2
+    assert table["cost"].tolist() == pytest.approx([(2000 * 2 + 200 * 8) / 1e6] * 2)
+    assert ranker.ledger.cost == pytest.approx(table["cost"].sum())
+    assert repr(ranker.ledger) == "Ledger(4 calls, 0 replayed, cost 0.0112)"
+
+
+def test_unknown_usage_is_estimated_and_says_so():
+    counted = []
+    count = lambda text: counted.append(text) or -(-len(text) // 4)  # noqa: E731
+    client = LLMClient(Scripted("[2] > [1]"), tokenizer=count)
+    RankGPT(client)(candidates(documents=2))
+    call = client.ledger.calls[0]
+    assert call.estimated
+    assert len(counted) == 8 + 1  # the messages and the answer, once each
+    assert call.output_tokens == 3  # nine characters
+    assert call.input_tokens > 50
+    assert client.ledger.table()["cost"].tolist() == [0.0]
+    assert RankGPT(client).ledger is client.ledger
+
+
+def test_estimate_asks_nothing_and_is_right():
+    model, run = Scripted(oracle), candidates(queries=3)
+    client = LLMClient(model, prices=Prices(1.0, 4.0))
+    ranker = RankGPT(client, shuffles=2)
+    estimate = ranker.estimate(run)
+    assert model.asked == []
+    assert client.ledger.calls == []
+    ranker(run)
+    assert estimate.calls == len(model.asked) == 3 * 9 * 2
+    table = client.ledger.table()
+    for name in ("input_tokens", "output_tokens", "cost"):
+        assert getattr(estimate, name) == pytest.approx(table[name].sum(), rel=0.01)
+    assert ranker.estimate(run.iloc[:0]).calls == 0
+
+
+def test_without_prices_there_is_no_cost_to_estimate():
+    run = candidates(documents=3)
+    yes = lambda messages: Reply("Yes", logprobs={"Yes": -1.0, "No": -1.0})  # noqa: E731
+    for make in (RankGPT, Pointwise):
+        unknown, free = (make(LLMClient(yes, prices=prices)).estimate(run) for prices in (None, Prices(0, 0)))
+        assert unknown.cost is None
+        assert "cost=None" in repr(unknown)
+        assert free.cost == 0
+        assert free.input_tokens == unknown.input_tokens > 0
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+@pytest.mark.parametrize("reported", [True, False])
+def test_the_cap_holds_and_nothing_is_paid_twice(tmp_path, concurrency, reported):
+    """Over restarts too, and where the backend reports no tokens, so that they are counted here."""
+    run = candidates(queries=40, documents=2)
+    model = Scripted(lambda m: time.sleep(0.002) or (Reply(oracle(m), 80, 9) if reported else oracle(m)))
+
+    def client(cap: float, name: str = "m") -> LLMClient:  # a call costs 1
+        backend, path = CallableBackend(model, name=name), tmp_path / "replies.sqlite"
+        prices = Prices(1e6 / 80, 0)
+        return LLMClient(backend, cache=path, prices=prices, max_cost=cap, tokenizer=lambda text: 6)
+
+    poor = client(10)
+    for _ in range(2):  # the second time nothing more is paid for
+        with pytest.raises(SpendCapError, match="max_cost=10 is spent"):
+            RankGPT(poor, concurrency=concurrency)(run)
+        paid = len(model.asked)
+        assert 10 <= poor.ledger.cost == paid == len(poor.cache) <= 10 + concurrency - 1
+    again = client(paid)
+    with pytest.raises(SpendCapError, match=f"{paid} of it by earlier runs"):
+        RankGPT(again)(run)
+    assert len(model.asked) == paid
+    rich = client(1000)
+    out = RankGPT(rich, concurrency=concurrency)(run)
+    assert len(model.asked) == 40
+    assert rich.ledger.cost == 40 - paid
+    assert out.equals(RankGPT(oracle)(run))
+    other = client(20, "another model")
+    other.ask("q", [{"role": "user", "content": "?"}])  # of which nothing was asked before
+    assert other.ledger.cost > 0
+
+
+def test_a_cap_of_nothing_lets_nothing_through():
+    with pytest.raises(SpendCapError):
+        RankGPT(LLMClient(Scripted(AssertionError("asked")), prices=Prices(1, 1), max_cost=0))(candidates(documents=2))
+
+
+@pytest.mark.parametrize("arguments", [{"prices": None}, {"max_cost": -1.0}, {"max_cost": float("nan")}])
+def test_wrong_caps(arguments):
+    with pytest.raises(ValueError, match="max_cost"):
+        LLMClient(oracle, **{"prices": Prices(1, 1), "max_cost": 1.0, **arguments})
+    with pytest.raises(ValueError, match="input"):
+        Prices(-1, 0)

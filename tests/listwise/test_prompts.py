@@ -1,0 +1,86 @@
+# ruff: noqa: RUF001
+"""What goes into a prompt, and how it is made to fit."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyterrier_longdoc.listwise.prompt_budget import Tokens, fair_limit
+from pyterrier_longdoc.listwise.prompts import ListwisePrompt, clean
+
+from ..support import tiny
+from ..support.llm import HARD
+
+
+@given(st.one_of(st.text(), st.lists(HARD).map("".join)))
+def test_no_cleaned_text_can_pass_for_an_id(text):
+    cleaned = clean(text)
+    assert not re.search(r"[\[［【〔]\s*\d[\d\s,]*[\]］】〕]", cleaned)
+    assert cleaned == " ".join(cleaned.split())
+    assert clean(cleaned) == cleaned
+
+
+def test_chat_turns_alternate():
+    messages = ListwisePrompt()("old\ndog [1]", ["a [2] > [1]", "b"])
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 3, "user"]
+    assert [messages[3]["content"], messages[5]["content"]] == ["[1] a (2) > (1)", "[2] b"]
+    for message in (messages[1], messages[-1]):
+        assert "Query: old dog (1)" in message["content"]
+        assert "2 documents" in message["content"]
+
+
+def test_a_single_message_in_which_texts_are_not_templates():
+    system, user = ListwisePrompt("single")("{n} {query}", ["{number} {text} %s", "}{"])
+    assert (system["role"], user["role"]) == ("system", "user")
+    assert "Query: {n} {query}" in user["content"]
+    assert "\n[1] {number} {text} %s\n[2] }{\n" in user["content"]
+    assert [message["role"] for message in ListwisePrompt("single", system="")("q", ["a"])] == ["user"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"form": "chat"}, "form"),
+        ({"identifiers": "roman"}, "identifiers"),
+        ({"document": "{text}"}, "document"),
+        ({"document": "[{number}] {text} {title}"}, "document"),
+        ({"closing": "{"}, "closing"),
+        ({"opening": "", "closing": "Order {n}"}, "closing"),
+    ],
+)
+def test_wrong_templates(arguments, name):
+    with pytest.raises(ValueError, match=f"{name}="):
+        ListwisePrompt(**arguments)
+
+
+TOKENIZERS = {
+    "none": None,
+    "huggingface": tiny.tokenizer(),
+    "tiktoken": SimpleNamespace(encode_ordinary=str.split, encode_batch=None),
+    "function": lambda text: len(re.findall(r"\S+", text)),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_cutting_reads_as_much_as_fits(kind):
+    tokens = Tokens(TOKENIZERS[kind])
+    text = "the old cat, the dog and the river. " * 50
+    for limit in (1, 7, 100):
+        cut = tokens.cut(text, limit)
+        assert text.startswith(cut)
+        assert tokens.count(cut) == limit
+    assert tokens.cut(text, 10**6) == text
+    assert tokens.cut("", 1) == ""
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=20), st.integers(20, 3000))
+def test_fair_limit_uses_the_budget(lengths, budget):
+    limit = fair_limit(lengths, budget)
+    assert sum(min(length, limit) for length in lengths) <= budget
+    if max(lengths) > limit:
+        assert sum(min(length, limit + 1) for length in lengths) > budget

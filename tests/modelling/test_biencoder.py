@@ -1,0 +1,249 @@
+"""What a sentence-transformers checkpoint names is what BiEncoder does; embeddings are remembered, and shared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.load import Backbone
+from pyterrier_longdoc.modelling.biencoder import embedding_settings
+from pyterrier_longdoc.modelling.inputs import NOTHING
+from pyterrier_longdoc.modelling.tokens import tokenize
+
+from ..support import tiny
+from ..support.arithmetic import cosine, embedding
+from ..support.scorers import Passes
+from ..support.sentence_transformers import dense, describe, framed, general, sentence_piece_tokenizer
+from ..support.systems import QUIET, scores
+from ..support.tiny import LONG, frame
+from ..support.tiny_long import byte_tokenizer
+
+pytestmark = QUIET
+
+SMALL = {"window_size": 20, "stride": 15, "max_query_len": 8}
+TWO = frame(["old dog"], ["the cat and the dog", LONG])
+ONE = TWO.head(1)
+
+
+@pytest.fixture
+def encoder(tmp_path) -> Path:
+    tiny.checkpoint(tmp_path, labels=None)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+    ],
+)
+def test_pooling_is_the_checkpoints_own(config, pooling, encoder):
+    other = {"cls": "mean", "mean": "cls"}[pooling]
+    expected = scores(ld.BiEncoder(encoder, pooling=pooling, **SMALL), TWO)
+    describe(encoder, Pooling=config, Normalize={})
+    assert embedding_settings(str(encoder)).pooling == pooling
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
+    assert not np.allclose(scores(ld.BiEncoder(encoder, pooling=other, **SMALL), TWO), expected)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function", "width", "residual"),
+    [("Tanh", torch.tanh, 24, False), ("Identity", lambda x: x, 24, False), ("Tanh", torch.tanh, 32, True)],
+)
+def test_dense_layer_is_applied(activation, function, width, residual, encoder):
+    config = {"in_features": 32, "out_features": width, "activation_function": f"torch.nn.modules.{activation}"}
+    describe(encoder, Pooling={"pooling_mode": "mean"}, Dense={**config, "use_residual": residual})
+    weight, bias = dense(encoder, width)
+    tokenizer, model = AutoTokenizer.from_pretrained(encoder), AutoModel.from_pretrained(encoder).eval()
+
+    def embed(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            pooled = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
+        return function(weight @ pooled + bias) + (pooled if residual else 0)
+
+    [score] = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), ONE)
+    assert score == pytest.approx(float(embed("old dog") @ embed("the cat and the dog")), rel=1e-4)
+
+
+def test_similarity_is_the_checkpoints_own(encoder):
+    expected = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), TWO)
+    general(encoder, similarity_fn_name="dot")
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
+    assert not np.allclose(scores(ld.BiEncoder(encoder, similarity="cosine", **SMALL), TWO), expected)
+    general(encoder, similarity_fn_name="euclidean")
+    with pytest.raises(ValueError, match="'euclidean'"):
+        ld.BiEncoder(encoder, **SMALL)(ONE)
+
+
+@pytest.mark.parametrize(
+    ("modules", "arguments", "message"),
+    [
+        ({"Pooling": {"pooling_mode_lasttoken": True}}, {}, "'lasttoken'"),
+        ({"WordWeights": {}}, {}, "WordWeights"),
+        ({"Normalize": {}, "Dense": {"in_features": 32, "out_features": 24}}, {}, "Dense layer after Normalize"),
+        ({"Pooling": {"pooling_mode": "mean"}, "Dense": {"in_features": 32, "out_features": 24}}, {}, "safetensors"),
+        ({"Pooling": {"pooling_mode": "mean", "include_prompt": False}}, {"query_prefix": "a dog: "}, "prompt"),
+        ({}, {"query_prefix": "dog " * 200}, "query_prefix="),
+        ({}, {"passage_prefix": "dog " * 200}, "passage_prefix="),
+    ],
+)
+def test_what_cannot_be_followed(modules, arguments, message, encoder):
+    describe(encoder, **modules)
+    with pytest.raises(ValueError, match=message):
+        ld.BiEncoder(encoder, **arguments, **SMALL)(ONE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "passage"),
+    [
+        ({"prompts": {"query": "find ", "document": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "passage": "read "}}, "find ", "read "),
+        ({"prompts": {"query": "find ", "document": ""}}, "find ", ""),
+        ({"prompts": {"any": "write "}, "default_prompt_name": "any"}, "write ", "write "),
+        ({"prompts": {"any": "write "}, "default_prompt_name": None}, "", ""),
+        ({}, "", ""),
+    ],
+)
+def test_prompts_are_the_checkpoints_own(settings, query, passage, encoder):
+    plain = scores(ld.BiEncoder(encoder, **SMALL), TWO)
+    expected = scores(ld.BiEncoder(encoder, query_prefix=query, passage_prefix=passage, **SMALL), TWO)
+    general(encoder, **settings)
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
+    unprompted = ld.BiEncoder(encoder, query_prefix="", passage_prefix="", **SMALL)
+    np.testing.assert_allclose(scores(unprompted, TWO), plain, rtol=1e-5)
+
+
+def test_cross_encoder_as_bi_encoder_warns(cross_encoder):
+    with pytest.warns(UserWarning, match="cross-encoder"):
+        ld.BiEncoder(cross_encoder, **SMALL)(ONE)
+
+
+def encoder_with(tokenizer, segments) -> Backbone:
+    """As much of a backbone as its layouts need."""
+    model = torch.nn.Module()
+    model.config = BertConfig(type_vocab_size=segments)
+    return Backbone(model, tokenizer, None, None, "mean")
+
+
+@pytest.mark.parametrize("prefix", ["", "query: ", "find the dog: ", "a ", "find  "])
+@pytest.mark.parametrize("make", [tiny.tokenizer, byte_tokenizer, sentence_piece_tokenizer])
+def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
+    tokenizer = tiny.tokenizer() if make is tiny.tokenizer else framed(make())
+    texts = ["the cat and the dog", "rain", "Café! 12"]
+    layout, lead = encoder_with(tokenizer, 2).text_format(prefix)
+    tokens = [text.ids for text in tokenize(tokenizer, texts, lead=lead)]
+    batch = layout.collate([NOTHING] * 3, [[text] for text in tokens])
+    for row, mask, text in zip(batch.input_ids, batch.attention_mask, texts, strict=True):
+        assert row[mask].tolist() == tokenizer(prefix + text)["input_ids"]
+    assert "tokenized apart" not in caplog.text
+
+
+@pytest.fixture
+def own(encoder) -> str:
+    """An encoder that no other test has loaded, so that nothing of it is remembered."""
+    return str(encoder)
+
+
+def test_everything_is_encoded_once(own):
+    model = ld.BiEncoder(own, **SMALL)
+    passes = Passes(model.model)
+    inp = frame(["old dog", "snow", "old dog"], ["the cat", LONG, "the cat", ""])
+    expected = scores(model, inp)
+    assert passes.windows == 2 + (1 + 3 + 1)  # two queries; windows of three texts
+    np.testing.assert_array_equal(scores(model, inp), expected)
+    model.aggregation = "avg"
+    model(inp)
+    assert passes.windows == 7  # all remembered
+    model(frame(["old dog", "fish"], ["the cat", "a tree"]))
+    assert passes.windows == 7 + 2
+
+
+def test_other_settings_are_encoded_anew(own):
+    model = ld.BiEncoder(own, **SMALL)
+    passes = Passes(model.model)
+    for changes, new in (
+        ({}, 2),
+        ({"pooling": "cls"}, 2),
+        ({"pooling": "mean", "similarity": "dot"}, 2),
+        ({"similarity": "cosine", "query_prefix": "find "}, 1),
+        ({"passage_prefix": "read "}, 1),
+        ({"dtype": "bfloat16"}, 2),
+        ({"dtype": None, "query_prefix": "", "passage_prefix": ""}, 0),
+    ):
+        before = passes.windows
+        for name, value in changes.items():
+            setattr(model, name, value)
+        model(ONE)
+        assert passes.windows - before == new, changes
+
+
+def test_encoders_are_shared(own, tmp_path_factory):
+    models = [ld.BiEncoder(own, aggregation=aggregation, **SMALL) for aggregation in ("first", "max", "avg")]
+    inp = frame(["old dog", "snow"], ["the cat", LONG])
+    passes = Passes(models[1].model)
+    for model in (models[1], models[2], models[0]):
+        model(inp)
+    assert passes.windows == 2 + 1 + 3
+    assert models[0].model.encoder.shared is models[1].model.encoder.shared
+    before = scores(models[1], inp)
+    models[1].backbone = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
+    assert not np.allclose(scores(models[1], inp), before)
+    models[1].backbone = own
+    np.testing.assert_allclose(scores(models[1], inp), before, atol=1e-6)
+
+
+def test_other_weights_of_the_same_folder_are_loaded(encoder, tmp_path_factory):
+    """Also where names, sizes and times of the files are the same, and a model with the old ones lives on."""
+    first = ld.BiEncoder(encoder, **SMALL)
+    before = scores(first, TWO)
+    other = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
+    expected = scores(ld.BiEncoder(other, **SMALL), TWO)
+    assert np.abs(expected - before).max() > 1e-3
+    file, new = encoder / "model.safetensors", Path(other, "model.safetensors")
+    times = file.stat()
+    file.unlink()  # not in place: whoever has the old file open keeps it
+    shutil.copy(new, file)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert file.stat().st_size == times.st_size
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
+    np.testing.assert_array_equal(scores(first, TWO), before)
+
+
+def test_a_model_stays_where_it_is_when_another_moves(own):
+    here, there = ld.BiEncoder(own, device="cpu", **SMALL), ld.BiEncoder(own, device="cpu", **SMALL)
+    before = scores(here, TWO)
+    there(TWO)
+    # torch has two devices on every machine: "meta" is one without memory, from which weights do not come back.
+    there.device = "meta"
+    assert there.model.device.type == "meta"
+    assert here.model.device.type == "cpu"
+    np.testing.assert_array_equal(scores(here, TWO), before)
+    late = ld.BiEncoder(own, device="cpu", aggregation="avg", **SMALL)
+    assert late.model.encoder.shared is here.model.encoder.shared
+
+
+def test_positions_follow_each_input_s_own_length(plain_encoder):
+    # 128 positions, 8 apart: inputs of up to 16 tokens are short, [CLS], [SEP] and the prefix's two tokens included.
+    texts = [" ".join(LONG.split()[:n]) for n in (1, 11, 12, 13, 40)]
+    steps = [8, 8, 8, 1, 1]
+    q = embedding(plain_encoder, "q. old dog", step=8)
+    of_texts = [embedding(plain_encoder, "p. " + text, step=step) for text, step in zip(texts, steps, strict=True)]
+    expected = [cosine(q, vector) for vector in of_texts]
+    arguments = {"aggregation": "first", "window_size": 60, "query_prefix": "q. ", "passage_prefix": "p. "}
+    model = ld.BiEncoder(plain_encoder, position_step=8, **arguments)
+    np.testing.assert_allclose(scores(model, frame(["old dog"], texts)), expected, atol=1e-5)
+    alone = [scores(model, frame(["old dog"], [text]))[0] for text in texts]
+    np.testing.assert_allclose(alone, expected, atol=1e-5)
+    # The same encoder's embeddings with other positions are not taken for these.
+    plain = scores(ld.BiEncoder(plain_encoder, **arguments), frame(["old dog"], texts))
+    assert not np.isclose(plain, expected, atol=1e-5).any()

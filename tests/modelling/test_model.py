@@ -1,0 +1,318 @@
+"""The model: whatever the batches, the padding and the order, a pair has one score; and what is told about it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pyterrier_longdoc.common.coverage import Coverage
+from pyterrier_longdoc.common.frames import Document
+from pyterrier_longdoc.modelling import model as model_module
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.heads import build_head, registered_heads
+from pyterrier_longdoc.modelling.preselection import BM25Windows, FirstK
+from pyterrier_longdoc.modelling.tokens import tokenize
+from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows, SlidingWords, Truncate, WholeText
+
+from ..support import tiny
+from ..support.scorers import Passes, explained, scorer_of
+from ..support.systems import slow_but
+
+SLIDING = SlidingWindows(20, 10)
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+HEADS = slow_but(("maxp", "parade-attn", "parade-transformer-query", "cedr-knrm"), registered_heads())
+TOKENS = [name for name, head in registered_heads().items() if head.needs != "cls"]
+
+
+def text_of(words, seed=0):
+    """A text of this many words, each of them one token."""
+    return " ".join(tiny.WORDS[(i * i + 7 * i + seed) % len(tiny.WORDS)] for i in range(words))
+
+
+QUERIES = ["old dog", "snow in the city", "old dog", "a", "", "red fish and a blue bird"]
+TEXTS = [text_of(95), text_of(12, 1), text_of(30, 2), "", text_of(20, 3), text_of(47, 4)]
+
+
+@pytest.fixture(scope="module")
+def roberta(tmp_path_factory):
+    return load_backbone(tiny.checkpoint(tmp_path_factory.mktemp("roberta"), "roberta"))
+
+
+def make(backbone, head="maxp", windows=SLIDING, **arguments):
+    """A scorer in evaluation mode; attention, which starts at zero, and an aggregator are given some weight."""
+    torch.manual_seed(0)
+    module = build_head(head, backbone.hidden_size, channels=backbone.channels)
+    scorer = scorer_of(backbone, windows, module, **{"max_query_len": 8, **arguments})
+    scorer.head.warm_start(scorer.take_over())
+    with torch.no_grad():
+        for name, parameter in scorer.head.named_parameters():
+            if "attention" in name and name.count(".") < 2:
+                parameter.normal_()
+            elif name.startswith("aggregator.") and parameter.dim() == 2:
+                parameter.normal_(0.0, 0.3)
+    return scorer.eval()
+
+
+def scores(scorer, queries=QUERIES, texts=TEXTS) -> np.ndarray:
+    return scorer.score(queries, texts).scores
+
+
+def each_alone(scorer) -> np.ndarray:
+    return np.array([scores(scorer, [query], [text])[0] for query, text in zip(QUERIES, TEXTS, strict=True)])
+
+
+def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypatch):
+    scorer = make(roberta)
+    monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
+    with pytest.raises(ValueError, match=r"head 'maxp' gave scores of the shape \(2, \d\) for 2 documents.*\(B,\)"):
+        scorer(QUERIES[:2], TEXTS[:2])
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_a_score_does_not_depend_on_the_batch(backbone, head, layout):
+    scorer = make(backbone, head, layout=layout)
+    alone = each_alone(scorer)
+    assert len(set(np.round(alone, 5))) == len(alone)
+    for batch_size, tokens in [(1, 10**6), (3, 10**6), (64, 1), (64, 40), (5, 70)]:
+        scorer.use(replace(scorer.settings, batch_size=batch_size, max_batch_tokens=tokens))
+        np.testing.assert_allclose(scores(scorer), alone, **CLOSE)
+    for order in itertools.islice(itertools.permutations(range(len(alone))), 0, 720, 240):
+        mixed = scores(scorer, [QUERIES[i] for i in order], [TEXTS[i] for i in order])
+        np.testing.assert_allclose(mixed, alone[list(order)], **CLOSE)
+
+
+def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
+    scorer = make(backbone)
+    queries, texts = QUERIES * 2, TEXTS + TEXTS[::-1]
+    expected = scorer.score(queries, texts)
+    for characters, pairs in [(1, 4096), (10**6, 1), (300, 3)]:
+        monkeypatch.setattr(WindowEncoder, "block_characters", characters)
+        monkeypatch.setattr(model_module, "PAIRS_PER_BLOCK", pairs)
+        again = scorer.score(queries, texts)
+        np.testing.assert_allclose(again.scores, expected.scores, **CLOSE)
+        assert again.coverage == expected.coverage
+
+
+# RoBERTa's plain layout is not among them: there the model finds its positions by the id of padding.
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("backbone", "pair"), ("backbone", "padded"), ("roberta", "padded"), ("roberta", "longformer")],
+)
+def test_the_id_of_padding_does_not_matter(request, model, layout):
+    scorer = make(request.getfixturevalue(model), layout=layout)
+    expected = scores(scorer)
+    for pad_id in (1, 50):
+        scorer.encoder.format = replace(scorer.encoder.format, pad_id=pad_id)
+        np.testing.assert_allclose(scores(scorer), expected, **CLOSE)
+
+
+def test_a_document_budget_is_the_text_cut_after_that_many_tokens(backbone):
+    whole = scores(make(backbone), ["old dog"], [text_of(95)])
+    for max_doc_len in (1, 20, 21, 50, 94):
+        expected = scores(make(backbone), ["old dog"], [text_of(max_doc_len)])
+        cut = scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)])
+        np.testing.assert_allclose(cut, expected)
+    for max_doc_len in (95, 1000):
+        assert np.array_equal(scores(make(backbone, max_doc_len=max_doc_len), ["old dog"], [text_of(95)]), whole)
+
+
+def test_queries_are_cut(backbone):
+    long, cut = scores(make(backbone, max_query_len=3), ["old dog in the city", "old dog in"], [text_of(30)] * 2)
+    assert long == pytest.approx(cut, rel=1e-5)
+    [whole] = scores(make(backbone, max_query_len=5), ["old dog in the city"], [text_of(30)])
+    assert whole != pytest.approx(long)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("layout", ["pair", "padded"])
+def test_scoring_is_forward_in_evaluation_mode(backbone, head, layout):
+    scorer = make(backbone, head, layout=layout)
+    expected = scorer(QUERIES, TEXTS)
+    assert expected.requires_grad
+    np.testing.assert_allclose(scores(scorer), expected.detach().numpy(), **CLOSE)
+
+
+def test_nothing_in_nothing_out(backbone):
+    scorer = make(backbone)
+    assert scorer([], []).tolist() == []
+    scored = scorer.score([], [], explain=True)
+    assert (scored.scores.tolist(), scored.explanations) == ([], [])
+    coverage = scored.coverage
+    assert (coverage, coverage.tokens_computed, coverage.padding) == (Coverage(), 0, 0.0)
+    assert "padding" not in str(coverage)
+    assert coverage.lost == {}
+
+
+def test_modes_are_restored(backbone):
+    scorer = make(backbone)
+    expected = scores(scorer)
+    scorer.train()
+    scorer.encoder.backbone.embeddings.eval()  # as one who freezes a part does
+    modes = [module.training for module in scorer.modules()]
+    assert set(modes) == {True, False}
+    assert np.array_equal(scores(scorer), expected)
+    assert [module.training for module in scorer.modules()] == modes
+    with torch.no_grad():
+        scorer.head.final.bias.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="6 of 6 scores are not finite, the first in row 0"):
+        scores(scorer)
+    assert [module.training for module in scorer.modules()] == modes
+
+
+class Bar:
+    """Stands in for tqdm's."""
+
+    disable = False
+
+    def __init__(self) -> None:
+        self.total, self.n = None, 0
+
+    def reset(self, total: int) -> None:
+        self.total = total
+
+    def update(self, n: int) -> None:
+        self.n += n
+
+
+def test_bars_count_the_characters_of_every_row(backbone):
+    queries, texts = [*QUERIES, QUERIES[0]], [*TEXTS, TEXTS[0]]
+    for run in (make(backbone).score, make(backbone).coverage_of):
+        bar = Bar()
+        run(queries, texts, bar=bar)
+        assert bar.n == bar.total == sum(map(len, texts))
+
+
+def test_coverage(backbone):
+    # Windows of 20 by 10, three at most: tokens 0-40.
+    windows = SlidingWindows(20, 10, max_windows=3)
+    scorer = make(backbone, windows=windows, windows_argument="max_windows=3", max_query_len=3)
+    queries = ["old dog", "snow in the city", "old dog", "old dog", "rain in the city", "snow in the"]
+    texts = [text_of(95), text_of(40), text_of(41), text_of(15), text_of(95), ""]
+    coverage = scorer.score(queries, texts).coverage
+    assert coverage == Coverage(
+        documents=6,  # the text of 95 tokens is there for two queries
+        documents_cut=3,  # 95 twice, and 41
+        tokens=95 + 40 + 41 + 15 + 95 + 0,
+        tokens_read=40 + 40 + 40 + 15 + 40 + 0,
+        windows=3 + 3 + 3 + 1 + 3 + 1,
+        queries=4,
+        queries_cut=2,
+        query_tokens=2 + 4 + 4 + 3,
+        query_tokens_read=2 + 3 + 3 + 3,
+        cut={"max_windows=3": 55 + 1 + 55, "max_query_len=3": 2},
+    )
+    assert coverage.lost == {"max_query_len=3": 2}  # that max_windows left something out was asked for
+    assert coverage.share_read == (40 + 40 + 40 + 15 + 40) / (95 + 40 + 41 + 15 + 95)
+    assert coverage.windows_per_document == 14 / 6
+    gaps = make(backbone, windows=GreedyChunks(20, max_windows=2, selection="first_last_random"))
+    assert gaps.score(["a"], [text_of(95)]).coverage.tokens_read == 20 + 15  # tokens 0-20 and 80-95
+
+
+HALVES = SlidingWindows(20, 20, max_windows=2)
+TITLED = Document(text_of(30), "the red bird and the blue cat")
+LONGEST, FIRST_TWO, SHARED = "the longest input of the backbone", "preselect=FirstK(k=2)", "layout='shared'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "query", "text", "cut"),
+    [
+        ({"max_doc_len": 45}, "a", text_of(95), {"max_doc_len=45": 50}),
+        ({"max_query_len": 3}, text_of(5), text_of(9), {"max_query_len=3": 2}),
+        ({"windows": HALVES, "windows_argument": "max_windows=2"}, "a", text_of(95), {"max_windows=2": 55}),
+        ({"windows": Truncate(20), "windows_argument": "window_size"}, "a", text_of(95), {"window_size=20": 75}),
+        ({"windows": HALVES, "windows_argument": f"windows={HALVES!r}"}, "a", text_of(95), {f"windows={HALVES!r}": 55}),
+        ({"windows": WholeText()}, "a", text_of(200), {LONGEST: 200 - (128 - 3 - 8)}),
+        ({"max_query_len": None}, text_of(110), text_of(9), {f"{LONGEST}, which takes 105": 5}),
+        ({"preselect": FirstK(2)}, "a", text_of(95), {FIRST_TWO: 65}),
+        ({"preselect": FirstK(2), "max_doc_len": 40}, "a", text_of(95), {"max_doc_len=40": 55, FIRST_TWO: 10}),
+        ({"repeat_tokens": 3}, "a", TITLED, {"repeat_tokens=3": 4}),
+        ({"preselect": BM25Windows(2)}, "a", text_of(95), {f"preselect={BM25Windows(2)!r}": 65}),
+        ({"layout": "shared", "windows": Truncate(20)}, text_of(30), text_of(95), {SHARED: 30 - 14 + 95 - 14}),
+        ({"layout": "shared", "windows": WholeText(), "max_doc_len": 20}, "a", text_of(95), {SHARED: 95 - 27}),
+        ({}, text_of(8), text_of(95), {}),
+    ],
+)
+def test_what_is_cut_is_told_by_argument(backbone, arguments, query, text, cut):
+    scorer = make(backbone, **arguments)
+    coverage = scorer.score([query] * 2, [text] * 2).coverage
+    assert coverage.cut == cut
+    assert coverage.lost == {name: n for name, n in cut.items() if not name.startswith(("max_windows=", "preselect="))}
+    assert coverage.tokens - coverage.tokens_read + coverage.query_tokens - coverage.query_tokens_read == sum(
+        n for name, n in cut.items() if not name.startswith("repeat_tokens")
+    )
+    assert all(f"{n} tokens cut by {name}" in str(coverage) for name, n in cut.items())
+    # A walk that encodes nothing counts the same.
+    passes = Passes(scorer)
+    assert scorer.coverage_of([query] * 2, [text] * 2) == coverage
+    assert not passes.inputs
+
+
+def test_training_counts_each_pair_once(backbone):
+    scorer = make(backbone, max_doc_len=60, max_query_len=3)
+    with scorer.counting("float32") as coverage:
+        for _ in range(2):
+            scorer(QUERIES, TEXTS)
+    assert coverage == scorer.score(QUERIES, TEXTS).coverage
+    assert coverage.tokens_computed > 0
+    scorer(["another"], ["snow"])
+    assert coverage.queries == len(set(QUERIES))
+
+
+@pytest.mark.parametrize("head", ["maxp", "parade-transformer-query", "cedr-knrm"])
+def test_equal_copies_are_one_query_and_one_text(backbone, head):
+    queries, texts = ["old dog"] * 3 + ["snow"], [TEXTS[0]] * 2 + [TEXTS[2]] * 2
+    copies = ["".join(list(query)) for query in queries], ["".join(list(text)) for text in texts]
+    assert copies[1][0] is not copies[1][1]
+    scorer = make(backbone, head)
+    passes = Passes(scorer)
+    expected = scorer.score(queries, texts)
+    shapes = list(passes.shapes)
+    again = scorer.score(*copies)
+    assert passes.shapes[len(shapes) :] == shapes
+    assert sum(rows for rows, _ in shapes) == 9 + 2 * 2  # of the pair that stands there twice, once
+    np.testing.assert_array_equal(again.scores, expected.scores)
+    assert again.coverage == expected.coverage
+    assert again.coverage.tokens_computed == expected.coverage.tokens_computed
+
+
+def test_equal_texts_with_other_titles_are_other_texts(backbone):
+    scorer = make(backbone, repeat_tokens=5)
+    texts = [Document(TEXTS[2], title) for title in ("red fish", "a cat", "red fish")]
+    first, other, again = scores(scorer, ["old dog"] * 3, texts)
+    assert first == again != other
+    assert scorer.coverage_of(["old dog"] * 3, texts).documents == 2
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("windows", [SLIDING, pytest.param(SlidingWords(15, 10), marks=pytest.mark.slow)])
+def test_explanations(backbone, head, windows):
+    scorer = make(backbone, head, windows, max_doc_len=60)
+    single = make(backbone, head, Truncate(60))
+    queries, texts = [*QUERIES, "old dog"], [text.replace("city", "city.") for text in [*TEXTS, TEXTS[0]]]
+    found, explanations = explained(scorer, queries, texts)
+    np.testing.assert_allclose(found, scores(scorer, queries, texts), **CLOSE)
+    for query, text, score, explanation in zip(queries, texts, found, explanations, strict=True):
+        [tokens] = tokenize(scorer.tokenizer, [text], offsets=True)
+        assert explanation.spans == [tokens.characters(span) for span in scorer.settings.windows(tokens.head(60))]
+        assert len(explanation.scores) == len(explanation.spans)
+        # Each window by itself. White space at its ends is no token.
+        pieces = [text[a:b] for a, b in explanation.spans]
+        alone = scores(single, [query] * len(pieces), pieces)
+        if head in TOKENS:
+            # The query of later windows is that of the first one.
+            alone[1:] = explanation.scores[1:]
+        np.testing.assert_allclose(explanation.scores, alone, **CLOSE)
+        assert explanation.best == int(np.argmax(alone))
+        if explanation.weights is not None:
+            assert len(explanation.weights) == len(explanation.spans)
+            assert sum(explanation.weights) == pytest.approx(1)
+        if head == "maxp":
+            assert score == pytest.approx(max(explanation.scores))
+    assert (explanations[0].weights is not None) == head.startswith("parade-attn")

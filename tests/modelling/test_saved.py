@@ -1,0 +1,450 @@
+"""Weights: what is in a saved model's folder and what comes back, what may change in memory, and adapters."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.arguments import arguments_of
+from pyterrier_longdoc.modelling.saved import compress, restore
+from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
+
+from ..support import tiny
+from ..support.processes import start, wait
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
+
+pytestmark = QUIET
+FILES = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "pt_meta.json", "README.md"}
+
+
+@pytest.fixture(scope="session")
+def _saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    make("MaxP", training=ld.TrainingArgs(margin=0.5)).fit(tiny.results(), QRELS).save(folder)
+    return folder
+
+
+@pytest.fixture
+def saved(_saved, tmp_path) -> Path:
+    """A folder with a trained MaxP, which a test may damage."""
+    return Path(shutil.copytree(_saved, tmp_path / "saved"))
+
+
+def edit(folder: Path, **changes) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+def test_round_trip(name, results, tmp_path):
+    model = make(name, seed=7, training=ld.TrainingArgs(learning_rates={"": 1e-2}))
+    model.fit(results, QRELS).save(tmp_path / "new" / "folder")
+    expected = scores(model, results)
+    np.testing.assert_allclose(scores(pt.Artifact.load(str(tmp_path / "new" / "folder")), results), expected, rtol=1e-4)
+    for cls in (type(model), ld.CrossEncoder):
+        restored = cls.load(tmp_path / "new" / "folder")
+        assert type(restored) is type(model)
+        np.testing.assert_allclose(scores(restored, results), expected, rtol=1e-5, atol=1e-5)
+        assert repr(restored) == repr(pt.inspect.transformer_apply_attributes(model, training=None))
+        pd.testing.assert_frame_equal(restored.history, model.history)
+    states = [each.model.state_dict() for each in (restored, model)]
+    torch.testing.assert_close(*states, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("MaxP", {"windows": ld.SlidingWords(12, 6, max_windows=3, selection="first_last_random")}),
+        ("MaxP", {"windows": ld.SentenceWindows(max_tokens=30), "text_field": ("title", "text")}),
+        ("MaxP", {"max_windows": 2, "selection": "first_last_random", "seed": 3}),
+        ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "layout": "padded"}),
+        ("MaxP", {"layout": ld.InputLayout(pad_query=True, lowercase=True)}),
+        ("MaxP", {"backbone": Path(tiny.encoder())}),
+        ("LateIR", {"interaction": Path(tiny.aggregator()), "aggregator": Path(tiny.aggregator())}),
+        ("KMaxP", {"k": np.int64(2), "weights": np.array([1.0, 0.5])}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else ", ".join(value),
+)
+def test_round_trip_of_arguments(name, arguments, results, tmp_path):
+    results = results.assign(title=["snow", None, "", "a", "b"])
+    sizes = {"window_size": 150, "stride": 100} if "windows" in arguments else {}
+    model = make(name, **sizes, **arguments)
+    expected = scores(model, results)
+    model.save(tmp_path)
+    restored = type(model).load(tmp_path)
+    np.testing.assert_allclose(scores(restored, results), expected, atol=1e-5)
+    assert restored.windows == model.windows
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
+    made = make(name, **{**sizes, **shown})
+    assert name == "KMaxP" or arguments_of(restored) == arguments_of(made)
+
+
+def test_untrained_models_stay_untrained(plain_encoder, results, saved):
+    assert len(ld.MaxP.load(saved).history) == 1
+    make("MaxP", plain_encoder).save(saved)
+    restored = ld.MaxP.load(saved)
+    with pytest.warns(ld.UntrainedWarning):
+        restored(results)
+    assert restored.history.empty  # the training of the model that was there before does not stay
+    assert not (saved / "training.json").exists()
+
+
+def test_arguments_may_be_changed(saved, results):
+    model = ld.MaxP.load(saved, window_size=12, stride=6, batch_size=3, explain=True)
+    assert (model.window_size, model.batch_size) == (12, 3)
+    assert model(results)["window_spans"].map(len).max() > 10
+    with pytest.raises(ValueError, match="backbone"):
+        ld.MaxP.load(saved, backbone="another/model")(results)
+    with pytest.raises(TypeError, match="no_such_argument"):
+        ld.MaxP.load(saved, no_such_argument=1)
+
+
+def test_config_and_training(saved):
+    names = {path.name for path in saved.iterdir()}
+    assert FILES | {"training.json"} <= names
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pickle", ".py"))]
+    config = json.loads((saved / "config.json").read_text())
+    assert (config["format"], config["format_version"], config["class"]) == ("pyterrier_longdoc", 1, "MaxP")
+    of_this_machine = {"device", "dtype", "batch_size", "verbose", "text_loader", "trust_remote_code", "score_cache"}
+    assert not of_this_machine & set(config["parameters"])
+    training = json.loads((saved / "training.json").read_text())
+    assert training["args"]["margin"] == 0.5
+    assert len(training["history"]) == 1
+    assert json.loads((saved / "pt_meta.json").read_text())["type"] == "longdoc_reranker"
+    assert "ld.MaxP.load(" in (saved / "README.md").read_text()
+
+
+def test_no_paths_but_the_backbone(cross_encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.chdir(Path(cross_encoder).parent)
+    make("PARADE-pretrained", Path(cross_encoder).name).save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert "_name_or_path" not in config["encoder"]["config"]
+    assert "_name_or_path" not in config["head"]["built_from"]["aggregator"]
+    absolute = tmp_path / "absolute"
+    make("MaxP", cross_encoder).save(absolute)
+    mentions = {path.name: path.read_bytes().count(cross_encoder.encode()) for path in absolute.iterdir()}
+    assert {name: count for name, count in mentions.items() if count} == {"config.json": 1, "README.md": 2}
+    for path in filter(Path.is_file, tmp_path.iterdir()):
+        content = path.read_bytes().replace(tiny.aggregator().encode(), b"")
+        for private in (str(tmp_path), str(Path(cross_encoder).parent) + "/", str(Path.home()) + "/", "hf_secret"):
+            assert private.encode() not in content, path.name
+
+
+def test_remote_code_is_not_saved_and_no_folder_asks_for_it(saved, tmp_path):
+    with pytest.raises(ValueError, match="remote code"):
+        make("MaxP", trust_remote_code=True).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    config = json.loads((saved / "config.json").read_text())
+    edit(saved, parameters={**config["parameters"], "trust_remote_code": True})
+    assert ld.MaxP.load(saved).trust_remote_code is False
+
+
+class OwnMaxP(ld.MaxP):
+    """What a user writes to give MaxP other defaults."""
+
+
+@pytest.mark.parametrize("failing", ["weights", "tokenizer"])
+def test_full_disk_leaves_the_model_that_was_saved_before(failing, saved, tmp_path, monkeypatch):
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    # With another tokenizer, so that a new one beside the old weights would show.
+    other = make("MaxP", tiny.checkpoint(tmp_path / "roberta", "roberta"))
+    scorer = other.model
+
+    def half_written(path: Path) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    if failing == "weights":
+        monkeypatch.setattr("pyterrier_longdoc.modelling.saved.save_file", lambda _, path, **__: half_written(path))
+    else:
+        monkeypatch.setattr(
+            type(scorer.tokenizer), "save_pretrained", lambda _, path: half_written(Path(path) / "tokenizer.json")
+        )
+    with pytest.raises(OSError, match="No space left"):
+        other.save(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+def test_wrong_class(saved, tmp_path):
+    for other in (ld.FirstP, ld.KMaxP):
+        with pytest.raises(ValueError, match=r"MaxP\.load"):
+            other.load(saved)
+    make("KMaxP").save(tmp_path / "kmaxp")
+    with pytest.raises(ValueError, match=r"KMaxP\.load"):
+        ld.MaxP.load(tmp_path / "kmaxp")  # that a KMaxP is written as a MaxP with another head is no matter of users
+    OwnMaxP(tiny.encoder(), window_size=20, max_query_len=8, stride=10).save(tmp_path / "own")
+    assert type(ld.MaxP.load(tmp_path / "own")) is OwnMaxP
+    with pytest.raises(ValueError, match="OwnMaxP"):
+        ld.KMaxP.load(tmp_path / "own")
+
+
+def test_a_model_of_a_newer_version_is_refused(saved):
+    edit(saved, format_version=2)
+    with pytest.raises(ValueError, match="newer version"):
+        ld.MaxP.load(saved)
+
+
+def test_places_where_no_model_is(tmp_path, cross_encoder, saved):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    edit(saved, format="other")
+    for place, message in (
+        (tmp_path / "nothing", "nothing"),
+        (tmp_path / "file", "file"),
+        (tmp_path / "empty", "no model saved by"),
+        (saved, "no model saved by"),
+        (cross_encoder, "backbone"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ld.MaxP.load(place)
+
+
+HEAD = {"name": "maxp", "options": {}, "ready": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"class": "LongestP"}, "'LongestP'"),
+        ({"head": {**HEAD, "name": "minp"}}, "'minp'"),
+        ({"parameters": {"backbone": "b", "windows": {"type": "os.system"}}}, "'os.system'"),
+    ],
+)
+def test_unknown_names(saved, changes, name):
+    edit(saved, **changes)
+    with pytest.raises(ValueError, match=name):
+        ld.CrossEncoder.load(saved)
+
+
+PARTS = """
+from dataclasses import KW_ONLY, dataclass
+
+import pyterrier_longdoc as ld
+
+
+class LowestPHead(ld.Head, name="lowestp"):
+    def forward(self, encoded):
+        return self.score(encoded.cls).masked_fill(~encoded.mask, float("inf")).amin(1)
+
+
+@dataclass(frozen=True)
+class TwoTens(ld.Windows):
+    needs_text = False
+    largest = 20
+
+    def within(self, capacity):
+        return self
+
+    def spans(self, tokens):
+        return [(0, 10), (10, 20)]
+
+
+@dataclass(eq=False, repr=False)
+class LowestP(ld.CrossEncoder):
+    _: KW_ONLY
+    lowest: bool = ld.argument(True, role="windows")
+
+    def head_spec(self):
+        return "lowestp", {}
+
+    def default_windows(self):
+        return TwoTens()
+"""
+
+
+def test_a_model_of_parts_that_are_not_imported_names_their_module(cross_encoder, results, tmp_path, monkeypatch):
+    (tmp_path / "some_parts.py").write_text(PARTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "saved"
+
+    def saved_elsewhere():
+        import some_parts
+
+        given = {"device": "cpu", "max_query_len": 8}
+        some_parts.LowestP(cross_encoder, windows=some_parts.TwoTens(), **given).save(folder)
+        without = some_parts.LowestP(cross_encoder, **given)
+        restored = ld.CrossEncoder.load(folder, device="cpu")
+        assert type(restored) is some_parts.LowestP
+        np.testing.assert_allclose(scores(restored, results), scores(without, results), atol=1e-5)
+
+    assert wait(start(saved_elsewhere)) == 0
+    assert "from some_parts import LowestP\n\nreranker = LowestP.load(" in (folder / "README.md").read_text()
+    config = json.loads((folder / "config.json").read_text())
+    parameters = {name: value for name, value in config["parameters"].items() if name != "lowest"}
+    (tmp_path / "some_parts.py").write_text("raise SystemExit('no model makes Python import anything')")
+    for changes, what in (
+        ({}, "'LowestP'.*'some_parts'"),
+        ({"class": "FirstP", "parameters": parameters}, "head 'lowestp'.*'some_parts'"),
+        ({"head": {**config["head"], "name": "firstp"}}, "windows 'TwoTens'.*'some_parts'"),
+        ({"class": "LowestP", "module": "__main__"}, "'LowestP'.* notebook"),
+    ):
+        edit(folder, **changes)
+        with pytest.raises(ValueError, match=what):
+            ld.CrossEncoder.load(folder)
+
+
+def test_damaged_weights(saved):
+    path = saved / "model.safetensors"
+    whole, tensors = path.read_bytes(), load_file(path)
+    name = "head.final.weight"
+    for state, what in (
+        ({key: value for key, value in tensors.items() if key != name}, name),
+        ({**tensors, name: torch.zeros(1, 31)}, "size mismatch"),
+        ({**tensors, "extra": torch.zeros(1)}, "extra"),
+    ):
+        save_file(state, path)
+        with pytest.raises(RuntimeError, match=what):
+            ld.MaxP.load(saved)
+    for content in (whole[: len(whole) // 2], b""):
+        path.write_bytes(content)
+        with pytest.raises(SafetensorError):
+            ld.MaxP.load(saved)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors"):
+        ld.MaxP.load(saved)
+
+
+@pytest.mark.parametrize("damage", ["missing", "{", "{}"])
+def test_damaged_tokenizer(saved, damage):
+    if damage == "missing":
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (saved / name).unlink()
+    else:
+        (saved / "tokenizer.json").write_text(damage)
+    with pytest.raises(ValueError, match="tokenizer"):
+        ld.MaxP.load(saved)
+
+
+def test_the_same_seed_gives_the_same_random_layers():
+    first, again, other = (make("PARADE-transformer", seed=seed).model.head.final.weight for seed in (1, 1, 2))
+    torch.testing.assert_close(first, again, rtol=1e-5, atol=0)
+    assert not torch.isclose(first, other).any()
+
+
+@pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
+def test_start_from(name, results):
+    other, model = make(name, seed=5), make(name)
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.mul_(1.05)
+    expected = scores(other, results)
+    assert not np.isclose(scores(model, results), expected, rtol=1e-4).any()
+    np.testing.assert_allclose(scores(model.start_from(other), results), expected, rtol=1e-4)
+
+
+def test_start_from_a_bi_encoder(results, tmp_path):
+    """Of which the backbone alone is taken: its states are those that the bi-encoder pools."""
+    trained = tiny.checkpoint(tmp_path / "embeds", labels=None, seed=3)
+    other = ld.BiEncoder(trained, window_size=12, stride=6)
+    for backbone in (tiny.checkpoint(tmp_path / "plain", labels=None), tiny.encoder()):
+        model = make("MaxP", backbone).start_from(other)
+        its, own = (each.model.encoder.backbone.state_dict() for each in (other, model))
+        assert all(torch.equal(own[name], its[name]) for name in its)
+        with pytest.warns(UntrainedWarning):
+            model(results)
+    expected = scores(make("MaxP", trained), results)
+    np.testing.assert_allclose(scores(make("MaxP", tmp_path / "plain").start_from(other), results), expected, rtol=1e-5)
+    deeper = ld.BiEncoder(
+        tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3), window_size=12, stride=6
+    )
+    with pytest.raises(ValueError, match=r"layer\.2"):
+        make("MaxP").start_from(deeper)
+
+
+def test_start_from_what_has_no_weights_to_give(results, tmp_path):
+    model = make("MaxP")
+    before = scores(model, results)
+    for other in ("longdoc:docstrings-maxp", None, make("MaxP") % 3):
+        with pytest.raises(ValueError, match="start_from"):
+            model.start_from(other)
+    tokenizer = make("MaxP").model.tokenizer
+    folder = tiny.checkpoint(tmp_path / "other words")
+    file = Path(folder, "tokenizer.json")
+    file.write_text(file.read_text().replace('"cat"', '"tac"'))
+    assert len(AutoTokenizer.from_pretrained(folder)) == len(tokenizer)
+    with pytest.raises(ValueError, match="vocabularies"):
+        model.start_from(make("MaxP", folder))
+    np.testing.assert_array_equal(scores(model, results), before)
+
+
+@pytest.mark.bytes
+@pytest.mark.skipif(os.name != "posix", reason="files have no such modes")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_files_have_the_mode_that_the_umask_leaves(umask, results, tmp_path):
+    """Of a model, an adapter, and the state of a training, also where there was one before."""
+    before = os.umask(umask)
+    try:
+        model = make("MaxP", training=replace(LORA, checkpoint=tmp_path / "state"), preselect=ld.FirstK(2))
+        model.fit(results, QRELS)
+        for _ in range(2):
+            model.save(tmp_path / "model")
+            model.save_adapter(tmp_path / "adapter")
+        ld.rerank_to_disk(model, results, tmp_path / "blocks")
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*") if path.is_file()}
+    assert len([path for path in modes if path.suffix == ".safetensors"]) == 3
+    assert {path: oct(mode) for path, mode in modes.items() if mode != 0o666 & ~umask} == {}
+
+
+# Adapters: models as small differences from their backbone.
+
+LORA = ld.TrainingArgs(queries_per_step=2, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
+
+
+def test_compress_holds_what_has_changed():
+    rng = torch.Generator().manual_seed(0)
+    base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
+    change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
+    state = {**base, "matrix": base["matrix"] + change, "bias": torch.ones(4), "head": torch.randn(3)}
+    stored = compress(state, base, rank=5, largest_error=0.01)
+    shapes = {name: tuple(value.shape) for name, value in stored.items()}
+    assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "bias": (4,), "head": (3,)}
+    restored = restore(stored, base)
+    assert restored.keys() == state.keys()
+    for name, value in state.items():
+        torch.testing.assert_close(restored[name], value, rtol=1e-3, atol=0.02)
+    with pytest.raises(ValueError, match="rank 1"):
+        compress(state, base, rank=1, largest_error=0.01)
+
+
+@pytest.mark.bytes
+@pytest.mark.parametrize(
+    # TKL has no pre-trained layers, but for a table of words.
+    "name",
+    slow_but(REPRESENTATIVE, [name for name in CROSS_ENCODERS if name not in ("MORESPlus", "LateIR", "TKL")]),
+)
+def test_saved_as_a_difference(name, results, tmp_path):
+    model = make(name, training=LORA).fit(results, QRELS)
+    model.save_adapter(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    restored = ld.CrossEncoder.load(tmp_path)
+    assert type(restored) is type(model)
+    expected = scores(model, results)
+    np.testing.assert_allclose(scores(restored, results), expected, atol=0.02 * max(1.0, np.abs(expected).max()))
+    pd.testing.assert_frame_equal(restored.history, model.history)
+    with pytest.raises(ValueError, match="would lose them"):
+        restored.apply_attributes(seed=7)(results)
+
+
+@pytest.mark.bytes
+def test_other_weights_underneath_are_refused(results, tmp_path):
+    make("MaxP", training=LORA).fit(results, QRELS).save_adapter(tmp_path)
+    parameters = json.loads((tmp_path / "config.json").read_text())["parameters"]
+    edit(tmp_path, parameters={**parameters, "backbone": tiny.checkpoint(tmp_path / "other", seed=5)})
+    with pytest.raises(ValueError, match="other weights"):
+        ld.MaxP.load(tmp_path)

@@ -1,0 +1,183 @@
+"""Cross-encoders of sentence-transformers that consist of modules: its own scores, taken apart, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from packaging.version import Version
+from safetensors.torch import load_file, save_file
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.backbones.load import load_backbone
+
+from ..support import tiny, tiny_answers
+from ..support.systems import QUIET, scores, slow_but
+
+pytest.importorskip("sentence_transformers", minversion="5.7")
+
+from sentence_transformers import CrossEncoder, __version__
+from sentence_transformers.cross_encoder.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+
+pytestmark = [*QUIET, pytest.mark.filterwarnings("ignore:.*default prompt.*:UserWarning")]
+
+READING = {"max_query_len": 8, "device": "cpu"}
+SLIDING = {"window_size": 20, "stride": 10, **READING}
+QUERIES = ["old dog", "snow in the city", "a"]
+TEXTS = ["the cat and the dog walk to the river. ", "a red fish", "tree, mountain! (rain) 1234 unbelievable"]
+FRAME = tiny.frame(QUERIES, TEXTS)
+PAIRS = list(FRAME[["query", "text"]].itertuples(index=False, name=None))
+
+
+def linear(outputs, inputs=32, activation=torch.nn.Identity, **options):
+    return Dense(inputs, outputs, activation_function=activation(), **options)
+
+
+def scored(inputs=32, labels=1, **options):
+    return linear(labels, inputs, module_output_name="scores", **options)
+
+
+KINDS = {
+    # The shape of cross-encoder/ettin-reranker-17m-v1 and its larger relatives.
+    "ettin": ("modernbert", "cls", lambda: [linear(32, activation=torch.nn.GELU), LayerNorm(32), scored()]),
+    "mean": ("bert", "mean", lambda: [linear(24, activation=torch.nn.Tanh, bias=False), Dropout(0.3), scored(24)]),
+    "residual": (
+        "xlm-roberta",
+        "cls",
+        lambda: [LayerNorm(32), linear(40, use_residual=True), linear(40, 40, use_residual=True), scored(40)],
+    ),
+    "no steps": ("electra", "cls", lambda: [scored(bias=False)]),
+    "language model": ("qwen3", "lasttoken", lambda: [linear(32, activation=torch.nn.SiLU), scored()]),
+    "two labels": ("bert", "cls", lambda: [LayerNorm(32), scored(labels=2)]),
+}
+
+
+def stored(folder, kind="ettin", **settings):
+    """Saves a random cross-encoder with sentence-transformers, and returns it and its folder."""
+    if kind == "residual" and Version(__version__).major < 6:
+        pytest.skip(f"sentence-transformers {__version__} does not have use_residual")
+    family, pooling, layers = KINDS[kind]
+    if family == "qwen3":
+        tiny_answers.checkpoint(folder / "base", family, tiny_answers.tokenizer())
+    else:
+        tiny.checkpoint(folder / "base", family, labels=None)
+    torch.manual_seed(1)
+    modules = [Transformer(str(folder / "base")), Pooling(32, pooling), *layers()]
+    for module in modules[2:]:
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.4)
+    model = CrossEncoder(modules=modules, device="cpu", **settings)
+    model.save_pretrained(str(folder / "stored"))
+    return model, str(folder / "stored")
+
+
+def predicted(model, pairs=PAIRS, activation=torch.nn.Identity):
+    values = model.predict(pairs, activation_fn=activation(), show_progress_bar=False)
+    return values if values.ndim == 1 else values[:, 1] - values[:, 0]
+
+
+@pytest.mark.parametrize("kind", slow_but(("ettin", "residual", "language model"), KINDS))
+def test_scores_are_those_of_its_owner(kind, tmp_path):
+    model, folder = stored(tmp_path, kind)
+    expected = predicted(model)
+    assert expected.std() > 1e-2
+    first = ld.FirstP(folder, **READING)
+    np.testing.assert_allclose(scores(first, FRAME), expected, rtol=1e-5, atol=1e-5)
+    if kind != "two labels":
+        # What predict gives by itself is the sigmoid of that.
+        np.testing.assert_allclose(1 / (1 + np.exp(-scores(first, FRAME))), model.predict(PAIRS), atol=1e-6)
+    one_window = {"window_size": 50, "stride": 50, **READING}
+    for reranker in (first, ld.MaxP(folder, **one_window), ld.PARADE(folder, **one_window)):
+        np.testing.assert_allclose(scores(reranker, FRAME), expected, rtol=1e-5, atol=1e-5)
+        assert reranker.model.ready
+        reranker.save(tmp_path / "ours")
+        again = type(reranker).load(tmp_path / "ours", device="cpu")
+        np.testing.assert_allclose(scores(again, FRAME), expected, rtol=1e-5, atol=1e-5)
+        assert again.model.backbone.describe() == reranker.model.backbone.describe()
+
+
+@pytest.mark.parametrize("kind", ["mean", "language model"])
+def test_the_default_prompt_is_put_before_the_query(kind, tmp_path):
+    prompts = {"prompts": {"find": "find the old ", "other": "run "}}
+    model, folder = stored(tmp_path / "default", kind, default_prompt_name="find", **prompts)
+    expected = predicted(model)
+    np.testing.assert_allclose(
+        scores(ld.MaxP(folder, window_size=50, stride=50, **READING), FRAME), expected, atol=1e-5
+    )
+    model, folder = stored(tmp_path / "named", kind, **prompts)
+    assert np.abs(predicted(model) - expected).max() > 1e-3
+    np.testing.assert_allclose(scores(ld.FirstP(folder, **READING), FRAME), predicted(model), atol=1e-5)
+
+
+def test_a_classifier_with_a_prompt(tmp_path):
+    base = tiny.checkpoint(tmp_path / "base")
+    model = CrossEncoder(base, device="cpu", prompts={"find": "find the "}, default_prompt_name="find")
+    model.save_pretrained(str(tmp_path / "stored"))
+    reranker = ld.FirstP(tmp_path / "stored", **READING)
+    np.testing.assert_allclose(scores(reranker, FRAME), predicted(model), atol=1e-5)
+    reranker.save(tmp_path / "ours")
+    np.testing.assert_allclose(
+        scores(ld.FirstP.load(tmp_path / "ours", device="cpu"), FRAME), predicted(model), atol=1e-5
+    )
+    with pytest.raises(ValueError, match="layout='pair'"):
+        _ = ld.FirstP(tmp_path / "stored", layout="padded", **READING).model
+
+
+def change(folder, file, **values):
+    path = Path(folder) / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+GENERAL = "config_sentence_transformers.json"
+PROMPT = {"prompts": {"find": "find "}, "default_prompt_name": "find"}
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        (GENERAL, {"activation_fn": "torch.nn.modules.activation.ReLU"}),
+        (GENERAL, {"activation_fn": "somebody.Sigmoid"}),
+        ("1_Pooling/config.json", {"pooling_mode": "max"}),
+        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}),
+        ("1_Pooling/config.json", {"include_prompt": False}),
+        ("2_Dense/config.json", {"activation_function": "my.Swish"}),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}),
+        ("2_Dense/config.json", {"module_output_name": "x"}),
+        ("4_Dense/config.json", {"module_output_name": "x"}),
+        ("4_Dense/config.json", {"activation_function": "torch.nn.Tanh"}),
+        ("sentence_bert_config.json", {"transformer_task": "fill-mask"}),
+    ],
+)
+def test_what_is_refused_by_name(file, values, tmp_path):
+    folder = stored(tmp_path, **PROMPT)[1]
+    change(folder, file, **values)
+    [name] = values
+    with pytest.raises(ValueError, match=name):
+        load_backbone(folder)
+
+
+def test_parts_that_are_not_known_or_missing(tmp_path):
+    folder = Path(stored(tmp_path)[1])
+    weights = load_file(folder / "4_Dense" / "model.safetensors")
+    save_file({"linear.weight": weights["linear.weight"]}, folder / "4_Dense" / "model.safetensors")
+    with pytest.raises(RuntimeError, match=r"linear\.bias"):
+        load_backbone(str(folder))
+    (folder / "4_Dense" / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"4_Dense/model\.safetensors"):
+        load_backbone(str(folder))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[3]["type"] = "sentence_transformers.base.modules.normalize.Normalize"
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="Normalize"):
+        load_backbone(str(folder))
+
+
+def test_with_a_pooling_of_one_s_own_the_head_is_left_out(tmp_path):
+    model = ld.MaxP(stored(tmp_path)[1], pooling="mean", **SLIDING)
+    assert np.isfinite(scores(model, FRAME)).all()
+    assert not model.model.ready
+    assert model.model.backbone.representation is None

@@ -1,0 +1,255 @@
+"""Titles that are read with each window: token ids, room, selectors, coverage, every family of models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.rerankers.reranker import CrossEncoder
+
+from ..support import tiny, tiny_long
+from ..support.scorers import read_of
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+
+pytestmark = QUIET
+
+TITLES = ["the red bird", "a cat", "snow and rain in a long winter's wind", "", None]
+TITLED = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": 10}
+BODY = "dog bird fish tree river mountain city rain snow wind"
+
+
+@pytest.fixture
+def results() -> pd.DataFrame:
+    """Five rows of two queries; d1 stands there twice, with two titles."""
+    return tiny.results().assign(title=TITLES)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory) -> str:
+    return tiny_long.decoder(tmp_path_factory.mktemp("decoder"))
+
+
+def frame(title, text, query="old dog") -> pd.DataFrame:
+    return pd.DataFrame([{"qid": "1", "query": query, "docno": "d", "title": title, "text": text}])
+
+
+def read(model, rows: pd.DataFrame):
+    """What the backbone gets of the rows, and the tokenizer."""
+    scorer = model.model
+    found = read_of(scorer, rows["query"].tolist(), model.documents(rows))
+    query, windows = found.by_window()
+    batch = scorer.format.collate([found.queries[number] for number in query], [[window] for window in windows])
+    return batch, scorer.tokenizer
+
+
+def inputs(model, rows: pd.DataFrame) -> list[str]:
+    """The inputs that the backbone gets, in tokens."""
+    batch, tokenizer = read(model, rows)
+    real = (ids[mask].tolist() for ids, mask in zip(batch.input_ids, batch.attention_mask, strict=True))
+    return [" ".join(tokenizer.convert_ids_to_tokens(ids)) for ids in real]
+
+
+def test_tokens_and_segments_of_each_window(cross_encoder):
+    model = ld.MaxP(cross_encoder, window_size=4, stride=3, **TITLED)
+    assert inputs(model, frame("red sun", BODY)) == [
+        "[CLS] old dog [SEP] red sun dog bird fish tree [SEP]",
+        "[CLS] old dog [SEP] red sun tree river mountain city [SEP]",
+        "[CLS] old dog [SEP] red sun city rain snow wind [SEP]",
+    ]
+    batch, _ = read(model, frame("red sun", "dog bird"))
+    assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1, 1, 1, 1]]
+    assert (batch.content_start.tolist(), batch.content_length.tolist()) == ([4], [4])
+
+
+@pytest.mark.parametrize("title", ["", None, np.nan])
+def test_without_a_title_a_window_is_read_alone_and_without_a_text_the_title(title, cross_encoder):
+    model = ld.MaxP(cross_encoder, window_size=6, stride=4, **TITLED)
+    assert inputs(model, frame("red sun", title)) == ["[CLS] old dog [SEP] red sun [SEP]"]
+    assert inputs(model, frame(title, BODY)) == [
+        "[CLS] old dog [SEP] dog bird fish tree river mountain [SEP]",
+        "[CLS] old dog [SEP] river mountain city rain snow wind [SEP]",
+    ]
+
+
+def test_a_long_title_is_cut_and_a_long_text_is_not(cross_encoder):
+    model = ld.MaxP(cross_encoder, window_size=6, stride=4, **{**TITLED, "repeat_tokens": 3})
+    with pytest.warns(ld.TruncationWarning, match="repeat_tokens=3"):
+        model(frame("red sun and blue rain on fish", BODY))
+    assert inputs(model, frame("red sun and blue rain on fish", BODY)) == [
+        "[CLS] old dog [SEP] red sun and dog bird fish tree river mountain [SEP]",
+        "[CLS] old dog [SEP] red sun and river mountain city rain snow wind [SEP]",
+    ]
+
+
+def test_several_columns_in_the_order_of_repeat(cross_encoder):
+    fields = {"text_field": ("text", "url", "title", "more"), "repeat": ("title", "url")}
+    model = ld.MaxP(cross_encoder, window_size=3, stride=3, **fields)
+    assert inputs(model, frame("red sun", "dog bird").assign(url="a-b", more="fish tree")) == [
+        "[CLS] old dog [SEP] red sun a - b dog bird fish [SEP]",
+        "[CLS] old dog [SEP] red sun a - b tree [SEP]",
+    ]
+
+
+def test_bytes_are_read_with_a_line_break_between(decoder):
+    titled = ld.LongP(decoder, template="plain", **TITLED)
+    text = ld.LongP(decoder, template="plain")
+    assert inputs(titled, frame("red sun", BODY)) == inputs(text, frame("", f"red sun\n {BODY}"))
+    (cut,) = inputs(titled, frame("fish " * 20, BODY))
+    _, title, text = cut.split("Ċ")  # the first line break is the template's
+    assert title.split().count("Ġfish") == 9  # the tenth token is the line break
+    assert text.split() == [f"Ġ{word}" for word in BODY.split()]
+
+
+def test_marks_stand_before_the_sentences_of_the_text_alone(tmp_path):
+    longformer = tiny_long.encoder(tmp_path, "longformer", labels=1)
+    model = ld.LongP(longformer, global_attention="sentences", **TITLED)
+    (found,) = inputs(model, frame("red sun", "dog bird. fish tree."))
+    assert found.endswith("[SEP] red sun [CLS] dog bird . [CLS] fish tree . [SEP]")
+
+
+def test_the_largest_input_fits(cross_encoder):
+    model = ld.FirstP(cross_encoder, max_query_len=8, **TITLED)
+    row = frame("red " * 50, "cat " * 500, query="dog " * 50)
+    assert read(model, row)[0].lengths.tolist() == [128]
+    model(row)
+
+
+# Every family.
+
+REPEATING = [name for name in SYSTEMS if name != "TKL"]
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, REPEATING))
+def test_every_family_reads_titles(name, results):
+    titled, plain = make(name, **TITLED), make(name)
+    short = results[results["docno"] != "d1"]  # LongP's one window leaves room for titles
+    np.testing.assert_allclose(scores(titled, short.assign(title="")), scores(plain, short), rtol=1e-5, atol=1e-6)
+    with_titles, without = scores(titled, results), scores(plain, results)
+    same = [title in ("", None) for title in TITLES]
+    assert np.isclose(with_titles, without, rtol=1e-4).tolist() == same
+    assert titled.coverage.windows >= plain.coverage.windows
+
+
+def test_sliding_of_pyterrier_prepends_titles_by_default():
+    """Where it neither drops the end of a text nor fails on a short one, a model over its passages gives our scores."""
+    rows = pd.DataFrame(
+        [
+            {"qid": "1", "query": "old dog", "docno": f"d{i}", "title": title, "body": " ".join(words), "score": 1.0}
+            for i, (title, words) in enumerate([("red sun", tiny.WORDS[:40]), ("a cat", tiny.WORDS[5:35])])
+        ]
+    )
+    model = make("FirstP", text_field="body", window_size=80)
+    passages = pt.text.sliding(length=20, stride=10) >> model >> pt.text.max_passage()
+    expected = passages(rows.assign(rank=[0, 1])).set_index("docno")["score"]
+    windows = {"windows": ld.SlidingWords(20, 10), "text_field": ("title", "body"), "repeat": "title"}
+    titled = make("FirstP", window_size=80)
+    titled = ld.MaxP(titled.backbone, max_query_len=8, **windows)
+    found = titled(rows).set_index("docno")["score"]
+    np.testing.assert_allclose(found, expected[found.index], rtol=1e-5)
+
+
+def test_bm25_counts_the_words_of_titles(cross_encoder):
+    """Each window holds the title's word then, so that it tells nothing about which to keep."""
+    text = "cat cat rain cat fish cat wind bird"
+    chosen = {}
+    for title in ("", "rain rain rain"):
+        model = ld.MaxP(
+            cross_encoder, windows=ld.SlidingWords(2, 2), preselect=ld.BM25Windows(1), explain=True, **TITLED
+        )
+        (span,) = model(frame(title, text, query="rain fish"))["window_spans"][0]
+        chosen[title] = text[slice(*span)]
+    assert chosen == {"": "rain cat", "rain rain rain": "fish cat"}
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "cross-encoder"])
+def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
+    if kind == "embeddings":
+        chosen = ld.EmbeddingWindows(2, make("BiEncoder-max"))
+    else:
+        chosen = ld.CrossEncoderWindows(2, make("FirstP"))
+    seen = []
+    score = chosen.model.score
+    monkeypatch.setattr(chosen.model, "score", lambda queries, texts: (seen.extend(texts), score(queries, texts))[1])
+    model = make("MaxP", preselect=chosen, **{**TITLED, "repeat_tokens": 2})
+    batch, tokenizer = read(model, results.iloc[[0]])
+    text, windows = results["text"][0], make("MaxP").model
+    spans = windows.settings.windows(windows.tokenize([text])[0])
+    assert len(seen) == len(spans) > 2
+    assert all(shown.startswith("the red\n") for shown in seen)  # two of the title's three tokens
+    assert all(shown.removeprefix("the red\n") in text for shown in seen)
+    assert len(batch.lengths) == 2
+    assert tokenizer.decode(batch.input_ids[0], skip_special_tokens=True).startswith("old dog the red ")
+
+
+@pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "PARADE-attn", "CEDR-knrm"]))
+def test_a_saved_model_goes_on_reading_titles(name, results, tmp_path):
+    model = make(name, **{**TITLED, "repeat": ("title",)})
+    expected = scores(model, results)
+    model.save(tmp_path)
+    again = CrossEncoder.load(tmp_path)
+    assert (again.repeat, again.repeat_tokens) == (("title",), 10)
+    np.testing.assert_allclose(scores(again, results), expected, rtol=1e-5)
+    plain = make(name, text_field=("title", "text"))
+    assert model.describe() != plain.describe()
+
+
+@pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPEATING if name in CROSS_ENCODERS]))
+def test_fit_reads_titles(name, results):
+    recipe = ld.TrainingArgs(learning_rates={"": 1e-2}, epochs=2, dropout=0.0)
+    models = [make(name, training=recipe, **TITLED) for _ in range(2)]
+    for model, title in zip(models, (results["title"], "fish"), strict=True):
+        model.fit(results.assign(title=title), QRELS)
+    assert not np.allclose(scores(models[0], results), scores(models[1], results), rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"repeat": "title"}, "repeat='title'"),
+        ({"repeat": "text"}, "repeat='text'"),
+        ({"repeat": ("title", "text"), "text_field": ("title", "text")}, "repeat="),
+        ({"repeat": ()}, r"repeat=\(\)"),
+        ({"repeat": 3}, "repeat=3"),
+        ({"repeat_tokens": 10}, "repeat_tokens=10"),
+        ({**TITLED, "repeat_tokens": 0}, "repeat_tokens=0"),
+        ({**TITLED, "repeat_tokens": None}, "repeat_tokens=None"),
+    ],
+)
+@pytest.mark.parametrize("model", [ld.MaxP, ld.BiEncoder])
+def test_bad_arguments(model, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        model(**arguments)
+
+
+def test_scores_do_not_depend_on_other_rows(results):
+    for name in ("MaxP", "CEDR-knrm"):
+        table = ld.check_invariance(make(name, **TITLED), results, verbose=False)
+        assert table["passed"].dropna().all()
+    made_up = ld.check_invariance(make("MaxP", **TITLED), verbose=False)
+    assert made_up["passed"].dropna().all()
+
+
+def test_spans_point_into_the_text(results):
+    titled, plain = make("MaxP", explain=True, **TITLED)(results), make("MaxP", explain=True)(results)
+    assert titled["window_spans"].tolist() == plain["window_spans"].tolist()
+    start, end = titled["best_start"][0], titled["best_end"][0]
+    assert results["text"][0][start:end].split()[0] in tiny.WORDS
+
+
+def test_cached_scores_are_those_of_text_and_title(results, tmp_path):
+    cached = make("MaxP", score_cache=tmp_path / "scores.sqlite", **TITLED)
+    for frame_ in (results, results.assign(title="fish"), results.assign(title="")):
+        np.testing.assert_allclose(scores(cached, frame_), scores(make("MaxP", **TITLED), frame_), rtol=1e-5)
+    cached.repeat, cached.repeat_tokens = None, 32
+    expected = scores(make("MaxP", text_field=("title", "text")), results)
+    np.testing.assert_allclose(scores(cached, results), expected, rtol=1e-5)
+
+
+def test_text_loaders_supply_all_columns(results):
+    expected = scores(make("MaxP", **TITLED), results)
+    loader = pt.apply.generic(lambda rows: rows.assign(title=results["title"], text=results["text"]))
+    bare = results.drop(columns=["title", "text"])
+    np.testing.assert_allclose(scores(make("MaxP", text_loader=loader, **TITLED), bare), expected, rtol=1e-5)

@@ -1,0 +1,302 @@
+"""Arguments: which are wrong, and what a change of one does to weights and scores."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.rerankers.reranker import Reranker
+
+from ..support import tiny
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+
+pytestmark = QUIET
+
+CANDIDATES, LONGER = tiny.results(), tiny.longer_results()
+
+
+def changed(transformer, **attributes):
+    """A copy with its weights and other arguments."""
+    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
+
+
+# Wrong ones.
+
+OF_ALL: list[tuple[dict[str, Any], str]] = [
+    *(({"backbone": value}, "backbone") for value in (None, "", 3)),
+    *(({"text_field": value}, "text_field") for value in ((), ("title", 3), "", 3)),
+    *(({"batch_size": value}, "batch_size") for value in (0, None, 4.0, True)),
+    ({"dtype": "float8"}, "dtype"),
+    ({"device": "gpu"}, "device"),
+    ({"max_batch_tokens": 0}, "max_batch_tokens"),
+    ({"max_query_len": 0}, "max_query_len"),
+    ({"max_doc_len": -5}, "max_doc_len"),
+    ({"max_windows": 0}, "max_windows"),
+    ({"selection": "best"}, "selection"),
+    ({"windows": 150}, "windows=150"),
+    ({"seed": "a"}, "seed"),
+    ({"text_loader": {"d1": "text"}}, "text_loader"),
+    ({"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows would"),
+    ({"windows": ld.SlidingWords(), "selection": "first_last_random"}, "selection would"),
+    ({"windows": ld.SlidingWords(), "window_size": 40}, "window_size would"),
+]
+TRANSFORMER = {"aggregation": "transformer"}
+WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
+    ld.MaxP: [
+        *OF_ALL,
+        ({"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size and stride would"),
+        *(({"window_size": value}, "window_size|size=") for value in (0, 0.5, 40.0, None)),
+        *(({"stride": value}, "stride") for value in (0, None, 151)),
+        ({"training": {}}, "training"),
+        ({"pooling": "max"}, "pooling"),
+        ({"template": "{query} {text}", "layout": "padded"}, "layout"),
+        *(({"layout": layout, "max_query_len": None}, "max_query_len") for layout in ("padded", "shared")),
+    ],
+    ld.BiEncoder: [
+        *OF_ALL,
+        ({"aggregation": "attn"}, "aggregation"),
+        ({"pooling": "max"}, "pooling"),
+        ({"similarity": "l2"}, "similarity"),
+    ],
+    ld.KMaxP: [
+        *(({"k": value}, "k=") for value in (0, None, "3")),
+        *(({"k": 2, "weights": value}, "weights") for value in ([1.0], 1.0, [1.0, float("nan")])),
+    ],
+    ld.Birch: [
+        *(({"first_stage_weight": value}, "first_stage_weight") for value in (None, 1.5)),
+        ({"window_size": 20}, "Birch reads sentences"),
+    ],
+    ld.PARADE: [
+        ({"aggregation": "mean"}, "aggregation"),
+        ({"attention": "scalar"}, "attention"),
+        ({"aggregation": "avg", "layers": 3}, "layers"),
+        ({"aggregation": "max", "attention": "elementwise"}, "attention"),
+        ({"aggregator": "a/b"}, "aggregator"),
+        ({"query_states": True}, "query_states"),
+        ({**TRANSFORMER, "separate_query_projection": True}, "separate_query_projection"),
+        ({**TRANSFORMER, "aggregator": "a/b", "layers": 3}, "layers"),
+        ({**TRANSFORMER, "special_vectors": "zero"}, "special_vectors"),
+        ({**TRANSFORMER, "layers": 0}, "layers"),
+    ],
+    ld.CEDR: [({"aggregation": "max"}, "aggregation"), ({"aggregation": "pacrr", "max_query_len": None}, "pacrr")],
+    ld.LongP: [
+        ({"global_attention": "all"}, "global_attention"),
+        ({"attention_window": 7}, "attention_window"),
+        ({"attention_type": "sparse"}, "attention_type"),
+        *(({"template": t}, "query") for t in ("{query}", "{text} {query}", "{query} {query} {text}", "none")),
+    ],
+    ld.LateIR: [
+        ({"pooling": "cls"}, "pooling"),
+        ({"template": "plain"}, "template"),
+        ({"interaction": None}, "interact"),
+    ],
+    ld.MORESPlus: [({"pooling": "cls"}, "pooling"), ({"template": "plain"}, "template")],
+    ld.NeuralModel1: [({"pooling": "cls"}, "pooling")],
+}
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "word"), [(cls, *case) for cls, cases in WRONG.items() for case in cases], ids=str
+)
+def test_wrong_arguments(cls, arguments, word):
+    with pytest.raises((ValueError, RuntimeError), match=word):
+        cls(**{"backbone": "any/model", **arguments})
+
+
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"window_size": 150}, "does not fit"),
+        ({"max_query_len": 140}, "max_query_len=140"),
+        ({"window_size": 127, "max_query_len": None}, "document tokens"),
+    ],
+)
+def test_windows_and_queries_larger_than_the_backbone(name, arguments, word):
+    with pytest.raises(ValueError, match=word):
+        _ = make(name, **arguments).model
+
+
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "TKL"])
+def test_arguments_are_checked_again_at_transform(name, results, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for argument, value in (("batch_size", 0), ("backbone", "/no/such/folder")):
+        model = make(name)
+        setattr(model, argument, value)
+        with pytest.raises((ValueError, OSError), match=str(value)):
+            model(results)
+
+
+def test_an_argument_without_a_role_would_not_be_saved():
+    @dataclass(eq=False, repr=False)
+    class WithoutRole(ld.MaxP):
+        q: float = 0.5
+
+    with pytest.raises(TypeError, match=r"WithoutRole\.q"):
+        WithoutRole("backbone")
+    with pytest.raises(ValueError, match="haed"):
+        ld.argument(0.5, role="haed")
+
+
+def test_the_base_class_says_what_to_use(cross_encoder):
+    with pytest.raises(NotImplementedError, match="default_windows"):
+        ld.CrossEncoder()
+    with pytest.raises(NotImplementedError, match="head_spec"):
+        _ = ld.CrossEncoder(cross_encoder, windows=ld.GreedyChunks(20)).model
+
+
+def test_names_are_short_and_unique():
+    systems = [make(name, "a/b") for name in SYSTEMS]
+    assert len(set(map(repr, systems))) == len(systems)
+    assert repr(ld.MaxP("a/b", stride=50, verbose=True, text_loader=tiny.Store)) == "MaxP('a/b', stride=50)"
+    assert repr(ld.Birch("a/b", k=2, weights=np.ones(2))) == "Birch('a/b', k=2, weights=array([1., 1.]))"
+
+
+def test_every_reranker_is_tried_here():
+    public = {name: getattr(ld, name) for name in ld.__all__}
+    classes = {name for name, cls in public.items() if inspect.isclass(cls) and issubclass(cls, Reranker)}
+    assert classes - {"CrossEncoder"} == {cls.__name__ for cls, _ in SYSTEMS.values()}
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS))
+def test_apply_attributes_keeps_weights(name):
+    model = make(name)
+    weights = model.model.head.final.weight
+    weights.data.mul_(-3.0)
+    clone = changed(model, batch_size=3)
+    assert (clone.batch_size, model.batch_size) == (3, 64)
+    np.testing.assert_allclose(scores(clone, CANDIDATES), scores(model, CANDIDATES), atol=1e-5)
+    before = scores(clone, CANDIDATES)
+    weights.data.zero_()
+    np.testing.assert_array_equal(scores(clone, CANDIDATES), before)  # a copy, not a view
+
+
+CHANGES: dict[str, list[dict[str, Any]]] = {
+    "KMaxP": [{"k": 2}, {"weights": [1.0, 0.5, 0.1]}],
+    "Birch": [{"first_stage_weight": 0.9}, {"k": 1}],
+    "MaxP": [
+        *({name: 12} for name in ("window_size", "stride", "max_doc_len")),
+        {"max_windows": 1},
+        {"max_query_len": 1},
+        {"layout": "padded"},
+        {"preselect": ld.FirstK(1)},
+        {"windows": ld.SentenceWindows(max_tokens=7), "window_size": 150, "stride": 100},
+    ],
+    "PARADE-attn": [{"window_size": 12}],
+    "BiEncoder-max": [
+        *({name: 12} for name in ("window_size", "max_doc_len")),
+        {"aggregation": "avg"},
+        {"pooling": "cls"},
+        {"similarity": "dot"},
+        {"query_prefix": "find "},
+        {"passage_prefix": "the "},
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "changes"), [(name, each) for name, own in CHANGES.items() for each in own], ids=str)
+def test_changed_argument_takes_effect(name, changes):
+    model = make(name)
+    before, original = scores(model, LONGER), {name: getattr(model, name) for name in changes}
+    after = scores(make(name, **changes), LONGER)
+    for arguments, expected in ((changes, after), (original, before)):
+        for parameter, value in arguments.items():
+            model.set_parameter(parameter, value)
+        np.testing.assert_allclose(scores(model, LONGER), expected, atol=1e-5)
+    assert np.abs(after - before).max() > 1e-4
+
+
+def test_an_argument_that_changes_in_place_takes_effect():
+    for weights in ([1.0, 0.5, 0.1], np.array([1.0, 0.5, 0.1])):
+        model = make("KMaxP", weights=weights)
+        model(LONGER)
+        weights[0] = -1.0
+        expected = scores(make("KMaxP", weights=[-1.0, 0.5, 0.1]), LONGER)
+        np.testing.assert_allclose(scores(model, LONGER), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["MaxP", "LateIR", "BiEncoder-max"])
+def test_an_unchanged_model_is_not_set_up_again(name, results, monkeypatch):
+    reranker = make(name)
+    expected, model = scores(reranker, results), reranker.model
+    monkeypatch.setattr(type(reranker), "check", None)
+    monkeypatch.setattr(WindowEncoder, "use", None)
+    np.testing.assert_allclose(scores(reranker, results), expected, atol=1e-6)
+    assert reranker.model is model
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("KMaxP", {"k": 1}), ("Birch", {"first_stage_weight": 1.0}), ("MaxP", {"window_size": 12, "stride": 6})],
+)
+def test_changed_argument_keeps_trained_weights(name, changes):
+    model = make(name).fit(CANDIDATES, QRELS)
+    trained = model.model.head.final.weight.clone()
+    for parameter, value in changes.items():
+        model.set_parameter(parameter, value)
+    model(CANDIDATES)
+    assert model.model.head.final.weight.equal(trained)
+    assert len(model.history) == 1
+
+
+def test_a_change_that_failed_leaves_nothing_behind():
+    model = make("KMaxP")
+    before = scores(model, LONGER)
+    model.k, model.window_size = 1, 150
+    with pytest.raises(ValueError, match="does not fit"):
+        model(LONGER)
+    model.k, model.window_size = 3, 20
+    np.testing.assert_array_equal(scores(model, LONGER), before)
+
+
+def test_untrained_model_may_change_backbone_and_aggregation(cross_encoder, tmp_path):
+    other = tiny.checkpoint(tmp_path, seed=1)
+    model = make("PARADE-attn")
+    first = scores(model, CANDIDATES)
+    model.aggregation = "max"
+    np.testing.assert_allclose(scores(model, CANDIDATES), scores(make("PARADE-max"), CANDIDATES), atol=1e-5)
+    model.backbone = other
+    np.testing.assert_allclose(scores(model, CANDIDATES), scores(make("PARADE-max", other), CANDIDATES), atol=1e-5)
+    model.backbone, model.aggregation = cross_encoder, "attn"
+    np.testing.assert_allclose(scores(model, CANDIDATES), first, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("PARADE-attn", {"aggregation": "max", "attention": "elementwise"}),
+        ("PARADE-attn", {"backbone": tiny.encoder(None), "seed": 1, "pooling": "cls"}),
+        ("PARADE-transformer", {"attention_heads": 2}),  # although the weights would fit
+        ("LateIR", {"interaction": tiny.encoder()}),
+        ("LongP", {"pooling": "mean"}),
+    ],
+)
+def test_trained_model_may_not(name, changes):
+    model = make(name).fit(CANDIDATES, QRELS)
+    expected = scores(model, CANDIDATES)
+    for parameter, value in changes.items():
+        kept = getattr(model, parameter)
+        setattr(model, parameter, value)
+        about = "the aggregation" if parameter.startswith(("aggr", "atte")) else parameter
+        with pytest.raises(ValueError, match=f"trained weights, and a change of .*{about}"):
+            model(CANDIDATES)
+        setattr(model, parameter, kept)
+    np.testing.assert_array_equal(scores(model, CANDIDATES), expected)
+
+
+def test_numbers_of_numpy_are_numbers(results, tmp_path):
+    """As they come from an array of settings to compare; a model with them could not be saved."""
+    size, seed = np.array([12, 7])
+    model = make("KMaxP", window_size=size, k=seed, seed=seed, preselect=ld.BM25Windows(size))
+    model.max_query_len, model.training = size, ld.TrainingArgs(seed=seed, learning_rates={"": 1e-3})
+    out = model.fit(results, QRELS)(results)
+    model.save(tmp_path)
+    pd.testing.assert_frame_equal(ld.KMaxP.load(tmp_path)(results), out)

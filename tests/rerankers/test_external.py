@@ -1,0 +1,282 @@
+"""Any function or transformer that scores pairs stands in place of a backbone; what it returns is checked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling.heads.base import Head
+
+from ..support import tiny
+from ..support.served import LONGEST, logits
+from ..support.systems import QRELS, QUIET, make, scores
+
+pytestmark = QUIET
+
+WORDS = {"window_size": 10, "stride": 5, "max_query_len": 8}
+
+
+def overlap(queries, texts) -> list[float]:
+    """A made-up scorer: words of the query in the text, and a little for its length."""
+    pairs = zip(queries, texts, strict=True)
+    return [sum(text.split().count(word) for word in query.split()) + len(text) / 1e3 for query, text in pairs]
+
+
+class Spy:
+    """Keeps what it was asked."""
+
+    def __init__(self, function=overlap) -> None:
+        self.function, self.asked, self.sizes = function, [], []
+
+    def __call__(self, queries, texts):
+        assert isinstance(queries, list)
+        assert isinstance(texts, list)
+        self.asked += zip(queries, texts, strict=True)
+        self.sizes.append(len(texts))
+        return self.function(queries, texts)
+
+
+class Rows(pt.Transformer):
+    """A passage reranker as PyTerrier has them, which gives its rows back in another order."""
+
+    def __init__(self, change=lambda frame: frame.iloc[::-1]) -> None:
+        self.change, self.frames = change, []
+
+    def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
+        pt.validate.result_frame(inp, extra_columns=["query", "text"])
+        self.frames.append(inp)
+        out = inp.assign(score=overlap(inp["query"], inp["text"]))
+        return self.change(pt.model.add_ranks(out))
+
+
+def windows_of(text: str, size: int = 10, stride: int = 5) -> list[str]:
+    words = text.split()
+    starts = range(0, max(1, len(words) - size + stride), stride)
+    return [" ".join(words[start : start + size]) for start in starts]
+
+
+# Scores.
+
+
+def test_windows_in_words_are_aggregated_as_ever(results):
+    scorer, pairs = ld.PairScorer(overlap), list(zip(results["query"], results["text"].fillna(""), strict=True))
+    for cls, aggregate in ((ld.MaxP, max), (ld.SumP, sum), (ld.AvgP, np.mean), (ld.FirstP, lambda own: own[0])):
+        sizes = WORDS if cls in (ld.MaxP, ld.SumP) else {"window_size": 10, "max_query_len": 8}
+        windows = [(query, windows_of(text, 10, sizes.get("stride", 10))) for query, text in pairs]
+        expected = [aggregate(overlap([query] * len(own), own)) for query, own in windows]
+        np.testing.assert_allclose(scores(cls(scorer, **sizes), results), expected, rtol=1e-12)
+
+
+def test_with_a_tokenizer_scores_are_those_of_the_local_model(results):
+    scorer = ld.PairScorer(logits, tokenizer=tiny.encoder(), longest_input=LONGEST)
+    rows = results.assign(title=["the red bird", "a cat", "snow", "", None])
+    titled = {"text_field": ("title", "text"), "repeat": "title", "preselect": ld.BM25Windows(2)}
+    for name in ("FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "LongP"):
+        further = {"LongP": {"max_doc_len": 60}, "MaxP": titled}.get(name, {})
+        model, local = make(name, backbone=scorer, **further), make(name, device="cpu", **further)
+        np.testing.assert_allclose(scores(model, rows), scores(local, rows), rtol=1e-5, atol=1e-5, err_msg=name)
+        assert model.coverage == local.coverage
+
+
+def test_each_pair_is_asked_for_once_in_batches(results):
+    twice = pd.concat([results, results.assign(docno=results["docno"] + "x")], ignore_index=True)
+    spy = Spy()
+    model = ld.MaxP(ld.PairScorer(spy), batch_size=4, **WORDS)
+    model(twice)
+    assert len(set(spy.asked)) == len(spy.asked)
+    assert max(spy.sizes) == 4
+    pairs = zip(results["query"], results["text"].fillna(""), strict=True)
+    assert set(spy.asked) == {(query, window) for query, text in pairs for window in windows_of(text)}
+
+
+def test_a_transformer_scores_rows_of_its_own(results):
+    expected = scores(ld.MaxP(ld.PairScorer(overlap), **WORDS), results)
+    rows = Rows()
+    model = ld.MaxP(ld.PairScorer(rows), **WORDS)
+    assert scores(model, results).tolist() == expected.tolist()
+    frame = pd.concat(rows.frames)
+    assert not frame.duplicated(["qid", "docno"]).any()
+    assert frame.groupby("docno")["text"].nunique().max() == frame.groupby("text")["docno"].nunique().max() == 1
+
+
+def test_explanations_point_into_the_text_and_selectors_see_it(results):
+    arguments = {"explain": True, **WORDS}
+    out = ld.MaxP(ld.PairScorer(overlap), preselect=ld.BM25Windows(2), **arguments)(results)
+    for row in out.itertuples():
+        text = row.text if isinstance(row.text, str) else ""
+        shown = [text[start:end] for start, end in row.window_spans]
+        assert len(shown) <= 2
+        assert overlap([row.query] * len(shown), shown) == pytest.approx(row.window_scores)
+        assert row.score == pytest.approx(max(row.window_scores))
+
+
+def test_words_are_cut_and_counted(results):
+    spy = Spy()
+    model = ld.MaxP(ld.PairScorer(spy), max_query_len=2, max_doc_len=3)
+    model(tiny.frame(["old  dog in the rain", " snow "], ["the cat", "a red fish in the river"]))
+    assert set(spy.asked) == {(query, text) for query in ("old  dog", " snow ") for text in ("the cat", "a red fish")}
+    assert model.coverage.cut == {"max_query_len=2": 3, "max_doc_len=3": 2 * 3}  # of a text that two queries have
+    assert (model.coverage.query_tokens, model.coverage.tokens, model.coverage.tokens_read) == (6, 16, 10)
+    model.max_query_len = None
+    model(tiny.frame(["old  dog in the rain"], ["the cat"]))
+    assert spy.asked[-1][0] == "old  dog in the rain"
+
+
+def test_sizes_left_open_are_words_that_mostly_fit():
+    def settings(cls, longest=None, **arguments):
+        return cls(ld.PairScorer(overlap, longest_input=longest), **arguments).model.settings
+
+    largest = [settings(ld.FirstP, longest).windows.largest for longest in (None, 512, 8192)]
+    assert largest == [352, 352, 477]
+    assert settings(ld.LongP).windows.largest is None
+    assert settings(ld.FirstP, 512, window_size=500).windows.largest == 500
+    whole = settings(ld.FirstP, max_query_len=None)
+    assert (whole.windows.largest, whole.max_query_len) == (288, None)  # a quarter is left to queries
+
+
+def test_functions_may_return_tensors_and_arrays():
+    frame, parameter = tiny.frame(["old dog"], ["a cat", "a bird"]), torch.nn.Parameter(torch.ones(1))
+    for wrap in (np.array, tuple, lambda values: (torch.tensor(values) * parameter).bfloat16()):
+        model = ld.MaxP(ld.PairScorer(lambda queries, texts, wrap=wrap: wrap([float(len(text)) for text in texts])))
+        assert scores(model, frame).tolist() == [5.0, 6.0]
+
+
+def test_models_that_a_function_loads_can_be_trained_afterwards(results):
+    loaded = []
+
+    def score(queries, texts):
+        loaded.append(torch.nn.Linear(1, 1))
+        return overlap(queries, texts)
+
+    ld.MaxP(ld.PairScorer(score), **WORDS)(results)
+    loaded[0](torch.ones(1)).sum().backward()
+    assert loaded[0].weight.grad is not None
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("scorer", "word"),
+    [
+        (lambda queries, texts: [1.0], "one number"),
+        (lambda queries, texts: [[1.0]] * len(texts), "one number"),
+        (lambda queries, texts: 1.0, "one number"),
+        (lambda queries, texts: [float("nan")] * len(texts), "finite"),
+        (Rows(lambda frame: frame.iloc[:-1]), "each row once"),
+        (Rows(lambda frame: pd.concat([frame, frame.iloc[:1]])), "each row once"),
+        (Rows(lambda frame: frame.assign(docno=["d1", "d2", "d3"])), "each row once"),
+        (Rows(lambda frame: frame.assign(score="good")), "finite"),
+        (pt.Transformer.identity(), "finite"),
+    ],
+)
+def test_what_is_returned_is_checked(scorer, word):
+    frame = tiny.frame(["old dog"], ["a cat", "a bird", "snow"])
+    with pytest.raises(ValueError, match=word):
+        ld.MaxP(ld.PairScorer(scorer))(frame)
+
+
+SCORER = ld.PairScorer(overlap)
+
+
+SCORER = ld.PairScorer(overlap)
+
+
+def test_what_needs_weights_is_refused(results, tmp_path, cross_encoder):
+    model = ld.MaxP(SCORER, **WORDS)
+    for use in (
+        lambda: model.fit(results, QRELS),
+        lambda: model.save(tmp_path),
+        lambda: model.save_adapter(tmp_path),
+        lambda: model.start_from(ld.MaxP(cross_encoder)),
+        lambda: ld.MaxP(cross_encoder).start_from(model),
+    ):
+        with pytest.raises(TypeError, match="weights are not here"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("make_bad", "word"),
+    [
+        *((lambda cls=cls: cls(SCORER), "more of a window than a score") for cls in (ld.PARADE, ld.CEDR, ld.LateIR)),
+        (lambda: ld.MaxP(SCORER, pooling="mean"), "pooling"),
+        (lambda: ld.MaxP(SCORER, layout="padded"), "layout"),
+        (lambda: ld.MaxP(SCORER, device="cpu"), "device"),
+        (lambda: ld.MaxP(SCORER, runtime="compile"), "runtime"),
+        (lambda: ld.MaxP(overlap), "ld.PairScorer"),
+        (lambda: ld.MaxP(Rows()), "ld.PairScorer"),
+        (lambda: ld.MaxP("http://127.0.0.1:8080"), "ld.ScoreServer"),
+        (lambda: ld.BiEncoder(SCORER), "backbone"),
+        (lambda: ld.PairScorer("cross-encoder/ms-marco-MiniLM-L6-v2"), "scorer="),
+        (lambda: ld.MaxP(ld.PairScorer(overlap, tokenizer=str.split)).model, "tokenizer="),
+    ],
+)
+def test_what_does_not_go_together(make_bad, word):
+    with pytest.raises(ValueError, match=word):
+        make_bad()
+
+
+def test_own_heads_say_whether_scores_are_enough(results):
+
+    class Median(Head, name="median-of-scores"):
+        from_scores = True
+
+        def forward(self, encoded):
+            values = self.score(encoded.cls).masked_fill(~encoded.mask, float("nan"))
+            return values.nanmedian(1).values
+
+    class MedianP(ld.MaxP):
+        head_name = "median-of-scores"
+
+    windows = windows_of(results["text"][0])
+    own = sorted(overlap(["old dog"] * len(windows), windows))
+    assert scores(MedianP(SCORER, **WORDS), results)[0] == pytest.approx(own[(len(own) - 1) // 2])
+
+
+# Who it is.
+
+
+def test_a_cache_needs_a_name(results, tmp_path):
+    path, spy = tmp_path / "scores", Spy()
+    with pytest.raises(ValueError, match="has no name"):
+        ld.MaxP(SCORER, score_cache=path, **WORDS)(results)
+    first, again, other = (
+        ld.MaxP(ld.PairScorer(spy, name=name), score_cache=path, **WORDS)
+        for name in ("overlap", "overlap", "overlap 2")
+    )
+    expected, number = scores(first, results), len(spy.asked)
+    assert (scores(again, results) == expected).all()
+    assert len(spy.asked) == number
+    other(results)
+    assert len(spy.asked) == 2 * number
+
+
+def test_a_cache_knows_how_much_of_a_query_is_read(tmp_path):
+    def score(longest: int, **arguments) -> float:
+        exact = {"name": "length", "tokenizer": tiny.encoder(), "longest_input": longest}
+        of_query = ld.PairScorer(lambda queries, texts: list(map(len, queries)), **exact)
+        model = ld.MaxP(of_query, window_size=10, stride=5, max_query_len=None, **arguments)
+        return scores(model, tiny.frame(["old dog " * 60], ["a cat"])).item()
+
+    cached = [score(longest, score_cache=tmp_path / "scores") for longest in (60, 100)]
+    assert cached == [score(60), score(100)]
+    assert cached[0] < cached[1]
+
+
+def test_attributes_copies_and_pickles(results):
+    model = ld.KMaxP(ld.PairScorer(overlap, name="overlap"), k=1, **WORDS)
+    best = scores(model, results)
+    assert repr(model).startswith("KMaxP(PairScorer(overlap, name='overlap'), ")
+    model.k = 5
+    more = scores(model, results)
+    assert (more <= best).all()
+    assert more[0] < best[0]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model.apply_attributes(k=5)):
+        assert (scores(other, results) == more).all()

@@ -1,0 +1,411 @@
+"""What each class is: windows and heads, LongP's architectures, numbers of parameters."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from transformers import BertConfig
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.arguments import arguments_of
+from pyterrier_longdoc.modelling import templates
+from pyterrier_longdoc.modelling.backbones.load import build_backbone
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
+from pyterrier_longdoc.training import evaluate
+
+from ..support import tiny, tiny_long
+from ..support.scorers import Passes
+from ..support.systems import QUIET, SMALL, make, scores, slow_but
+from ..support.tiny_long import LONG
+from ..support.toy import toy_task
+
+pytestmark = QUIET
+
+
+# Windows and heads.
+
+
+def test_birch_mixes_in_the_first_stage(results):
+    sizes = {"window_size": 150, "stride": 100}
+    neural = scores(make("KMaxP", windows=ld.SentenceWindows(max_sentences=1), **sizes), results)
+    first_stage = results["score"].to_numpy()
+    for a in (0.0, 0.3, 1.0):
+        birch = make("Birch", first_stage_weight=a)
+        np.testing.assert_allclose(scores(birch, results), a * first_stage + (1 - a) * neural, atol=1e-6)
+    for wrong, told in (
+        ([1.0, None, 1.0, 1.0, 1.0], "nan in row 1"),
+        (["1", "2", "3", "high", "5"], "'high' in row 3"),
+    ):
+        with pytest.raises(ValueError, match=f"'score' holds {told}"):
+            birch(results.assign(score=wrong))
+    written = birch(results.assign(score=results["score"].map(str)))  # numbers, as a file without types has them
+    np.testing.assert_array_equal(written["score"], birch(results)["score"])
+
+
+@pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"])
+def test_first_window_of_any_windows(name, results):
+    beginnings = results.assign(text=[" ".join(text.split()[:7]) for text in results["text"].fillna("")])
+    model = make(name, windows=ld.SlidingWords(7, 3), window_size=None)
+    np.testing.assert_allclose(scores(model, results), scores(make(name), beginnings), rtol=1e-5)
+    assert model.coverage.windows == model.coverage.documents
+    assert model.coverage.documents_cut == 2  # one text, for two queries
+    assert model.coverage.tokens_read < model.coverage.tokens
+
+
+# LongP over every architecture.
+
+
+@pytest.fixture(scope="module", params=slow_but(("longformer", "bigbird", "qwen3 answers"), LONG))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(kind, tmp_path_factory):
+    return tiny_long.make(kind, tmp_path_factory.mktemp("long"))
+
+
+def longp(kind, checkpoint, **changes):
+    own = {
+        "qwen3": {"pooling": "last"},
+        "qwen3 answers": {"template": "qwen3-reranker"},
+        "llama cross-encoder": {"template": "plain"},
+    }.get(kind, {})
+    return ld.LongP(checkpoint, **{**SMALL, "device": "cpu", **own, **changes})
+
+
+TEXTS = tiny_long.texts()
+FULL = TEXTS[TEXTS["text"] != ""]  # a tokenizer takes an empty second text for none
+PAIRS = list(FULL[["query", "text"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.slow
+def test_scores_depend_on_nothing_but_query_and_text(kind, checkpoint):
+    if kind.endswith("cross-encoder") and "modernbert" not in kind:
+        pytest.skip("the encoder is that of the plain checkpoint")
+    table = ld.check_invariance(longp(kind, checkpoint), TEXTS, tolerance=5e-5, verbose=False)
+    table = table.set_index("check")
+    assert table.loc[["repeated", "order", "alone", "padding", "batch size 1", "dtype bfloat16"], "passed"].all(), table
+    assert table["passed"].dropna().all(), table
+    if kind.startswith(("modernbert", "eurobert", "llama", "qwen3")) and Version(transformers.__version__).major >= 5:
+        assert table.loc["attention eager", "passed"]
+
+
+def test_saved_and_loaded_it_tells_texts_apart(kind, checkpoint, tmp_path):
+    model = longp(kind, checkpoint)
+    expected = scores(model, TEXTS)
+    assert model.model.encoder.pooling == tiny_long.POOLINGS.get(kind, "cls")
+    assert len(set(expected)) == len(expected)
+    assert expected.std() > 1e-3
+    assert model.coverage.documents_cut == 0
+    model.save(tmp_path)
+    restored = ld.LongP.load(tmp_path, device="cpu")
+    assert arguments_of(restored) == arguments_of(model)
+    np.testing.assert_allclose(scores(restored, TEXTS), expected, atol=1e-5)
+    assert restored.model.format == model.model.format
+
+
+def test_texts_longer_than_the_backbone_takes_are_cut(kind, checkpoint, results):
+    model = longp(kind, checkpoint)
+    results.loc[0, "text"] = "the old dog " * 400
+    with pytest.warns(ld.TruncationWarning):
+        assert np.isfinite(scores(model, results)).all()
+    assert model.coverage.documents_cut == 1
+    form = model.model.format
+    largest = form.longest - 8 - form.specials - form.query_trail_size
+    assert model.model.settings.windows.largest == largest
+
+
+def test_the_firstp_twin_is_one_argument(kind, checkpoint):
+    twin, whole = longp(kind, checkpoint, max_doc_len=20), scores(longp(kind, checkpoint), TEXTS)
+    with pytest.warns(ld.TruncationWarning):
+        cut = scores(twin, TEXTS)
+    short = TEXTS["text"].str.split().str.len() <= 2
+    np.testing.assert_allclose(cut[short], whole[short], atol=1e-4)
+    assert (np.abs(cut - whole)[~short] > 1e-4).all()
+    assert twin.coverage.tokens_read <= 20 * twin.coverage.documents
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in tiny_long.LEARNING if kind in LONG], scope="function")
+def test_learns(kind, tmp_path):
+    run, judged = toy_task(0, queries=4)
+    checkpoint = tiny_long.make(kind, tmp_path, **tiny_long.LEARNING[kind])
+    recipe = ld.TrainingArgs(epochs=25, queries_per_step=4, learning_rates={"": 5e-3}, metric="RR")
+    short = templates.Template.of("{query}\n{text}", answers=("yes", "no"))
+    model = longp(kind, checkpoint, training=recipe, **({"template": short} if kind == "qwen3 answers" else {}))
+    before = evaluate(model(run), judged, "RR")
+    losses = model.fit(run, judged).history["loss"].tolist()
+    assert np.mean(losses[-5:]) < 0.75 * np.mean(losses[:3])
+    assert evaluate(model(run), judged, "RR") > max(before, 0.8)
+
+
+# As the published classifiers.
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("longformer", {}),
+        ("big_bird", {}),
+        pytest.param("nomic_bert", {}, marks=pytest.mark.slow),
+        *(
+            pytest.param("eurobert", {"classifier_pooling": pooling}, marks=pytest.mark.slow)
+            for pooling in ("bos", "mean", "late")
+        ),
+    ],
+)
+def test_cross_encoders_are_the_published_classifiers(family, options, tmp_path):
+    folder = tiny_long.encoder(tmp_path, family, labels=1, **options)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = [tokenizer(q, t, return_tensors="pt") for q, t in PAIRS]
+    with torch.no_grad():  # a copy, as BigBird's attention depends on earlier inputs
+        expected = np.array([copy.deepcopy(model)(**each).logits.item() for each in inputs])
+    reranker = ld.LongP(folder, device="cpu", **({"global_attention": "cls"} if family == "longformer" else {}))
+    for _ in range(2):  # BigBird changes its attention between short and long inputs
+        np.testing.assert_allclose(scores(reranker, FULL), expected, atol=1e-5)
+    if family == "longformer":
+        assert np.abs(scores(ld.LongP(folder, device="cpu"), FULL) - expected).max() > 1e-3
+    if family == "big_bird":
+        long = np.array([each["input_ids"].numel() > (5 + 2) * 4 for each in inputs])
+        full = scores(ld.LongP(folder, attention_type="original_full", device="cpu"), FULL)
+        np.testing.assert_allclose(full[~long], expected[~long], atol=1e-5)
+        assert (np.abs(full - expected)[long] > 1e-3).all()
+
+
+# Longformer and BigBird.
+
+
+@pytest.fixture(scope="module")
+def longformer(tmp_path_factory):
+    return tiny_long.encoder(tmp_path_factory.mktemp("longformer"), "longformer", labels=1)
+
+
+def global_positions(model, query, text):
+    """Tokens of the one input with global attention, by position, and the input's ids."""
+    scorer = model.model
+    passes = Passes(scorer)
+    scorer.score([query], [text])
+    [inputs] = passes.inputs
+    return inputs["global_attention_mask"][0].nonzero().flatten().tolist(), inputs["input_ids"][0].tolist()
+
+
+def test_longformer_global_attention(longformer):
+    for choice, expected in (("query", [0, 1, 2, 3, 4]), ("query_only", [1, 2, 3]), ("cls", [0])):
+        model = ld.LongP(longformer, global_attention=choice, device="cpu")
+        positions, ids = global_positions(model, "the old dog", "a red fish " * 30)
+        assert positions == expected
+        assert (ids[0], ids[4], ids[5]) == (2, 3, 3)  # [CLS], and two separators of which the first counts
+    assert global_positions(ld.LongP(longformer, device="cpu"), "", "a red fish")[0] == [0, 1]
+    padded = ld.LongP(longformer, layout="padded", max_query_len=6, max_doc_len=40, device="cpu")
+    positions, ids = global_positions(padded, "the old dog", "a red fish")
+    assert (positions, ids[4:8]) == ([0, 1, 2, 3, 7], [0, 0, 0, 3])
+
+
+# QDS-Transformer.
+
+SENTENCES = "a red fish. the old tree in rain and snow! the dog"
+
+
+def test_sentences_have_marks_that_all_tokens_see(longformer):
+    model = ld.LongP(longformer, global_attention="sentences", max_query_len=8, device="cpu")
+    positions, ids = global_positions(model, "the old dog", SENTENCES)
+    tokenizer = model.model.tokenizer
+    shown = [tokenizer.decode([token]) for token in ids[: ids.index(0)]]
+    text = "[CLS] a red fish . [CLS] the old tree in rain and snow ! [CLS] the dog [SEP]"
+    assert " ".join(shown) == f"[CLS] the old dog [SEP] [SEP] {text}"
+    assert positions == [0, 1, 2, 3, 4, *(i for i, token in enumerate(shown) if token == "[CLS]" and i)]
+
+
+def test_marks_of_sentences_count_as_tokens(longformer):
+    frame = tiny.frame(["the old dog"], [SENTENCES, ""])
+    arguments = {"max_query_len": 8, "explain": True, "device": "cpu"}
+    plain = ld.LongP(longformer, **arguments)
+    model = ld.LongP(longformer, global_attention="sentences", **arguments)
+    spans = [out["window_spans"].tolist() for out in (plain(frame), model(frame))]
+    assert spans[0] == spans[1] == [[(0, len(SENTENCES))], [(0, 0)]]
+    assert model.coverage.tokens == model.coverage.tokens_read == plain.coverage.tokens + 3
+    model.max_doc_len = 8
+    [start, end] = model(frame).iloc[0]["window_spans"][0]
+    assert SENTENCES[start:end] == "a red fish. the old"  # six words and full stops, two marks
+    assert (model.coverage.tokens_read, model.coverage.cut) == (8, {"max_doc_len=8": 9})
+
+
+def test_chosen_sentences_bring_their_marks(longformer):
+    blocks = ld.KeyBlocks(ld.BM25Windows(2), ld.SentenceWindows(max_tokens=20, max_sentences=1))
+    model = ld.LongP(longformer, global_attention="sentences", preselect=blocks, max_query_len=8, device="cpu")
+    _, ids = global_positions(model, "red dog", SENTENCES)
+    shown = model.model.tokenizer.decode(ids[: ids.index(0)])
+    assert shown == "[CLS] red dog [SEP] [SEP] [CLS] a red fish . [CLS] the dog [SEP]"
+
+
+def test_sentence_marks_are_saved_and_depend_on_no_batch(longformer, tmp_path):
+    arguments = {"global_attention": "sentences", "attention_window": 8, "max_query_len": 8, "device": "cpu"}
+    model, texts = ld.LongP(longformer, **arguments), tiny.longer_results()
+    assert ld.check_invariance(model, texts, dtypes=(), verbose=False)["passed"].dropna().all()
+    model.save(tmp_path)
+    again, expected = ld.LongP.load(tmp_path, device="cpu"), scores(model, texts)
+    np.testing.assert_allclose(scores(again, texts), expected, rtol=1e-5)
+    assert again.model.encoder.backbone.config.attention_window == [8, 8]
+    for other in ({"global_attention": "query"}, {"attention_window": None}):
+        assert not np.allclose(scores(ld.LongP(longformer, **{**arguments, **other}), texts), expected)
+
+
+def test_bigbird_whose_positions_are_no_whole_number_of_blocks(tmp_path):
+    folder = tiny_long.encoder(tmp_path, "big_bird", max_position_embeddings=250)
+    model = ld.LongP(folder, max_query_len=8, device="cpu")
+    assert np.isfinite(scores(model, TEXTS.assign(query="dog " * 8, text="dog " * 400))).all()
+    specials = model.model.format.specials
+    assert model.model.settings.windows.largest == 248 - 8 - specials
+    full = ld.LongP(folder, attention_type="original_full", max_query_len=8, device="cpu").model
+    assert full.settings.windows.largest == 250 - 8 - specials
+
+
+# Templates and language models.
+
+
+def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
+    folder = tiny_long.decoder(tmp_path, "qwen3")
+    model = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").model
+    queries = model.read_queries(["the old dog in the rain"])
+    words, trail = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\n"))
+    assert queries.ids[0].tolist() == [*words[:2], *trail]
+    assert (queries.lengths, queries.read) == ([len(words)], [2])
+
+
+SLIDING = {"window_size": 20, "stride": 10}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [
+        (ld.BiEncoder, SLIDING),
+        (ld.LateIR, {"interaction": tiny.aggregator(), "aggregator": None, **SLIDING}),
+        (ld.LongP, {"template": "{query}{text}", "pooling": "last"}),
+        (ld.LongP, {"template": "{query}{text}", "pooling": "mean"}),
+    ],
+)
+def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path):
+    model = cls(tiny_long.decoder(tmp_path, "qwen3"), device="cpu", **arguments)
+    texts = pd.concat([TEXTS.assign(query=""), TEXTS], ignore_index=True)
+    assert np.isfinite(scores(model, texts)).all()
+    table = ld.check_invariance(model, texts, tolerance=5e-5, dtypes=(), verbose=False)
+    assert table["passed"].dropna().all(), table
+
+
+def answering(*answers):
+    return {"template": ld.Template(middle=" ", answers=answers)}
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "word"),
+    [
+        ("qwen3", answering("certainly so", "no"), "answer 'certainly so'"),
+        ("qwen3", answering(10**6), "answer 1000000"),
+        *((family, answering("yes", "no"), "for language models") for family in ("bert", "jina")),
+        ("jina", {"template": ld.Template(chat=True)}, "chat_template"),
+        ("qwen3", {"template": "yes-no"}, "chat_template"),
+        *(("bert", {"global_attention": value}, "global_attention") for value in ("cls", "sentences")),
+        ("bert", {"attention_window": 8}, "attention_window"),
+        ("bert", {"attention_type": "original_full"}, "attention_type"),
+        ("longformer", {"global_attention": "sentences", "template": "plain"}, "template"),
+        ("longformer", {"attn_implementation": "sdpa"}, "sdpa|scaled_dot_product_attention"),
+        *(("qwen3", {"layout": layout}, "layout='pair'") for layout in ("padded", "shared")),
+        ("jina", {"layout": "longformer"}, "positions="),
+    ],
+)
+def test_options_that_a_backbone_does_not_have(family, arguments, word, tmp_path):
+    folder = tiny.encoder() if family == "bert" else tiny_long.make(family, tmp_path)
+    with pytest.raises(ValueError, match=word):
+        _ = ld.LongP(folder, **arguments).model
+
+
+def test_a_model_of_another_machine_s_attention(tmp_path):
+    """Saved where flash attention is installed, loaded where it is not."""
+    model = ld.LongP(tiny_long.decoder(tmp_path / "decoder", "llama"), device="cpu")
+    expected = scores(model, TEXTS)
+    backbone = model.model.backbone
+    backbone.options = replace(backbone.options, attn_implementation="flash_attention_2")
+    model.save(tmp_path / "saved")
+    again = ld.LongP.load(tmp_path / "saved", attn_implementation=None, device="cpu")
+    np.testing.assert_allclose(scores(again, TEXTS), expected, atol=1e-5)
+    eager = ld.LongP.load(tmp_path / "saved", attn_implementation="eager", device="cpu")
+    assert eager.model.encoder.backbone.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("name", ["FirstP", "LongP", "MaxP", "SumP", "AvgP", "PARADE-avg", "PARADE-elementwise"])
+def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
+    """As the papers' ELECTRA models: no classification head, not even its dense layer, but a new last layer."""
+    texts = tiny.frame(["old dog"], ["the cat", "a red fish in the river", "old dog, dog"])  # one window each
+    folder = tiny.checkpoint(tmp_path / "electra", "electra")
+    model, other = make(name, folder, pooling="cls"), make(name, folder)
+    with pytest.warns(ld.UntrainedWarning):
+        found = scores(model, texts)
+    electra = transformers.AutoModel.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        pairs = zip(texts["query"], texts["text"], strict=True)
+        states = [electra(**tokenizer(*pair, return_tensors="pt")).last_hidden_state[:, 0] for pair in pairs]
+        expected = [model.model.head.final(state).item() for state in states]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(scores(other, texts) - found).max() > 0.1
+    assert model.describe() != other.describe()
+    model.save(tmp_path / "saved")
+    np.testing.assert_allclose(scores(ld.CrossEncoder.load(tmp_path / "saved"), texts), found, rtol=1e-5)
+    with pytest.raises(ValueError, match="backbone and pooling"):
+        model.start_from(other)
+
+
+# Numbers of parameters of the papers' configurations, counted without weights (on the meta device). The papers count
+# tables of words and poolers that are never read, which this package drops.
+
+H, A = 768, 384
+BERT = BertConfig().to_dict()
+POOLER, POOLER_A, WORDS_A = H * H + H, A * A + A, 30522 * A
+
+
+def minilm(layers: int) -> dict:
+    """The configuration of cross-encoder/ms-marco-MiniLM-L2/4/6-v2."""
+    sizes = {"hidden_size": A, "intermediate_size": 4 * A, "num_attention_heads": 12, "num_hidden_layers": layers}
+    return BertConfig(**sizes).to_dict()
+
+
+def count(*modules: torch.nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
+
+
+def parade(head: str = "parade-transformer", **options) -> int:
+    """PARADE over BERT-base."""
+    with torch.device("meta"):
+        backbone = build_backbone({"config": BERT, "cross_encoder": False}, None)
+        return count(WindowEncoder(backbone), build_head(head, H, **options))
+
+
+@pytest.mark.parametrize(("layers", "published"), [(6, 132_491_905), (4, 128_942_977)])
+def test_pre_trained_aggregators(layers, published):
+    """PARADE Transf-PRETR-L6 and -L4: 132M and 128M in Boytsov et al. 2022; -Q: 295,296 more if projected apart."""
+    number = parade(aggregator=minilm(layers))
+    assert number + POOLER + WORDS_A + POOLER_A == published
+    assert parade("parade-transformer-query", aggregator=minilm(layers)) == number
+    separate = parade("parade-transformer-query", aggregator=minilm(layers), separate_projection=True)
+    assert separate - number == H * A + A == 295_296
+
+
+def test_late_interaction():
+    """PARADE-LATEIR: 148M in Boytsov et al. 2025, which is that of an interaction with two layers."""
+    with torch.device("meta"):
+        description = {"config": BERT, "cross_encoder": False, "interaction": minilm(2)}
+        backbone = build_late_backbone(description, tiny.tokenizer())
+        head = build_head("parade-transformer", backbone.hidden_size, aggregator=minilm(6))
+        assert count(LateInteractionEncoder(backbone), head) + POOLER + 2 * (WORDS_A + POOLER_A) == 148_108_033

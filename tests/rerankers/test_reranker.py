@@ -1,0 +1,418 @@
+"""Frames in, frames out, for every class: rows, texts, explanations, coverage, warnings."""
+
+from __future__ import annotations
+
+import html
+import pickle
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.caches import forget_embeddings
+from pyterrier_longdoc.modelling.encoder import WindowEncoder
+
+from ..support import frames, tiny
+from ..support.systems import (
+    AGGREGATING,
+    CROSS_ENCODERS,
+    QUIET,
+    REMEMBERING,
+    REPRESENTATIVE,
+    SYSTEMS,
+    UNTRAINED,
+    make,
+    scores,
+    slow_but,
+)
+
+pytestmark = QUIET
+
+NEEDED = ["qid", "query", "docno", "text"]
+
+
+def only(*names: str):
+    """A test about these systems alone."""
+    return pytest.mark.parametrize("name", names, indirect=True)
+
+
+@pytest.fixture
+def tolerance(name):
+    """Between scores of `loaded`: what is remembered comes from another test's batches of other windows."""
+    return 1e-5 if name in REMEMBERING else 0
+
+
+def changed(transformer, **attributes):
+    """A copy with its weights and other arguments."""
+    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
+
+
+def told_of_cuts(what) -> list[str]:
+    """What is warned of, at the line of this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    told = [warning for warning in caught if warning.category is ld.TruncationWarning]
+    assert {warning.filename for warning in told} <= {__file__}
+    return [str(warning.message) for warning in told]
+
+
+# Rows and columns.
+
+
+def test_empty_frame(fresh, name, nothing_loads):
+    for extra in ([], ["url", "_x", "title"]):
+        for ranked in ([], ["rank", "score"])[name == "Birch" :]:
+            out = fresh(pd.DataFrame(columns=[*NEEDED, *extra, *ranked]))
+            assert list(out.columns) == [*NEEDED, *extra, "score", "rank"]
+            assert len(out) == 0
+            assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+
+
+def test_rows_columns_index_and_dtypes(loaded, results):
+    frame = results.assign(_x=range(5), title="t", url=None).set_axis([7, 7, 3, 9, -1])
+    before = frame.copy(deep=True)
+    out = loaded(frame)
+    pd.testing.assert_frame_equal(frame, before)  # the input is unchanged
+    assert out.index.tolist() == [7, 7, 3, 9, -1]
+    given = ["qid", "query", "docno", "text", "_x", "title", "url"]
+    assert list(out.columns) == [*given, "score", "rank"] == list(loaded(frame.iloc[:0]).columns)
+    pd.testing.assert_frame_equal(out[given], frame[given])
+    assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+    assert np.isfinite(out["score"]).all()
+
+
+def test_a_row_has_one_score(loaded):
+    """Alone, in any order, twice, in batches of any size."""
+    frame = tiny.longer_results()
+    expected = scores(loaded, frame)
+    order = np.random.default_rng(0).permutation(len(frame))
+    out = loaded(frame.iloc[order])
+    assert out.index.tolist() == order.tolist()
+    np.testing.assert_allclose(out["score"], expected[order], atol=1e-5)
+    for _, group in out.groupby("qid"):
+        by_rank = group.sort_values("rank")
+        assert by_rank["rank"].tolist() == list(range(len(group)))
+        assert by_rank["score"].is_monotonic_decreasing
+    for i in range(5):
+        forget_embeddings()  # or they would be those of the whole frame
+        alone = loaded(frame.iloc[[i]])
+        assert alone["rank"].tolist() == [0]
+        np.testing.assert_allclose(alone["score"], expected[[i]], atol=1e-5)
+    twice = scores(loaded, pd.concat([frame, frame]))
+    np.testing.assert_array_equal(*np.split(twice, 2))
+    for sizes in ({"batch_size": 1}, {"batch_size": 1000, "max_batch_tokens": 10**6}, {"max_batch_tokens": 40}):
+        forget_embeddings()
+        np.testing.assert_allclose(scores(changed(loaded, **sizes), frame), expected, atol=1e-5)
+    generated = pd.concat(loaded.transform_gen(frame, batch_size=1))
+    np.testing.assert_allclose(generated["score"].loc[frame.index], expected, atol=1e-5)
+
+
+def test_frames_of_other_makes(loaded, name, results, tolerance):
+    expected = scores(loaded, results)
+    out = loaded(results.astype({"qid": int, "score": "float32", "rank": "int32"}))
+    assert out["qid"].tolist() == [1, 1, 2, 2, 1]
+    assert (out["score"].dtype, out["rank"].dtype) == ("float64", "int64")
+    np.testing.assert_allclose(out["score"], expected, atol=1e-6)
+    bare = results.drop(columns=["score", "rank"])
+    if name == "Birch":
+        with pytest.raises(pt.validate.InputValidationError, match="score"):
+            loaded(bare)
+    else:
+        np.testing.assert_allclose(scores(loaded, bare), expected, rtol=0, atol=tolerance)
+    missing = pd.concat([results.iloc[[0]]] * 4, ignore_index=True).assign(text=["", None, float("nan"), "  "])
+    empty = scores(loaded, missing)
+    assert np.isfinite(empty).all()
+    np.testing.assert_allclose(empty, empty[0], atol=1e-5)
+
+
+def test_very_long_text(loaded, name, results, monkeypatch):
+    frame = results.iloc[[0, 1]].assign(text=["cat dog " * 4000, "x" * 5000])
+    if name in AGGREGATING:
+        with monkeypatch.context() as patch:
+            patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded before that
+            with pytest.raises(ValueError, match="max_windows"):
+                loaded(frame)
+        loaded = changed(loaded, max_windows=100)
+    assert np.isfinite(scores(loaded, frame)).all()
+
+
+@pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "Birch", "PARADE-query", "BiEncoder-avg"]), indirect=True)
+@settings(
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(rows=st.lists(frames.ROWS, min_size=1, max_size=6), data=st.data())
+def test_any_frame_is_scored(loaded, rows, data):
+    index = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
+    frame = pd.DataFrame(rows, index=index, dtype=object)
+    before = frame.copy(deep=True)
+    out = loaded(frame)
+    assert out.index.tolist() == index
+    assert out["docno"].tolist() == frame["docno"].tolist()
+    assert out["title"].tolist() == frame["title"].tolist()
+    assert np.isfinite(out["score"].to_numpy()).all()
+    assert before.equals(frame)
+
+
+def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
+    with pytest.raises(pt.validate.InputValidationError, match=rf"{type(fresh).__name__}[\s\S]*text"):
+        fresh(results.drop(columns="text"))
+    for column in ("text", "query"):
+        with pytest.raises(ValueError, match=f"column '{column}' holds bytes"):
+            fresh(results.assign(**{column: [b"cat"] * 5}))
+    with pytest.raises(ValueError, match="text stand more than once"):
+        fresh(pd.concat([results, results[["text"]]], axis=1))
+
+
+# The text.
+
+
+def test_text_fields_are_joined(loaded, results, tolerance):
+    titles = ["snow", None, "", "river", "old"]
+    texts = [" ".join(filter(None, pair)) for pair in zip(titles, results["text"].fillna(""), strict=True)]
+    both = scores(changed(loaded, text_field=("title", "text")), results.assign(title=titles))
+    np.testing.assert_allclose(both, scores(loaded, results.assign(text=texts)), rtol=0, atol=tolerance)
+    body = scores(changed(loaded, text_field="body"), results.rename(columns={"text": "body"}))
+    np.testing.assert_allclose(body, scores(loaded, results), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+def test_text_loader(loaded, results, as_object, tolerance):
+    store = tiny.Store(results)
+    loading = changed(loaded, text_loader=store if as_object else store.text_loader(["text"]))
+    out = loading(results.drop(columns="text").set_axis([3, 1, 1, 0, 8]))
+    np.testing.assert_allclose(out["score"], scores(loaded, results), rtol=0, atol=tolerance)
+    assert list(out.columns) == ["qid", "query", "docno", "score", "rank"]
+    assert out.index.tolist() == [3, 1, 1, 0, 8]
+    assert store.calls == 1
+    loading(results)
+    assert store.calls == 1  # the column is there: nothing to load
+    inputs = pt.inspect.transformer_inputs(loading)
+    assert [set(columns) - {"score"} for columns in inputs] == [set(NEEDED), set(NEEDED) - {"text"}]
+
+
+def test_text_loader_that_does_not_supply(results):
+    for load, word in (
+        (lambda frame: frame, "text_loader"),
+        (lambda frame: frame.iloc[1:].assign(text="a"), "text_loader"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            make("FirstP", text_loader=pt.apply.generic(load))(results.drop(columns="text"))
+
+
+# What was read.
+
+WORDS = "snow in the city " * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "cut_by"),
+    [
+        ("MaxP", {"max_windows": 1}, None),
+        ("MaxP", {"max_windows": 2, "selection": "first_last_random", "window_size": 10, "stride": 10}, None),
+        ("MaxP", {"preselect": ld.FirstK(1)}, None),
+        ("MaxP", {"preselect": ld.KeyBlocks(ld.FirstK(1), blocks=ld.SlidingWindows(10, 10))}, None),
+        ("MaxP", {"windows": ld.SlidingWindows(10, 10, max_windows=1), "window_size": 150, "stride": 100}, None),
+        ("MaxP", {"max_doc_len": 30}, "10 tokens cut by max_doc_len=30"),
+        ("MaxP", {"max_doc_len": 30, "max_windows": 1}, "10 tokens cut by max_doc_len=30"),
+        ("MaxP", {"max_query_len": 1}, "1 tokens cut by max_query_len=1"),
+        ("FirstP", {}, "20 tokens cut by window_size=20"),
+        ("FirstP", {"max_doc_len": 30}, "10 tokens cut by max_doc_len=30, 10 tokens cut by window_size=20"),
+        (
+            "FirstP",
+            {"windows": ld.SlidingWindows(10, 10), "window_size": None},
+            "30 tokens cut by windows=Sliding",
+        ),
+        ("FirstP", {"layout": "shared", "max_doc_len": 20}, "cut by layout='shared'"),
+    ],
+)
+def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, arguments, cut_by, cross_encoder):
+    model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
+    told = told_of_cuts(lambda: model(frame))
+    assert sum(model.coverage.lost.values()) <= sum(model.coverage.cut.values()) > 0
+    assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.cut.items() if "query" not in by)
+    assert len(told) == (cut_by is not None)
+    assert cut_by is None or cut_by in told[0]
+    assert model.summary(frame) == model.coverage
+
+
+@only("FirstP", "BiEncoder-first")
+def test_one_truncation_warning(fresh, results):
+    [told] = told_of_cuts(lambda: fresh(results))
+    assert told.startswith(f"{fresh!r} did not read 224 tokens cut by window_size=20")
+    for frame, cut in ((results.iloc[[1]], False), (results, True)):
+        assert told_of_cuts(lambda frame=frame: fresh(frame)) == []
+        assert bool(fresh.coverage.cut) == cut
+
+
+@pytest.mark.parametrize("name", [*REPRESENTATIVE, "Birch"], indirect=True)
+def test_a_summary_says_what_the_run_reads_and_changes_nothing(name, tmp_path, monkeypatch):
+    cached = {} if name == "BiEncoder-max" else {"score_cache": tmp_path / "scores.sqlite"}
+    model, candidates = make(name, max_doc_len=100, **cached), tiny.longer_results()
+    before, random_state = candidates.copy(deep=True), torch.get_rng_state()
+    with monkeypatch.context() as patch:
+        patch.setattr(WindowEncoder, "_encode", None)  # nothing is encoded
+        told = model.summary(candidates)
+    assert (model.coverage, model.warned) == (None, set())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert not (tmp_path / "scores.sqlite").exists()
+    pd.testing.assert_frame_equal(candidates, before)
+    model(candidates)
+    assert told == model.coverage == model.summary(candidates)
+    assert told.tokens_encoded == 0 < told.cut["max_doc_len=100"]
+    with pytest.raises(pt.validate.InputValidationError, match=type(model).__name__):
+        model.summary(candidates.drop(columns="text"))
+
+
+def test_coverage(fresh, name, results):
+    assert fresh.coverage is None
+    fresh(results)
+    tokens = [6 * 22, 3, 0]  # the long text, which both queries have: 21 words and a full stop, six times
+    # The tiny backbone takes 128 tokens: 8 of the query, 3 special ones.
+    first = {"FirstP": 20, "BiEncoder-first": 20, "LongP": 117}.get(name, tokens[0])
+    coverage = fresh.coverage
+    whole, read = 2 * tokens[0] + 3, 2 * first + 3
+    assert (coverage.documents, coverage.tokens, coverage.tokens_read) == (5, whole, read)
+    assert bool(coverage.cut) == bool(coverage.documents_cut) == (first < tokens[0])
+    assert (coverage.queries, coverage.queries_cut) == (2, 0)
+    assert coverage.as_dict()["windows_per_document"] == coverage.windows / 5
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(REPRESENTATIVE, [name for name in SYSTEMS if name != "CEDR-pacrr"]), indirect=True
+)
+def test_all_of_a_query_is_read_that_fits(name, results, tmp_path):
+    """Windows of no given size leave a quarter of 128 tokens, 31 without the special ones, to queries."""
+    query = "snow in the city " * 7  # 28 tokens
+    frame = results.assign(query=[query, query, *results["query"][2:4], query])
+    whole, short = make(name, max_query_len=None), make(name, max_query_len=4)
+    expected = scores(make(name, max_query_len=31), frame)
+    np.testing.assert_allclose(scores(whole, frame), expected, rtol=1e-5, atol=1e-5)
+    assert not np.allclose(scores(short, frame), expected, rtol=1e-5, atol=1e-5)
+    assert whole.coverage.query_tokens_read == whole.coverage.query_tokens == 28 + 4
+    np.testing.assert_allclose(scores(whole, frame.iloc[[0]]), expected[:1], rtol=1e-5, atol=1e-5)
+    assert "max_query_len=None" in repr(whole)
+    if isinstance(whole, ld.CrossEncoder):
+        whole.save(tmp_path / "model")
+        restored = ld.CrossEncoder.load(tmp_path / "model")
+        assert restored.max_query_len is None
+        np.testing.assert_allclose(scores(restored, frame), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "room", "size"),
+    [
+        ("MaxP", {}, 105, 20),  # 128 - 3 - 20
+        ("MaxP", {"window_size": 100}, 25, 100),
+        ("AvgP", {"window_size": None}, 31, 94),
+        ("LongP", {}, 31, 94),
+        ("LongP", {"max_doc_len": 60}, 65, 60),
+        ("Birch", {}, 31, 94),
+        ("BiEncoder-max", {}, 126, 20),  # read apart
+        ("MORESPlus", {}, 126, 20),
+    ],
+)
+def test_what_windows_leave_to_queries(name, changes, room, size, results):
+    model = make(name, max_query_len=None, **changes)
+    settings = model.model.settings
+    assert (settings.max_query_len, settings.windows.largest) == (room, size)
+    for length in (room, room + 1):
+        told = told_of_cuts(lambda length=length: model(results.iloc[[1]].assign(query="dog " * length)))
+        assert model.coverage.queries_cut == len(told) == length - room
+    cause = f"the longest input of the backbone, which takes {room}"
+    assert model.coverage.cut == {cause: 1}
+    assert f"1 tokens cut by {cause}" in told[0]
+
+
+# Explanations, precision, progress, weights.
+
+
+def test_explanations(loaded, name, results):
+    explaining = changed(loaded, explain=True)
+    out = explaining(results)
+    np.testing.assert_allclose(out["score"], scores(loaded, results), atol=1e-5)
+    added = {"window_scores", "window_weights", "window_spans", "best_start", "best_end", "query_terms"}
+    assert set(out.columns) - set(results.columns) == added
+    assert list(explaining(results.iloc[:0]).columns) == list(out.columns)
+    for frame in (out, explaining(results.iloc[:0])):
+        assert frame[["best_start", "best_end"]].dtypes.tolist() == ["int64", "int64"]
+    for explained in out.itertuples():
+        assert len(explained.window_scores) == len(explained.window_spans) >= 1
+        best = int(np.argmax(explained.window_scores))
+        assert (explained.best_start, explained.best_end) == explained.window_spans[best]
+        assert (explained.window_weights is not None) == (name in ("PARADE-attn", "PARADE-elementwise"))
+
+
+def test_low_precision(fresh, loaded, results):
+    expected = scores(loaded, results)
+    fresh.set_parameter("dtype", "bfloat16")
+    rough = scores(fresh, results)
+    assert not np.array_equal(rough, expected)
+    assert np.abs(rough - expected).max() < 0.1 + 0.1 * np.abs(expected).max()
+
+
+@only("MaxP", "BiEncoder-max")
+def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
+    bars = []
+
+    class Bar(pt.tqdm):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            bars.append((self, not self.disable))
+
+    monkeypatch.setattr(pt, "tqdm", Bar)
+    loaded(results)
+    assert not any(shown for _, shown in bars)
+    bars.clear()
+    changed(loaded, verbose=True)(results)
+    [(bar, shown)] = bars
+    assert shown
+    assert bar.n == bar.total > 0
+    assert bar.desc == type(loaded).__name__
+
+
+@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, CROSS_ENCODERS), indirect=True)
+def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
+    for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):
+        model = make(name, backbone)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model(results)
+            model(results)
+        about = [w for w in caught if issubclass(w.category, ld.UntrainedWarning)]
+        assert len(about) == int(untrained)
+        assert all(type(model).__name__ in str(w.message) and w.filename == __file__ for w in about)
+
+
+def test_construction_touches_neither_weights_nor_random_state(name, nothing_loads):
+    make(name, "no/such-model")  # checkpoints among its arguments are made when they are first needed
+    state = torch.get_rng_state()
+    made = make(name, "no/such-model")
+    assert repr(made).startswith(type(made).__name__)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_pickle_before_and_after_loading(fresh, loaded, results):
+    unloaded = pickle.loads(pickle.dumps(fresh))
+    expected = scores(fresh, results)
+    np.testing.assert_allclose(scores(loaded, results), expected, atol=1e-5)  # scores are reproducible
+    np.testing.assert_allclose(scores(unloaded, results), expected, atol=1e-5)
+    restored = pickle.loads(pickle.dumps(fresh))
+    np.testing.assert_allclose(scores(restored, results), expected, atol=1e-5)
+    assert repr(restored) == repr(fresh)
+
+
+def test_notebooks_show_the_words_too(cross_encoder):
+    models = [make("MaxP", cross_encoder), make("MaxP", cross_encoder, stride=5)]
+    for model in models:
+        assert html.escape(repr(model)) in model._repr_html_()
+        assert "MaxP</div>" in re.sub(r"\s+", "", model._repr_html_())  # PyTerrier's drawing
+        assert "<a href=" not in model._repr_html_()  # there is no page to lead to

