@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.modelling.heads.base import Head
 
 from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
 
@@ -33,7 +32,6 @@ def test_a_sound_model_passes(results):
     assert list(table.index) == CHECKS
     assert table["passed"].dropna().all()
     assert table["same_order"].dropna().all()
-    assert table.loc["attention sdpa", "note"] == "the usual one"
     assert table.loc[["alone", "padding"], "difference"].max() < 1e-5
     assert 1e-5 < table.loc["dtype bfloat16", "difference"] < 0.1
     # The model, the rows and random numbers are as they were.
@@ -43,14 +41,6 @@ def test_a_sound_model_passes(results):
     assert all(torch.equal(value, state[name]) for name, value in model.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random_state)
     pd.testing.assert_frame_equal(results, before)
-
-
-def test_bi_encoders_can_be_checked(results):
-    model = make("BiEncoder-max", device="cpu")
-    table = check(model, results)
-    assert table["passed"].dropna().all()
-    assert table.loc[["alone", "attention eager"], "passed"].all()
-    assert not len(model.model.encoder.shared.cache)  # states of another attention
 
 
 class Sneaky(pt.Transformer):
@@ -90,30 +80,26 @@ def test_dependence_is_found(what, caught, results):
     judged = table[table["passed"].notna()]
     assert set(judged.index) == {"repeated", "order", "alone", "padding"}
     assert set(judged.index[~judged["passed"].astype(bool)]) == caught
-    assert table.loc["batch size 1", "note"] == "Sneaky has no batch_size"
-    assert table.loc["dtype bfloat16", "note"] == "Sneaky has no dtype"
+    assert table.loc[["batch size 1", "dtype bfloat16"], "note"].str.contains("Sneaky").all()
 
 
 @pytest.fixture
-def mean_over_all():
-    """A MaxP whose head averages over all windows of the batch, those that are not there included."""
+def blind(monkeypatch):
+    """Makes models whose backbone looks at its padding."""
 
-    class MeanOverAllHead(Head, name="mean-over-all"):
-        def forward(self, encoded):
-            return self.score(encoded.cls.mean(1))
+    def made(name, **changes):
+        model = make(name, device="cpu", **changes)
+        backbone = model.model.encoder.backbone
+        forward = backbone.forward
+        monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+        return model
 
-    class MeanOverAll(ld.MaxP):
-        head_name = MeanOverAllHead.name
-
-    return MeanOverAll
+    return made
 
 
 @pytest.mark.parametrize("limit", [{"max_batch_tokens": 8}, {"batch_size": 1}], ids=str)
-def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, monkeypatch):
-    model = make("LongP", device="cpu", **limit)
-    backbone = model.model.encoder.backbone
-    forward = backbone.forward
-    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, blind):
+    model = blind("LongP", **limit)
     table = check(model, results)
     assert table.loc["alone", "passed"]  # no pass has two rows
     assert not table.loc["padding", "passed"]
@@ -122,21 +108,22 @@ def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, monk
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))
 def test_all_heads_pass(name, results):
-    table = check(make(name, device="cpu"), results, dtypes=())
+    model = make(name, device="cpu")
+    table = check(model, results, dtypes=())
     assert table["passed"].dropna().all()
     assert table.loc[["alone", "padding"], "passed"].all()
+    if name.startswith("BiEncoder"):
+        assert table.loc["attention eager", "passed"]
+        assert not len(model.model.encoder.shared.cache)  # states of another attention
 
 
 @pytest.mark.parametrize(
     "name", slow_but(["FirstP", "BiEncoder-max", "LateIR"], ["FirstP", "BiEncoder-max", "LateIR", "MORESPlus"])
 )
-def test_a_backbone_that_looks_at_its_padding_is_found(name, results, monkeypatch, tmp_path):
+def test_a_backbone_that_looks_at_its_padding_is_found(name, results, blind, tmp_path):
     """Without an attention mask scores depend on the batch; what is remembered, or in a score cache, hides nothing."""
     cache = {"score_cache": tmp_path / "scores.sqlite", "window_size": 60} if name == "FirstP" else {}
-    model = make(name, device="cpu", **cache)
-    backbone = model.model.encoder.backbone
-    forward = backbone.forward
-    monkeypatch.setattr(backbone, "forward", lambda **inputs: forward(**{**inputs, "attention_mask": None}))
+    model = blind(name, **cache)
     table = check(model, results)
     assert not table.loc["alone", "passed"]
     assert not table.loc["padding", "passed"]
@@ -152,5 +139,5 @@ def test_rows_that_cannot_be_compared(results, capsys):
     assert not incomplete["passed"].iloc[0]
     capsys.readouterr()
     table = ld.check_invariance(pt.apply.doc_score(lambda row: 1.0), results.drop(columns="text"))
-    assert table.set_index("check").loc["padding", "note"] == "the frame has no text column text"
+    assert table.set_index("check").loc["padding", "note"]
     assert capsys.readouterr().out.splitlines()[0].split() == list(table.columns)

@@ -102,10 +102,8 @@ def test_a_selector_chooses_the_chunks_that_are_judged():
         out = judge(frame(far, SENTENCE, ""))
     assert out["label"].tolist() == [3, 0, 0]
     assert out["chunk_grades"].tolist() == [[3, 1], [0], []]
-    assert [far[start:end].strip() for start, end in out["chunk_spans"][0]] == [
-        "Wet cats purr, worth 3.",
-        "Wet cats, worth 1.",
-    ]
+    found = " ".join(far[start:end].strip() for start, end in out["chunk_spans"][0])
+    assert found == "Wet cats purr, worth 3. Wet cats, worth 1."
     assert 0 < out["judged_share"][0] < 0.1
     assert out["judged_share"].tolist()[1:] == [1.0, 1.0]
     assert out["best_chunk"].tolist() == [0, 0, -1]
@@ -187,7 +185,6 @@ def test_a_judge_is_a_transformer(results, capsys):
     assert empty.dtypes[list(JUDGEMENT_COLUMNS)].equals(out.dtypes[list(JUDGEMENT_COLUMNS)])
     columns = pt.inspect.transformer_outputs(judge, ["qid", "query", "docno", "text"])
     assert columns == ["qid", "query", "docno", "text", *JUDGEMENT_COLUMNS]
-    assert repr(judge) == "RelevanceJudge(CallableBackend(tests.analysis.test_judging.marked))"
 
 
 # Agreement.

@@ -199,15 +199,8 @@ def test_the_span_with_the_fewest_edits(passage, document):
 
 
 def test_words():
-    assert compared_words("Don't re-use E\u0301tude, straße; ﬁne_1") == [
-        "don",
-        "t",
-        "re",
-        "use",
-        "etude",
-        "strasse",
-        "fine_1",
-    ]
+    found = compared_words("Don't re-use E\u0301tude, straße; ﬁne_1")
+    assert " ".join(found) == "don t re use etude strasse fine_1"
     assert compared_words("ASCII only: A_b 2") == compared_words("ASCII only: A_b 2 …") == ["ascii", "only", "a_b", "2"]
 
 

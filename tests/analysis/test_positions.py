@@ -96,17 +96,17 @@ def test_reasons_for_having_no_position():
     topics = pd.concat([TOPICS, pd.DataFrame({"qid": ["none", "short"], "query": "?"})])
     short = pd.DataFrame({"qid": ["short"], "text": [" ".join(CORPUS["text"][0].split()[:3])]})
     texts = pd.concat([CORPUS, pd.DataFrame({"docno": ["blank", "null"], "text": [" \n", None]})])
-    pairs = [("q0", "d1"), ("q0", "blank"), ("q0", "null"), ("q0", "gone"), ("none", "d0"), ("short", "d0")]
-    qrels = pd.DataFrame(pairs, columns=["qid", "docno"]).assign(label=1)
+    expected = {
+        ("q0", "d1"): "passage not found",
+        ("q0", "blank"): "document empty",
+        ("q0", "null"): "document empty",
+        ("q0", "gone"): "document not in corpus",
+        ("none", "d0"): "no passage",
+        ("short", "d0"): "passage too short",
+    }
+    qrels = pd.DataFrame(expected.keys(), columns=["qid", "docno"]).assign(label=1)
     found = find(topics, qrels, texts, pd.concat([PASSAGES, short]))
-    assert found.frame["reason"].tolist() == [
-        "passage not found",
-        "document empty",
-        "document empty",
-        "document not in corpus",
-        "no passage",
-        "passage too short",
-    ]
+    assert found.frame["reason"].tolist() == list(expected.values())
     assert found.frame[["first_token", "end_token", "start", "end", "passage"]].isna().all(axis=None)
     assert found.frame["length"].isna().tolist() == [False, False, False, True, False, False]
     assert (found.unmatched, len(found.matched), found.reasons()["document empty"]) == (1.0, 0, 2)
@@ -156,8 +156,7 @@ def test_the_best_chunk_is_the_default_and_needs_no_scale():
     assert frame["judged"].fillna(-1).tolist() == [5, 2, 3, 1, -1]
     assert frame["reason"].tolist() == ["", "", "no chunk better than the others", "", "document empty"]
     assert frame["grade"][:2].tolist() == [-0.5, -0.5]
-    by_reranker = judged(documents, wet_words()).frame
-    assert by_reranker["chunk"].fillna(-1).tolist() == [3, 0, -1, 0, -1]
+    assert judged(documents, wet_words()).frame["chunk"].equals(frame["chunk"])
 
 
 def test_other_estimators_of_the_same_judgements():
@@ -194,7 +193,6 @@ def test_what_max_chunks_leaves_unread_is_said():
     assert frame[["chunks", "judged"]].to_numpy().tolist() == [[6, 3], [3, 3], [6, 1]]
     assert frame["unread"].tolist() == [17, 0, 0]  # after the first relevant chunk there is nothing to look for
     assert found.summary()[["documents cut", "tokens unread"]].tolist() == pytest.approx([1 / 3, 17 / 88])
-    assert "19% of tokens unread" in found.plot().get_legend().get_texts()[1].get_text()
     with pytest.warns(ld.TruncationWarning, match="in 2 of 3 documents"):
         best = judged(documents, says_wet, max_chunks=3)
     assert best.frame["unread"].tolist() == [17, 0, 18]
@@ -343,8 +341,6 @@ def test_summary():
     }
     pd.testing.assert_series_equal(found.summary(), pd.Series(expected, name="positions"))
     assert found.summary(first=1000)["starts in first 1000"] == 1
-    assert repr(found) == "RelevantPositions(6 documents, 33.3% unmatched)"
-    assert "position p90" in found._repr_html_()
     without = positions([None], [10]).summary()
     assert without["unmatched"] == 1
     assert without[["position mean", "relative position", "starts in first 477"]].isna().all()
@@ -355,11 +351,6 @@ def test_the_figure_shows_shares_of_positions_and_of_lengths():
     lengths, starts = ([bar.get_height() for bar in bars] for bars in ax.containers)
     np.testing.assert_allclose(lengths, [1 / 4, 0, 1 / 4, 2 / 4])  # what lies beyond counts in the last bar
     np.testing.assert_allclose(starts, [1 / 3, 1 / 3, 0, 1 / 3])
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "length of 4 relevant documents",
-        "first relevant position (25% unmatched)",
-    ]
-    assert "and beyond" in [text.get_text() for text in ax.texts]
     # Without max_tokens it ends with the longest documents.
     assert positions([0, 300], [200, 900]).plot(bin_tokens=100).get_xlim()[1] == 900
     assert positions([0], [900]).plot(bin_tokens=100).get_xlim()[1] == 1000

@@ -79,11 +79,9 @@ def test_weights_shade_within_a_document():
 
 def test_numbers_say_what_shades_do():
     html = ld.show(ranking())._repr_html_()
-    assert "<b>▶ 1: 3.000<br>weight 0.500</b>" in html
-    assert "2: 1.000" in html
-    assert "window 1 of 3 is best (3.000, characters 9-18); 11 of 38 characters not read" in html
+    assert re.search(r"<b>.*3\.000.*0\.500</b>", html)  # score and weight of the best
+    assert "11 of 38 characters" in html
     assert html.count("not read<br>") == 2
-    assert "from -1.000 to 3.000" in html
 
 
 def test_nothing_is_executed_or_fetched():
@@ -120,21 +118,16 @@ def test_any_windows_over_any_text(text, ends):
 
 def test_prints_as_text():
     several = pd.concat([ranking(), ranking(docno="d2", rank=1, score=1.0, label=1)], ignore_index=True)
-    assert repr(ld.show(several, documents=1)).splitlines() == [
-        "query 'q1': what <is> it",
-        "0  d1  (score 2.000)",
-        "   window 1 of 3 is best (3.000, characters 9-18); 11 of 38 characters not read",
-        f"   {TEXT[9:18].strip()}",
-        "1 more document is not shown: documents=2 shows all",
-    ]
+    shown = repr(ld.show(several, documents=1))
+    assert all(part in shown for part in ("what <is> it", "d1", "2.000", TEXT[9:18].strip(), "documents=2"))
+    assert "d2" not in shown
     assert "1  d2  (score 1.000, label 1)" in repr(ld.show(several))
     assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1
 
 
 def test_queries_are_found_by_qid_or_text():
     both = pd.concat([ranking(), ranking(qid=2, query="other", docno="d9")], ignore_index=True)
-    assert "d9" in repr(ld.show(both, "2"))
-    assert "d9" in repr(ld.show(both, "other"))
+    assert all("d9" in repr(ld.show(both, query)) for query in ("2", "other"))
     several = pd.concat([both, ranking(qid="3", query="other")])
     for results, query, number in ((both, None, 2), (both, "third", 0), (several, "other", 2)):
         with pytest.raises(ValueError, match=f"stands for {number} qids"):

@@ -66,33 +66,20 @@ def test_loader_names_what_it_does_not_know():
         planted().text_loader("body")
 
 
-class Counted(dict):
-    def __getitem__(self, docno):
-        self.asked = [*getattr(self, "asked", []), docno]
-        return super().__getitem__(docno)
-
-
-def test_the_same_request_gives_the_same_loader():
+def test_loader_in_pipelines(capsys):
     collection = planted()
+    # The same request gives the same loader.
     assert collection.text_loader() is collection.text_loader("*") is collection.text_loader(["text", "title"])
     assert collection.text_loader("text") is collection.text_loader(["text"])
     assert collection.text_loader("text") is not collection.text_loader("title")
-
-
-def test_loader_in_pipelines(capsys):
-    collection = planted()
     topics, qrels = collection.get_topicsqrels()
     run = pt.Transformer.from_df(topics.merge(qrels).assign(score=1.0, rank=0))
     pipelines = {"one": run >> collection.text_loader() % 3, "two": run >> collection.text_loader()}
     table = pt.Experiment(pipelines, topics, qrels, ["recip_rank"], plan="tree", validate="error")
     assert table["recip_rank"].tolist() == [1.0, 1.0]
     loader = pickle.loads(pickle.dumps(collection.text_loader()))
-    assert repr(loader) == "TextLoader('planted', ['text', 'title'])"
     assert loader(run(topics))["text"].tolist() == ["filler two relevant beta"]
-    drawing = pt.schematic.draw(loader)
-    assert "TextLoader" in drawing
-    assert "alpha" not in drawing
-    assert "<a href=" not in drawing
+    assert "alpha" not in pt.schematic.draw(loader)
     capsys.readouterr()
     collection.text_loader(verbose=True)(run(topics))
     assert "TextLoader" in capsys.readouterr().err

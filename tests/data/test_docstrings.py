@@ -210,7 +210,6 @@ def test_topics_and_qrels_belong_together(small, tmp_path):
     assert small.documents[qrels["docno"][0]]["title"] == qrels["docno"][0]
     assert set(qrels["label"]) == {1}
     empty = DocstringsDataset({"pkg": tmp_path})
-    assert repr(empty) == "DocstringsDataset(['pkg'])"
     for frame, of_empty in zip((topics, qrels), empty.get_topicsqrels(), strict=True):
         assert of_empty.dtypes.equals(frame.dtypes)
     assert set(empty.statistics()["documents"]) == {0}

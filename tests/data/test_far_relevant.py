@@ -50,9 +50,7 @@ def test_positions_share_filler_and_lengths():
     assert gold["early"]["length"].equals(gold["far"]["length"])
     assert gold["uniform"]["length"].equals(gold["far"]["length"])
     for docno in made["far"].documents:
-        expected = sorted(made["far"].documents.pieces(docno))
-        assert sorted(made["early"].documents.pieces(docno)) == expected
-        assert sorted(made["uniform"].documents.pieces(docno)) == expected
+        assert len({tuple(sorted(each.documents.pieces(docno))) for each in made.values()}) == 1
     assert (gold["far"]["first_token"] >= 20).all()
     assert gold["early"]["first_token"].max() < 20
     assert gold["early"]["first_token"].nunique() > 5

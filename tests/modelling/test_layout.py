@@ -17,16 +17,9 @@ from pyterrier_longdoc.modelling.layout import LAYOUTS, InputLayout
 from ..support import tiny, tiny_long
 from ..support.scorers import Passes, padded
 from ..support.systems import QUIET, make, scores
+from .test_model import CLOSE, text_of
 
 pytestmark = QUIET
-
-CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-
-
-def text_of(words, seed=0):
-    """A text of this many words, each of them one token."""
-    return " ".join(tiny.WORDS[(i * i + 7 * i + seed) % len(tiny.WORDS)] for i in range(words))
-
 
 ONE = {"layout": "shared", "windows": ld.Truncate(20)}
 
@@ -42,7 +35,6 @@ ONE = {"layout": "shared", "windows": ld.Truncate(20)}
         (lambda: InputLayout(pad_query=True, shared_budget=True), "shared_budget"),
         (lambda: ld.MaxP(layout="paded"), "layout='paded'"),
         (lambda: ld.MaxP(layout=True), "layout=True"),
-        (lambda: ld.MaxP(layout="padded", max_query_len=None), "max_query_len=None"),
         # One window, in one input with its query.
         (lambda: ld.MaxP(layout="shared"), "shared_budget"),
         (lambda: ld.CEDR(layout="shared"), "shared_budget"),
@@ -169,9 +161,6 @@ def test_longformer_as_the_model_numbers_positions_itself(query, text, tmp_path)
     if len(own) < 6 or len(its) < 20:
         columns = scores(ld.LongP(folder, layout="padded-lowercase", **arguments), frame)[0]
         assert columns != pytest.approx(expected, abs=1e-4)
-
-
-# A layout goes with its model.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

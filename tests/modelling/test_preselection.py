@@ -87,7 +87,6 @@ def test_rarity_from_texts():
     assert (selector.documents, selector.k, selector.k1) == (3, 2, 1.0)
     other = ld.BM25Windows.from_texts(["the cat the dog", "The bird", "bird"], 2, k1=1.0)
     assert repr(other) != repr(selector)
-    assert "preselect=BM25Windows(k=2, k1=1.2, b=0.75)" in repr(ld.MaxP("m", preselect=ld.BM25Windows(2)))
 
 
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted(CROSS_ENCODERS.keys() - {"FirstP", "LongP"})))

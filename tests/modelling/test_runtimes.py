@@ -45,8 +45,6 @@ def assert_torchs(model, results) -> np.ndarray:
     return values
 
 
-# The libraries themselves.
-
 REAL = {
     **{family: ("MaxP", family, {}) for family in FAMILIES},
     # Padding within inputs, and RoBERTa's positions counted over it.
@@ -138,19 +136,6 @@ def test_copies_and_saved_models(cross_encoder, tmp_path, results, exports):
         assert len(exports) == number
     model.save(tmp_path)
     assert ld.MaxP.load(tmp_path).runtime == "torch"  # the machine's business, not the checkpoint's
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({"runtime": "tensorrt"}, "runtime"),
-        ({"runtime": "openvino", "device": "cuda"}, "device"),
-        ({"runtime": "openvino", "dtype": "float16"}, "dtype"),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments, name, cross_encoder):
-    with pytest.raises(ValueError, match=name):
-        ld.MaxP(cross_encoder, **arguments)
 
 
 @pytest.mark.parametrize("name", ["CEDR-knrm", "LateIR"])

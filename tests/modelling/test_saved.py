@@ -69,6 +69,7 @@ def test_round_trip(name, results, tmp_path):
     [
         ("MaxP", {"windows": ld.SlidingWords(12, 6, max_windows=3, selection="first_last_random")}),
         ("MaxP", {"windows": ld.SentenceWindows(max_tokens=30), "text_field": ("title", "text")}),
+        ("MaxP", {"text_field": ("title", "text"), "repeat": ("title",), "repeat_tokens": 10}),
         ("MaxP", {"max_windows": 2, "selection": "first_last_random", "seed": 3}),
         ("MaxP", {"max_doc_len": 30, "max_query_len": 5, "layout": "padded"}),
         ("MaxP", {"layout": ld.InputLayout(pad_query=True, lowercase=True)}),
@@ -213,14 +214,11 @@ def test_places_where_no_model_is(tmp_path, cross_encoder, saved):
             ld.MaxP.load(place)
 
 
-HEAD = {"name": "maxp", "options": {}, "ready": True}
-
-
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({"class": "LongestP"}, "'LongestP'"),
-        ({"head": {**HEAD, "name": "minp"}}, "'minp'"),
+        ({"head": {"name": "minp", "options": {}, "ready": True}}, "'minp'"),
         ({"parameters": {"backbone": "b", "windows": {"type": "os.system"}}}, "'os.system'"),
     ],
 )
@@ -349,7 +347,8 @@ def test_start_from(name, results):
 def test_start_from_a_bi_encoder(results, tmp_path):
     """Of which the backbone alone is taken: its states are those that the bi-encoder pools."""
     trained = tiny.checkpoint(tmp_path / "embeds", labels=None, seed=3)
-    other = ld.BiEncoder(trained, window_size=12, stride=6)
+    sizes = {"window_size": 12, "stride": 6}
+    other = ld.BiEncoder(trained, **sizes)
     for backbone in (tiny.checkpoint(tmp_path / "plain", labels=None), tiny.encoder()):
         model = make("MaxP", backbone).start_from(other)
         its, own = (each.model.encoder.backbone.state_dict() for each in (other, model))
@@ -358,9 +357,7 @@ def test_start_from_a_bi_encoder(results, tmp_path):
             model(results)
     expected = scores(make("MaxP", trained), results)
     np.testing.assert_allclose(scores(make("MaxP", tmp_path / "plain").start_from(other), results), expected, rtol=1e-5)
-    deeper = ld.BiEncoder(
-        tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3), window_size=12, stride=6
-    )
+    deeper = ld.BiEncoder(tiny.checkpoint(tmp_path / "deeper", labels=None, num_hidden_layers=3), **sizes)
     with pytest.raises(ValueError, match=r"layer\.2"):
         make("MaxP").start_from(deeper)
 

@@ -105,9 +105,8 @@ def test_the_default_prompt_is_put_before_the_query(kind, tmp_path):
     prompts = {"prompts": {"find": "find the old ", "other": "run "}}
     model, folder = stored(tmp_path / "default", kind, default_prompt_name="find", **prompts)
     expected = predicted(model)
-    np.testing.assert_allclose(
-        scores(ld.MaxP(folder, window_size=50, stride=50, **READING), FRAME), expected, atol=1e-5
-    )
+    reranker = ld.MaxP(folder, window_size=50, stride=50, **READING)
+    np.testing.assert_allclose(scores(reranker, FRAME), expected, atol=1e-5)
     model, folder = stored(tmp_path / "named", kind, **prompts)
     assert np.abs(predicted(model) - expected).max() > 1e-3
     np.testing.assert_allclose(scores(ld.FirstP(folder, **READING), FRAME), predicted(model), atol=1e-5)
@@ -120,9 +119,8 @@ def test_a_classifier_with_a_prompt(tmp_path):
     reranker = ld.FirstP(tmp_path / "stored", **READING)
     np.testing.assert_allclose(scores(reranker, FRAME), predicted(model), atol=1e-5)
     reranker.save(tmp_path / "ours")
-    np.testing.assert_allclose(
-        scores(ld.FirstP.load(tmp_path / "ours", device="cpu"), FRAME), predicted(model), atol=1e-5
-    )
+    again = ld.FirstP.load(tmp_path / "ours", device="cpu")
+    np.testing.assert_allclose(scores(again, FRAME), predicted(model), atol=1e-5)
     with pytest.raises(ValueError, match="layout='pair'"):
         _ = ld.FirstP(tmp_path / "stored", layout="padded", **READING).model
 

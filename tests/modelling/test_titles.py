@@ -8,7 +8,6 @@ import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
-from pyterrier_longdoc.rerankers.reranker import CrossEncoder
 
 from ..support import tiny, tiny_long
 from ..support.scorers import read_of
@@ -117,8 +116,6 @@ def test_the_largest_input_fits(cross_encoder):
     model(row)
 
 
-# Every family.
-
 REPEATING = [name for name in SYSTEMS if name != "TKL"]
 
 
@@ -184,18 +181,6 @@ def test_selecting_models_get_the_text_that_is_read(kind, results, monkeypatch):
     assert tokenizer.decode(batch.input_ids[0], skip_special_tokens=True).startswith("old dog the red ")
 
 
-@pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "PARADE-attn", "CEDR-knrm"]))
-def test_a_saved_model_goes_on_reading_titles(name, results, tmp_path):
-    model = make(name, **{**TITLED, "repeat": ("title",)})
-    expected = scores(model, results)
-    model.save(tmp_path)
-    again = CrossEncoder.load(tmp_path)
-    assert (again.repeat, again.repeat_tokens) == (("title",), 10)
-    np.testing.assert_allclose(scores(again, results), expected, rtol=1e-5)
-    plain = make(name, text_field=("title", "text"))
-    assert model.describe() != plain.describe()
-
-
 @pytest.mark.parametrize("name", slow_but(["MaxP"], [name for name in REPEATING if name in CROSS_ENCODERS]))
 def test_fit_reads_titles(name, results):
     recipe = ld.TrainingArgs(learning_rates={"": 1e-2}, epochs=2, dropout=0.0)
@@ -203,25 +188,6 @@ def test_fit_reads_titles(name, results):
     for model, title in zip(models, (results["title"], "fish"), strict=True):
         model.fit(results.assign(title=title), QRELS)
     assert not np.allclose(scores(models[0], results), scores(models[1], results), rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"repeat": "title"}, "repeat='title'"),
-        ({"repeat": "text"}, "repeat='text'"),
-        ({"repeat": ("title", "text"), "text_field": ("title", "text")}, "repeat="),
-        ({"repeat": ()}, r"repeat=\(\)"),
-        ({"repeat": 3}, "repeat=3"),
-        ({"repeat_tokens": 10}, "repeat_tokens=10"),
-        ({**TITLED, "repeat_tokens": 0}, "repeat_tokens=0"),
-        ({**TITLED, "repeat_tokens": None}, "repeat_tokens=None"),
-    ],
-)
-@pytest.mark.parametrize("model", [ld.MaxP, ld.BiEncoder])
-def test_bad_arguments(model, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        model(**arguments)
 
 
 def test_scores_do_not_depend_on_other_rows(results):

@@ -211,6 +211,7 @@ def test_descriptions_are_read_back():
         assert windows_from_config(json.loads(json.dumps(windows_to_config(windows)))) == windows
     with pytest.raises(ValueError, match="Chapters"):
         windows_from_config({"type": "Chapters"})
+    assert repr(SentenceWindows(max_windows=3, max_tokens=63)) == "SentenceWindows(max_windows=3, max_tokens=63)"
 
 
 def halves(name, module=__name__):
@@ -257,12 +258,6 @@ def test_rules_of_users_own_are_read_back():
 def test_wrong_arguments(make, name):
     with pytest.raises(ValueError, match=name):
         make()
-
-
-def test_windows_show_what_differs():
-    assert repr(SlidingWindows(40, 20)) == "SlidingWindows(size=40, stride=20)"
-    assert repr(SentenceWindows(max_windows=3, max_tokens=63)) == "SentenceWindows(max_windows=3, max_tokens=63)"
-    assert repr(GreedyChunks()) == "GreedyChunks()"
 
 
 STRANGE = st.one_of(

@@ -126,12 +126,16 @@ def models(cross_encoder):
     return {"MaxP": lambda seed: maxp(cross_encoder, seed=seed)}
 
 
+def run_msmarco(models, retriever, folder, **changes):
+    protocol = replace(ld.protocols["msmarco-document"], **changes)
+    return protocol.run(models, retriever, folder, seeds=SEEDS, datasets=MSMARCO)
+
+
 @pytest.fixture(scope="module")
 def msmarco(models, tmp_path_factory):
     """MS MARCO's protocol, done: folder, retriever and results."""
     folder, retriever = tmp_path_factory.mktemp("msmarco"), Retriever(*V1)
-    protocol = ld.protocols["msmarco-document"]
-    return folder, retriever, protocol.run(models, retriever, folder, seeds=SEEDS, datasets=MSMARCO)
+    return folder, retriever, run_msmarco(models, retriever, folder)
 
 
 def trained(msmarco, seed):
@@ -218,42 +222,21 @@ def test_again_is_read_from_the_folder(msmarco, models, monkeypatch):
     monkeypatch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(ld.MaxP, "transform", lambda *_: pytest.fail("scored again"))
     retriever = Retriever(*V1)
-    again = ld.protocols["msmarco-document"].run(models, retriever, folder, seeds=SEEDS, datasets=MSMARCO)
+    again = run_msmarco(models, retriever, folder)
     pd.testing.assert_frame_equal(again.table, results.table)
     assert set(retriever.asked) == set(DEV.qids)
 
 
 def test_folder_of_models_that_were_trained_otherwise(msmarco, models, cross_encoder):
     other = {"MaxP": lambda seed: maxp(cross_encoder, seed=seed, training=replace(FAST, epochs=2))}
-    protocol, given = ld.protocols["msmarco-document"], {"seeds": SEEDS, "datasets": MSMARCO}
     with pytest.raises(ValueError, match="epochs"):
-        protocol.run(other, Retriever(*V1), msmarco[0], **given)
+        run_msmarco(other, Retriever(*V1), msmarco[0])
     with pytest.raises(ValueError, match="protocol"):
-        replace(protocol, depth=3).run(models, Retriever(*V1), msmarco[0], **given)
-
-
-class Missing(Retriever):
-    """Retrieves some of the documents for each query, and none for one of them."""
-
-    def __init__(self, *datasets, depth, silent=None):
-        super().__init__(*datasets)
-        self.depth, self.silent = depth, silent
-
-    def transform(self, inp):
-        run = super().transform(inp[inp["qid"] != self.silent])
-        return run[run["rank"] < self.depth].reset_index(drop=True)
+        run_msmarco(models, Retriever(*V1), msmarco[0], depth=3)
 
 
 def pairs(frame):
     return set(zip(frame["qid"], frame["docno"], strict=True))
-
-
-@pytest.fixture
-def fitted_on(monkeypatch):
-    """Gets what models are fitted on."""
-    given, fit = [], ld.MaxP.fit
-    monkeypatch.setattr(ld.MaxP, "fit", lambda self, *data: given.append(data[0]) or fit(self, *data))
-    return given
 
 
 # TREC DL.
@@ -281,23 +264,25 @@ def test_years_are_pooled(msmarco, tmp_path):
 
 
 def test_trained_on_v1_for_v2(models, tmp_path):
-    protocol, datasets = ld.protocols["trec-dl-2021"], {TRAIN_ID: TRAIN, list(DL)[2]: DL21}
-    v1, v2 = Retriever(*V1), Retriever(DL21)
-    first = {"msmarco-document": v1, "msmarco-document-v2": v2}
-    protocol.run(models, first, tmp_path, seeds=[0], datasets=datasets)
-    assert (v1.asked, v2.asked) == (TRAIN.qids, DL21.qids)
+    first = {"msmarco-document": Retriever(*V1), "msmarco-document-v2": Retriever(DL21)}
+    datasets = {TRAIN_ID: TRAIN, list(DL)[2]: DL21}
+    ld.protocols["trec-dl-2021"].run(models, first, tmp_path, seeds=[0], datasets=datasets)
+    assert [retriever.asked for retriever in first.values()] == [TRAIN.qids, DL21.qids]
 
 
 # Robust04.
 
 
 @pytest.mark.slow
-def test_robust04(msmarco, cross_encoder, fitted_on, tmp_path):
+def test_robust04(msmarco, cross_encoder, tmp_path, monkeypatch):
     """Trained on judged documents of the other folds, and tested on retrieved ones."""
+    fitted_on, fit = [], ld.MaxP.fit
+    monkeypatch.setattr(ld.MaxP, "fit", lambda self, *data: fitted_on.append(data[0]) or fit(self, *data))
     protocol, recipe = ld.protocols["robust04-title"], replace(FAST, judged="all", negative_pool=2)
     models = {"MaxP": lambda seed: maxp(cross_encoder, training=recipe)}
-    # Of the topic 302 nothing is retrieved: its text comes from the topics.
-    retriever = Missing(ROBUST, depth=5, silent="302")
+    # Of the topic 302 nothing is retrieved: its text comes from the topics. Of the others five documents are.
+    spoken = pt.apply.generic(lambda inp: inp[inp["qid"] != "302"])
+    retriever = spoken >> Retriever(ROBUST) % 5
     given = {"start_from": msmarco[0], "datasets": ROBUST04, "seeds": [1]}
     results = protocol.run(models, retriever, tmp_path, **given)
     kept = ROBUST.get_topics("title").query("qid != '305'")
@@ -309,13 +294,8 @@ def test_robust04(msmarco, cross_encoder, fitted_on, tmp_path):
     start, folds = trained(msmarco, 1), protocol.fold_qids(ROBUST04)
     assert folds == [ROBUST.qids[i::5] for i in range(5)]
     start.training = replace(recipe, seed=1)
-    by_hand = k_fold_fit(
-        start,
-        loader(run),
-        qrels,
-        folds,
-        training_run=add_judged(loader(run), qrels, topics=kept, text_loader=loader),
-    )
+    own = add_judged(loader(run), qrels, topics=kept, text_loader=loader)
+    by_hand = k_fold_fit(start, loader(run), qrels, folds, training_run=own)
     assert scores(results.run("MaxP", 1)) == scores(by_hand.run)
     assert {("302", "D1.0"), ("302", "D1.1")} <= pairs(pd.concat(fitted_on))
 

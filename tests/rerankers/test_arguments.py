@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
@@ -16,20 +15,14 @@ from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.rerankers.reranker import Reranker
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, changed, make, scores, slow_but
 
 pytestmark = QUIET
 
 CANDIDATES, LONGER = tiny.results(), tiny.longer_results()
 
 
-def changed(transformer, **attributes):
-    """A copy with its weights and other arguments."""
-    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
-
-
-# Wrong ones.
-
+TITLED = {"text_field": ("title", "text"), "repeat": "title"}
 OF_ALL: list[tuple[dict[str, Any], str]] = [
     *(({"backbone": value}, "backbone") for value in (None, "", 3)),
     *(({"text_field": value}, "text_field") for value in ((), ("title", 3), "", 3)),
@@ -47,6 +40,13 @@ OF_ALL: list[tuple[dict[str, Any], str]] = [
     ({"windows": ld.SlidingWords(), "max_windows": 4}, "max_windows would"),
     ({"windows": ld.SlidingWords(), "selection": "first_last_random"}, "selection would"),
     ({"windows": ld.SlidingWords(), "window_size": 40}, "window_size would"),
+    # Of titles that are read with each window.
+    *(({"repeat": value}, f"repeat='{value}'") for value in ("title", "text")),
+    ({"repeat": ("title", "text"), "text_field": ("title", "text")}, "repeat="),
+    ({"repeat": ()}, r"repeat=\(\)"),
+    ({"repeat": 3}, "repeat=3"),
+    ({"repeat_tokens": 10}, "repeat_tokens=10"),
+    *(({**TITLED, "repeat_tokens": value}, f"repeat_tokens={value}") for value in (0, None)),
 ]
 TRANSFORMER = {"aggregation": "transformer"}
 WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
@@ -57,6 +57,9 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         *(({"stride": value}, "stride") for value in (0, None, 151)),
         ({"training": {}}, "training"),
         ({"pooling": "max"}, "pooling"),
+        ({"runtime": "tensorrt"}, "runtime"),
+        ({"runtime": "openvino", "device": "cuda"}, "device"),
+        ({"runtime": "openvino", "dtype": "float16"}, "dtype"),
         ({"template": "{query} {text}", "layout": "padded"}, "layout"),
         *(({"layout": layout, "max_query_len": None}, "max_query_len") for layout in ("padded", "shared")),
     ],
@@ -99,7 +102,31 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
         ({"interaction": None}, "interact"),
     ],
     ld.MORESPlus: [({"pooling": "cls"}, "pooling"), ({"template": "plain"}, "template")],
-    ld.NeuralModel1: [({"pooling": "cls"}, "pooling")],
+    ld.NeuralModel1: [
+        ({"pooling": "cls"}, "pooling"),
+        *(
+            ({name: v}, f"{name}={v}")
+            for name in ("smoothing", "background", "self_translation")
+            for v in (0.0, 1.0, -0.5)
+        ),
+    ],
+    ld.TKL: [
+        ({"overlap": -1}, "overlap=-1"),
+        ({"overlap": None}, "overlap=None"),
+        ({"layers": 0}, "layers=0"),
+        ({"feed_forward": None}, "feed_forward=None"),
+        ({"attention_heads": 0}, "attention_heads=0"),
+        ({"region_stride": 31}, "region_stride=31"),
+        ({"region_size": 0}, "region_size=0"),
+        ({"best_regions": None}, "best_regions=None"),
+        ({"pooling": "cls"}, "pooling"),
+        ({"template": "plain"}, "template"),
+        ({"layout": "padded"}, "layout='padded'"),
+        ({"runtime": "compile"}, "runtime='compile'"),
+        (TITLED, "repeat="),
+        ({"windows": ld.SlidingWindows(40, 30)}, "windows="),
+        ({"windows": ld.SlidingWords(40, 30), "overlap": 2}, "windows="),
+    ],
 }
 
 
@@ -109,20 +136,6 @@ WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
 def test_wrong_arguments(cls, arguments, word):
     with pytest.raises((ValueError, RuntimeError), match=word):
         cls(**{"backbone": "any/model", **arguments})
-
-
-@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"])
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ({"window_size": 150}, "does not fit"),
-        ({"max_query_len": 140}, "max_query_len=140"),
-        ({"window_size": 127, "max_query_len": None}, "document tokens"),
-    ],
-)
-def test_windows_and_queries_larger_than_the_backbone(name, arguments, word):
-    with pytest.raises(ValueError, match=word):
-        _ = make(name, **arguments).model
 
 
 @pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max", "TKL"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pandas as pd
 import pyterrier as pt
 import pytest
@@ -12,7 +10,7 @@ import pyterrier_longdoc as ld
 from pyterrier_longdoc.listwise import Reply
 from pyterrier_longdoc.training import fit_seeds, k_fold_fit
 
-from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
+from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but, told_of
 
 pytestmark = QUIET
 
@@ -43,12 +41,7 @@ MODELS = {
 
 
 def told(what) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        what()
-    messages = [warning for warning in caught if warning.category is ld.EmptyTextWarning]
-    assert {warning.filename for warning in messages} <= {__file__}  # the user's line
-    return [str(warning.message) for warning in messages]
+    return told_of(ld.EmptyTextWarning, what)
 
 
 def counts(coverage) -> tuple[int, int, int, int]:

@@ -62,9 +62,6 @@ def windows_of(text: str, size: int = 10, stride: int = 5) -> list[str]:
     return [" ".join(words[start : start + size]) for start in starts]
 
 
-# Scores.
-
-
 def test_windows_in_words_are_aggregated_as_ever(results):
     scorer, pairs = ld.PairScorer(overlap), list(zip(results["query"], results["text"].fillna(""), strict=True))
     for cls, aggregate in ((ld.MaxP, max), (ld.SumP, sum), (ld.AvgP, np.mean), (ld.FirstP, lambda own: own[0])):
@@ -160,9 +157,6 @@ def test_models_that_a_function_loads_can_be_trained_afterwards(results):
     assert loaded[0].weight.grad is not None
 
 
-# What is refused.
-
-
 @pytest.mark.parametrize(
     ("scorer", "word"),
     [
@@ -181,9 +175,6 @@ def test_what_is_returned_is_checked(scorer, word):
     frame = tiny.frame(["old dog"], ["a cat", "a bird", "snow"])
     with pytest.raises(ValueError, match=word):
         ld.MaxP(ld.PairScorer(scorer))(frame)
-
-
-SCORER = ld.PairScorer(overlap)
 
 
 SCORER = ld.PairScorer(overlap)
@@ -238,9 +229,6 @@ def test_own_heads_say_whether_scores_are_enough(results):
     windows = windows_of(results["text"][0])
     own = sorted(overlap(["old dog"] * len(windows), windows))
     assert scores(MedianP(SCORER, **WORDS), results)[0] == pytest.approx(own[(len(own) - 1) // 2])
-
-
-# Who it is.
 
 
 def test_a_cache_needs_a_name(results, tmp_path):

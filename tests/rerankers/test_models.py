@@ -31,9 +31,6 @@ from ..support.toy import toy_task
 pytestmark = QUIET
 
 
-# Windows and heads.
-
-
 def test_birch_mixes_in_the_first_stage(results):
     sizes = {"window_size": 150, "stride": 100}
     neural = scores(make("KMaxP", windows=ld.SentenceWindows(max_sentences=1), **sizes), results)
@@ -59,9 +56,6 @@ def test_first_window_of_any_windows(name, results):
     assert model.coverage.windows == model.coverage.documents
     assert model.coverage.documents_cut == 2  # one text, for two queries
     assert model.coverage.tokens_read < model.coverage.tokens
-
-
-# LongP over every architecture.
 
 
 @pytest.fixture(scope="module", params=slow_but(("longformer", "bigbird", "qwen3 answers"), LONG))
@@ -149,9 +143,6 @@ def test_learns(kind, tmp_path):
     assert evaluate(model(run), judged, "RR") > max(before, 0.8)
 
 
-# As the published classifiers.
-
-
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -183,9 +174,6 @@ def test_cross_encoders_are_the_published_classifiers(family, options, tmp_path)
         assert (np.abs(full - expected)[long] > 1e-3).all()
 
 
-# Longformer and BigBird.
-
-
 @pytest.fixture(scope="module")
 def longformer(tmp_path_factory):
     return tiny_long.encoder(tmp_path_factory.mktemp("longformer"), "longformer", labels=1)
@@ -211,8 +199,6 @@ def test_longformer_global_attention(longformer):
     positions, ids = global_positions(padded, "the old dog", "a red fish")
     assert (positions, ids[4:8]) == ([0, 1, 2, 3, 7], [0, 0, 0, 3])
 
-
-# QDS-Transformer.
 
 SENTENCES = "a red fish. the old tree in rain and snow! the dog"
 
@@ -271,9 +257,6 @@ def test_bigbird_whose_positions_are_no_whole_number_of_blocks(tmp_path):
     assert full.settings.windows.largest == 250 - 8 - specials
 
 
-# Templates and language models.
-
-
 def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     folder = tiny_long.decoder(tmp_path, "qwen3")
     model = ld.LongP(folder, template="{query}\n{text}", max_query_len=2, device="cpu").model
@@ -304,16 +287,13 @@ def test_empty_texts_where_there_are_no_special_tokens(cls, arguments, tmp_path)
     assert table["passed"].dropna().all(), table
 
 
-def answering(*answers):
-    return {"template": ld.Template(middle=" ", answers=answers)}
+ASKING = ld.Template(middle=" ", answers=("yes", "no"))
 
 
 @pytest.mark.parametrize(
     ("family", "arguments", "word"),
     [
-        ("qwen3", answering("certainly so", "no"), "answer 'certainly so'"),
-        ("qwen3", answering(10**6), "answer 1000000"),
-        *((family, answering("yes", "no"), "for language models") for family in ("bert", "jina")),
+        *((family, {"template": ASKING}, "for language models") for family in ("bert", "jina")),
         ("jina", {"template": ld.Template(chat=True)}, "chat_template"),
         ("qwen3", {"template": "yes-no"}, "chat_template"),
         *(("bert", {"global_attention": value}, "global_attention") for value in ("cls", "sentences")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import pickle
 import re
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -28,9 +27,11 @@ from ..support.systems import (
     REPRESENTATIVE,
     SYSTEMS,
     UNTRAINED,
+    changed,
     make,
     scores,
     slow_but,
+    told_of,
 )
 
 pytestmark = QUIET
@@ -38,33 +39,10 @@ pytestmark = QUIET
 NEEDED = ["qid", "query", "docno", "text"]
 
 
-def only(*names: str):
-    """A test about these systems alone."""
-    return pytest.mark.parametrize("name", names, indirect=True)
-
-
 @pytest.fixture
 def tolerance(name):
     """Between scores of `loaded`: what is remembered comes from another test's batches of other windows."""
     return 1e-5 if name in REMEMBERING else 0
-
-
-def changed(transformer, **attributes):
-    """A copy with its weights and other arguments."""
-    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
-
-
-def told_of_cuts(what) -> list[str]:
-    """What is warned of, at the line of this file."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        what()
-    told = [warning for warning in caught if warning.category is ld.TruncationWarning]
-    assert {warning.filename for warning in told} <= {__file__}
-    return [str(warning.message) for warning in told]
-
-
-# Rows and columns.
 
 
 def test_empty_frame(fresh, name, nothing_loads):
@@ -145,10 +123,7 @@ def test_very_long_text(loaded, name, results, monkeypatch):
 
 
 @pytest.mark.parametrize("name", slow_but(["MaxP"], ["MaxP", "Birch", "PARADE-query", "BiEncoder-avg"]), indirect=True)
-@settings(
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(frames.ROWS, min_size=1, max_size=6), data=st.data())
 def test_any_frame_is_scored(loaded, rows, data):
     index = data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows)))
@@ -170,9 +145,6 @@ def test_frames_that_cannot_be_scored(fresh, results, nothing_loads):
             fresh(results.assign(**{column: [b"cat"] * 5}))
     with pytest.raises(ValueError, match="text stand more than once"):
         fresh(pd.concat([results, results[["text"]]], axis=1))
-
-
-# The text.
 
 
 def test_text_fields_are_joined(loaded, results, tolerance):
@@ -200,15 +172,10 @@ def test_text_loader(loaded, results, as_object, tolerance):
 
 
 def test_text_loader_that_does_not_supply(results):
-    for load, word in (
-        (lambda frame: frame, "text_loader"),
-        (lambda frame: frame.iloc[1:].assign(text="a"), "text_loader"),
-    ):
-        with pytest.raises(ValueError, match=word):
+    for load in (lambda frame: frame, lambda frame: frame.iloc[1:].assign(text="a")):
+        with pytest.raises(ValueError, match="text_loader"):
             make("FirstP", text_loader=pt.apply.generic(load))(results.drop(columns="text"))
 
-
-# What was read.
 
 WORDS = "snow in the city " * 10
 
@@ -226,17 +193,13 @@ WORDS = "snow in the city " * 10
         ("MaxP", {"max_query_len": 1}, "1 tokens cut by max_query_len=1"),
         ("FirstP", {}, "20 tokens cut by window_size=20"),
         ("FirstP", {"max_doc_len": 30}, "10 tokens cut by max_doc_len=30, 10 tokens cut by window_size=20"),
-        (
-            "FirstP",
-            {"windows": ld.SlidingWindows(10, 10), "window_size": None},
-            "30 tokens cut by windows=Sliding",
-        ),
+        ("FirstP", {"windows": ld.SlidingWindows(10, 10), "window_size": None}, "30 tokens cut by windows=Sliding"),
         ("FirstP", {"layout": "shared", "max_doc_len": 20}, "cut by layout='shared'"),
     ],
 )
 def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, arguments, cut_by, cross_encoder):
     model, frame = make(name, cross_encoder, **arguments), tiny.frame(["old dog"], [WORDS])
-    told = told_of_cuts(lambda: model(frame))
+    told = told_of(ld.TruncationWarning, lambda: model(frame))
     assert sum(model.coverage.lost.values()) <= sum(model.coverage.cut.values()) > 0
     assert model.coverage.tokens_read == 40 - sum(n for by, n in model.coverage.cut.items() if "query" not in by)
     assert len(told) == (cut_by is not None)
@@ -244,12 +207,12 @@ def test_truncation_warnings_name_what_cut_and_not_what_was_asked_for(name, argu
     assert model.summary(frame) == model.coverage
 
 
-@only("FirstP", "BiEncoder-first")
+@pytest.mark.parametrize("name", ["FirstP", "BiEncoder-first"], indirect=True)
 def test_one_truncation_warning(fresh, results):
-    [told] = told_of_cuts(lambda: fresh(results))
+    [told] = told_of(ld.TruncationWarning, lambda: fresh(results))
     assert told.startswith(f"{fresh!r} did not read 224 tokens cut by window_size=20")
     for frame, cut in ((results.iloc[[1]], False), (results, True)):
-        assert told_of_cuts(lambda frame=frame: fresh(frame)) == []
+        assert told_of(ld.TruncationWarning, lambda frame=frame: fresh(frame)) == []
         assert bool(fresh.coverage.cut) == cut
 
 
@@ -325,14 +288,13 @@ def test_what_windows_leave_to_queries(name, changes, room, size, results):
     settings = model.model.settings
     assert (settings.max_query_len, settings.windows.largest) == (room, size)
     for length in (room, room + 1):
-        told = told_of_cuts(lambda length=length: model(results.iloc[[1]].assign(query="dog " * length)))
+        told = told_of(
+            ld.TruncationWarning, lambda length=length: model(results.iloc[[1]].assign(query="dog " * length))
+        )
         assert model.coverage.queries_cut == len(told) == length - room
     cause = f"the longest input of the backbone, which takes {room}"
     assert model.coverage.cut == {cause: 1}
     assert f"1 tokens cut by {cause}" in told[0]
-
-
-# Explanations, precision, progress, weights.
 
 
 def test_explanations(loaded, name, results):
@@ -359,7 +321,7 @@ def test_low_precision(fresh, loaded, results):
     assert np.abs(rough - expected).max() < 0.1 + 0.1 * np.abs(expected).max()
 
 
-@only("MaxP", "BiEncoder-max")
+@pytest.mark.parametrize("name", ["MaxP", "BiEncoder-max"], indirect=True)
 def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
     bars = []
 
@@ -383,13 +345,9 @@ def test_progress_bar_only_if_verbose(loaded, results, monkeypatch):
 def test_untrained_models_warn_once(name, plain_encoder, cross_encoder, results):
     for backbone, untrained in ((plain_encoder, True), (cross_encoder, name in UNTRAINED)):
         model = make(name, backbone)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model(results)
-            model(results)
-        about = [w for w in caught if issubclass(w.category, ld.UntrainedWarning)]
-        assert len(about) == int(untrained)
-        assert all(type(model).__name__ in str(w.message) and w.filename == __file__ for w in about)
+        told = told_of(ld.UntrainedWarning, lambda model=model: (model(results), model(results)))
+        assert len(told) == int(untrained)
+        assert all(type(model).__name__ in message for message in told)
 
 
 def test_construction_touches_neither_weights_nor_random_state(name, nothing_loads):

@@ -58,9 +58,6 @@ def test_a_model_that_took_over_weights_says_so(cross_encoder, plain_encoder):
     assert repr(started.start_from(make("FirstP", cross_encoder, pooling="cls"))).startswith(before[:-1] + ", started ")
 
 
-# Artifacts and the hub.
-
-
 def test_artifact(saved, results):
     artifact = pt.Artifact.load(str(saved))
     assert isinstance(artifact, LongDocArtifact)
@@ -117,9 +114,6 @@ def test_hub(saved, results, tmp_path, monkeypatch):
     restored = ld.CrossEncoder.load("me/maxp", revision="v1")
     assert asked == [("me/maxp", "v1")]
     np.testing.assert_array_equal(scores(restored, results), scores(ld.MaxP.load(saved), results))
-
-
-# What comes with the package.
 
 
 @pytest.mark.parametrize("name", packaged_models())

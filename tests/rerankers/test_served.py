@@ -51,9 +51,6 @@ def maxp(server, form, *, score_cache=None, **arguments) -> ld.MaxP:
     return ld.MaxP(backend(server, form, **arguments), score_cache=score_cache, **SLIDING)
 
 
-# Scores.
-
-
 @pytest.mark.parametrize("name", ["FirstP", "MaxP", "LongP"])
 def test_scores_are_those_of_the_local_model(name, form, results):
     arguments = {"max_doc_len": 60} if name == "LongP" else {}
@@ -92,9 +89,6 @@ def test_four_requests_are_under_way_at_the_same_time(form):
         model.batch_size = 1
         found = scores(model, tiny.frame(["old dog"], ["a cat", "a bird", "the sun", "snow"]))
     np.testing.assert_allclose(found, logits(["old dog"] * 4, ["a cat", "a bird", "the sun", "snow"]), atol=1e-5)
-
-
-# What servers do to replies.
 
 
 def broken(form) -> dict[str, tuple[Answer, str]]:
@@ -179,8 +173,6 @@ def test_nothing_is_loaded_or_asked_before_the_first_transform():
     assert len(model(ONE_QUERY.iloc[:0])) == 0
 
 
-# Windows that are too long.
-
 LONG_WORDS = tiny.frame(["old dog"], ["snow", " ".join(["f15h" * 8] * 10 + ["cat"] * 5)])
 """Of the second text's words ten are 32 tokens each."""
 
@@ -223,9 +215,6 @@ def test_who_may_cut_without_a_word_is_named(form):
             model(ONE_QUERY.iloc[:2])
     said = [str(warning.message) for warning in caught if "may cut windows" in str(warning.message)]
     assert len(said) == (form not in (TeiForm, VllmForm))
-
-
-# Who it is.
 
 
 def test_a_cache_knows_address_model_and_parameters(form, tmp_path):
@@ -287,7 +276,15 @@ def test_an_endpoint_is_taken_as_it_is():
     assert {path for path, _, _ in server.requests} == {"/v1/rerank"}
 
 
-def test_an_interruption_ends_what_waits_and_what_was_not_sent_yet(form):
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises, as at a keyboard: a job in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_ends_what_waits_and_what_was_not_sent_yet(form, interruptible):
     def interrupt(body):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return Answer({}, 503, headers={"Retry-After": "100"})

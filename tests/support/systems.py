@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
@@ -80,6 +82,21 @@ def make(name: str, backbone: Any = None, **changes: Any) -> Any:
     if name == "MORESPlus":
         backbone = tiny.bart()
     return cls(backbone or tiny.encoder(None if name in BI_ENCODERS else 1), **{**arguments, **changes})
+
+
+def changed(transformer: Any, **attributes: Any) -> Any:
+    """A copy with its weights and other arguments."""
+    return pt.inspect.transformer_apply_attributes(transformer, **attributes)
+
+
+def told_of(category: type[Warning], what: Callable[[], Any]) -> list[str]:
+    """The warnings of this category, all of them at a line of the file of `what`."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        what()
+    told = [warning for warning in caught if issubclass(warning.category, category)]
+    assert {warning.filename for warning in told} <= {what.__code__.co_filename}
+    return [str(warning.message) for warning in told]
 
 
 def scores(transformer: Any, frame: pd.DataFrame) -> np.ndarray:

@@ -69,15 +69,16 @@ class Lengths(torch.nn.Module):
         return self.factor * torch.tensor([float(len(text.split())) for text in texts])
 
 
-def joint(selector: float, ranker: float) -> torch.nn.ModuleDict:
-    return torch.nn.ModuleDict({"selector": Lengths(selector), "ranker": Lengths(ranker)})
+CANDIDATES = SimpleNamespace(
+    texts=["a b c d e f", "g h i j", "k"],
+    spans=[[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]],  # words: 2 4; 1 1 2; 1
+)
+EXAMPLE = Example("q", "query", ("0", "1"), (1.0, 0.0))
 
 
 def test_first_iteration_is_equations_2_and_3():
-    texts = ["a b c d e f", "g h i j", "k"]
-    spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]  # words: 2 4; 1 1 2; 1
-    both, example = joint(0.5, 0.1), Example("q", "query", ("0", "1"), (1.0, 0.0))
-    loss = _joint_loss(both, [example], TrainingArgs(), candidates=SimpleNamespace(texts=texts, spans=spans))
+    both = torch.nn.ModuleDict({"selector": Lengths(0.5), "ranker": Lengths(0.1)})
+    loss = _joint_loss(both, [EXAMPLE], TrainingArgs(), candidates=CANDIDATES)
     # The selector on pairs of the same index, as far as both have one; the ranker on the longest segments.
     hinges = [max(0, 1 - 0.5 * 2 + 0.5 * 1), max(0, 1 - 0.5 * 4 + 0.5 * 1), max(0, 1 - 0.1 * 4 + 0.1 * 2)]
     assert loss.item() == pytest.approx(sum(hinges))
@@ -97,13 +98,10 @@ class Dropping(Lengths):
 
 
 def test_first_iteration_selects_without_dropout():
-    texts = ["a b c d e f", "g h i j", "k"]
-    spans = [[(0, 4), (4, 12)], [(0, 2), (2, 4), (4, 7)], [(0, 1)]]
     both = torch.nn.ModuleDict({"selector": Dropping(1.0), "ranker": Lengths(0.1)}).train()
-    example, data = Example("q", "query", ("0", "1"), (1.0, 0.0)), SimpleNamespace(texts=texts, spans=spans)
     for seed in range(10):
         torch.manual_seed(seed)
-        _joint_loss(both, [example], TrainingArgs(), candidates=data).backward()
+        _joint_loss(both, [EXAMPLE], TrainingArgs(), candidates=CANDIDATES).backward()
     assert both["ranker"].asked == 10 * [["a b ", "g "]]  # the shortest, the first of equals
     assert both.training
     assert both["selector"].training

@@ -69,7 +69,6 @@ class Dropping(Memory):
         return super().transform(inp).head(1)
 
 
-NO_FIT = pt.Transformer.identity()
 ONE = Memory()
 
 
@@ -225,7 +224,6 @@ def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
     ("changes", "named"),
     [
         ({"seed": 1}, "arguments seed"),
-        ({"max_doc_len": 5}, "arguments max_doc_len"),
         ({"training": TrainingArgs(epochs=2)}, "recipe epochs.* recipe learning_rates"),
         ({"preselect": ld.FirstK(1)}, "arguments preselect"),
         ({"trained": True}, "starting weights"),
@@ -237,9 +235,7 @@ def test_folder_of_other_models(changes, named, cross_encoder, whole):
     other = make("MaxP", cross_encoder, **changes)
     with pytest.raises(ValueError, match=f"fold-0.*{named}"):
         k_fold_fit(other.fit(RUN, QRELS) if fits else other, RUN, QRELS, FOLDS, folder=whole[1])
-
-
-def test_what_changes_no_weights_may_change(cross_encoder, whole):
+    # What changes no weights may change.
     other = make("MaxP", Path(cross_encoder), training=RECIPE, device="cpu", batch_size=7)
     models = k_fold_fit(other, RUN, QRELS, FOLDS, folder=whole[1]).models
     assert [model.batch_size for model in models] == [7, 7, 7]
