@@ -269,9 +269,20 @@ class Model(nn.Module):
     # The walk over a run.
 
     def walk(
-        self, queries: Sequence[str], texts: Sequence[Text], *, offsets: bool = False, seconds: float | None = None
+        self,
+        queries: Sequence[str],
+        texts: Sequence[Text],
+        *,
+        offsets: bool = False,
+        seconds: float | None = None,
+        bar: Any = None,
     ) -> Iterator[tuple[Block, Read]]:
-        """Read a run block by block, the longest texts first, each distinct pair once, in bounded memory."""
+        """Read a run block by block, the longest texts first, each distinct pair once, in bounded memory.
+
+        The bar counts the characters of the blocks that the caller is done with.
+        """
+        if bar is not None:
+            bar.reset(total=sum(map(len, texts)))
         characters = self.encoder.block_characters
         if isinstance(self.head, TokenHead):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
@@ -280,6 +291,8 @@ class Model(nn.Module):
             asked = asked or self.read_queries(block.queries)
             yield block, self.read(asked, block.query, self.tokenize(block.texts, offsets=offsets), block.text)
             pace.note(block)
+            if bar is not None:
+                bar.update(block.characters)
 
     @torch.inference_mode()
     def score(
@@ -295,11 +308,9 @@ class Model(nn.Module):
         account = Account(self.precision)
         scored = Scored(len(texts), account.coverage)
         self.encoder.refresh()
-        if bar is not None:
-            bar.reset(total=sum(map(len, texts)))
         waiting = on_block is not None or not getattr(bar, "disable", True)
         with self.inference():
-            walk = self.walk(queries, texts, offsets=explain, seconds=BLOCK_SECONDS if waiting else None)
+            walk = self.walk(queries, texts, offsets=explain, seconds=BLOCK_SECONDS if waiting else None, bar=bar)
             for block, read in walk:
                 account.add(*block.pairs, read.readings)
                 encoded = self.encode(read, account.coverage)
@@ -307,8 +318,6 @@ class Model(nn.Module):
                 scored.add(block.rows, values, self.explanations(encoded, read) if explain else None)
                 if on_block is not None:
                     on_block(block.rows, values, read.readings)
-                if bar is not None:
-                    bar.update(block.characters)
         return scored.checked()
 
     def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
@@ -325,12 +334,8 @@ class Model(nn.Module):
         """Return what `score` of these rows would read, without encoding anything."""
         account = Account(self.precision)
         self.encoder.refresh()
-        if bar is not None:
-            bar.reset(total=sum(map(len, texts)))
-        for block, read in self.walk(queries, texts):
+        for block, read in self.walk(queries, texts, bar=bar):
             account.add(*block.pairs, read.readings)
-            if bar is not None:
-                bar.update(block.characters)
         return account.coverage
 
     @contextmanager
