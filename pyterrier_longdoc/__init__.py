@@ -2,7 +2,7 @@
 
 `import pyterrier_longdoc as ld` imports neither torch nor transformers: the public names below are
 looked up on first use (PEP 562), so that a notebook that only builds a pipeline starts at once.
-What few users need is imported from its sub-package: `from pyterrier_longdoc.training import k_fold_fit`.
+Other names are imported from their sub-package: `from pyterrier_longdoc.training import k_fold_fit`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Without arguments it does two things, with the documentation of the installed Python packages and small cross-encoders
 that come with this package, on an encoder from PyPI. It reranks long docstrings with FirstP, MaxP, PARADE and the sum
-of MaxP and BM25, and tests them against BM25. And it puts the passage that answers a query early into a document,
+of MaxP and BM25, and tests them against BM25. Then it puts the passage that answers a query early into a document,
 anywhere, or far, and tests FirstP and MaxP against a random order.
 """
 
@@ -29,12 +29,11 @@ from .common.presentation import percent
 from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
 MOVED_SHARE, MOVED_DEPTH = 0.5, 5
-"""Topics of the second part for each of the first, and documents of each: its effects are large, and a topic is read at
-three places."""
+"""Share of topics, and documents per topic, of the second part, whose effects are large."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the main job with command-line arguments, by default those of the process; return the exit code."""
+    """Run the main job with command-line arguments, by default the process's; return the exit code."""
     args = _arguments(argv)
     out = Path(args.output)
     dataset: Any = pt.get_dataset(f"longdoc:folder:{args.collection}" if args.collection else "longdoc:docstrings")
@@ -43,20 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.resume:
         (out / "scores.sqlite").unlink(missing_ok=True)
     with warnings.catch_warnings():
-        # What was not read, and what makes numbers doubtful, is told in the output, once.
+        # The output reports unread text and doubtful numbers, once.
         warnings.simplefilter("ignore", TruncationWarning)
         warnings.simplefilter("ignore", ExperimentWarning)
-        natural = _natural(args, dataset, models, out / "natural")
-        moved = None if args.collection else _moved(args, models, out)
+        natural = _run_natural(args, dataset, models, out / "natural")
+        moved = None if args.collection else _run_moved(args, models, out)
     print(*demo.findings(natural, moved), sep="\n")
     demo.draw(natural, moved).savefig(out / "comparison.png", dpi=150)
     if moved is None:
-        print("(There is no second part: where the relevant passages stand is known of the docstrings only.)")
+        print("(There is no second part: only the docstrings have known places of relevant passages.)")
     print(f"\nruns, tables and comparison.png are in {out}/")
     return 0
 
 
-def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
+def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
     """Run the first part: BM25, the models and the sum on documents as they are."""
     variant = None if args.collection else "test-long"
     with tempfile.TemporaryDirectory() as scratch:
@@ -75,11 +74,11 @@ def _natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], 
             save_mode="overwrite",
             verbose=True,
         )
-    _tell(demo.readable_table(results.table), models, [results])
+    _report(demo.readable_table(results.table), models, [results])
     return results
 
 
-def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> PositionEffectiveness:
+def _run_moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> PositionEffectiveness:
     """Run the second part: FirstP and MaxP on the same documents but for the place of the relevant passage."""
     collection: Any = pt.get_dataset("longdoc:docstrings-far")
     topics = _sample(collection.get_topics(), math.ceil(args.queries * MOVED_SHARE), args.seed)
@@ -99,24 +98,24 @@ def _moved(args: argparse.Namespace, models: Mapping[str, Any], out: Path) -> Po
         groups[place] = demo.with_chance(results, MOVED_DEPTH)
         groups[place].save(out / place)
     moved = PositionEffectiveness(groups)
-    _tell(demo.readable_by_place(moved), moved_models, list(groups.values()))
+    _report(demo.readable_by_place(moved), moved_models, list(groups.values()))
     return moved
 
 
 def _sample(topics: pd.DataFrame, number: int, seed: int) -> pd.DataFrame:
-    """Draw so many topics; 0 takes all."""
+    """Draw `number` topics; 0 takes all."""
     if not 0 < number < len(topics):
         return topics
     return topics.sample(number, random_state=seed).sort_values("qid").reset_index(drop=True)
 
 
-def _tell(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[ExperimentResults]) -> None:
-    """Print a table, what of the documents was read for it, and what makes it doubtful."""
+def _report(table: pd.DataFrame, models: Mapping[str, Any], results: Sequence[ExperimentResults]) -> None:
+    """Print a table, how much of the documents was read for it, and what makes it doubtful."""
     print(f"\n{table.to_string(index=False)}\n(* p < 0.05)\n")
     for name, model in models.items():
-        read, share = model.coverage, percent(model.coverage.share_read, 0)
-        print(f"{name} read {share} of the documents, {read.windows_per_document:.1f} windows of each")
-    for message in dict.fromkeys(message for each in results for message in each.checks["message"]):
+        coverage, share = model.coverage, percent(model.coverage.share_read, 0)
+        print(f"{name} read {share} of the documents, {coverage.windows_per_document:.1f} windows of each")
+    for message in dict.fromkeys(message for result in results for message in result.checks["message"]):
         print(f"note: {message}")
     print(flush=True)
 
@@ -130,7 +129,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "sample so many topics, for the second part half as many; 0 takes all (default 40)"
+    topics = "topics to sample, for the second part half as many; 0 takes all (default 40)"
     parser.add_argument("--queries", type=int, default=40, help=topics)
     depth = f"documents to rerank per topic (default 8; the second part takes {MOVED_DEPTH})"
     parser.add_argument("--depth", type=int, default=8, help=depth)
@@ -140,8 +139,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="keep the scores that an interrupted job has computed")
     parser.add_argument("--seed", type=int, default=42, help="of the samples of topics and documents (default 42)")
     args = parser.parse_args(argv)
-    if args.depth < 1:
-        parser.error(f"--depth must be at least 1, got {args.depth}")
+    if args.queries < 0 or args.depth < 1:
+        parser.error(f"least are --queries 0 and --depth 1, not {args.queries} and {args.depth}")
+    if args.resume and not (Path(args.output) / "scores.sqlite").is_file():
+        parser.error(f"there is nothing to --resume: {args.output} has no scores of an earlier job")
     return args
 
 

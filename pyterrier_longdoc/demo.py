@@ -26,19 +26,19 @@ from .modelling.preselection import BM25Windows
 MODELS = ("FirstP", "MaxP", "PARADE")
 SUM = "MaxP + BM25"
 BEST_WINDOWS = 3
-"""MaxP and PARADE read so many windows of a document, for the time: those that suit the query best by BM25."""
+"""Windows of a document that MaxP and PARADE read, to save time: the best ones for the query by BM25."""
 
 DEMO_MEASURES = [nDCG @ 10, AP]
 """With one relevant document per topic, as in the default collection, AP is the reciprocal rank."""
 
-PASSAGE_PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
-"""Where the relevant passage stands, in words and in the names of the collections."""
+PLACES = {"early": "early", "anywhere": "uniform", "far": "far"}
+"""Words for the position of the relevant passage, and the position in the names of the collections."""
 
 CHANCE = "random order"
 
 
 def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> dict[str, Any]:
-    """Return the models to compare, by name: those that come with this package, or made of another cross-encoder.
+    """Return the models to compare, by name: those of this package, or new ones of another cross-encoder.
 
     A file `score_cache` keeps scores, so that none is computed twice.
     """
@@ -47,18 +47,18 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
 
     # With float32 all machines come to the same figures.
     common: dict[str, Any] = {"dtype": "float32", "score_cache": score_cache}
-    windowed = {"preselect": BM25Windows(BEST_WINDOWS), **common}
-    arguments = {"FirstP": common, "MaxP": windowed, "PARADE": windowed}
+    window_arguments = {"preselect": BM25Windows(BEST_WINDOWS), **common}
+    arguments = {"FirstP": common, "MaxP": window_arguments, "PARADE": window_arguments}
     if backbone is not None:
         return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
-    packaged = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: CrossEncoder.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in packaged}
+    files = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
+    return {name: CrossEncoder.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in files}
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
     """Index a dataset's documents with PISA, which needs no Java, and return BM25.
 
-    The index goes to a folder, in place of one that is there; `depth` documents are retrieved per topic.
+    The index replaces one in `folder`; `depth` documents are retrieved per topic.
     """
     pisa = import_extra("pyterrier_pisa", "demo", "pyterrier_pisa is missing")
     print("reading the collection ...", flush=True)
@@ -72,43 +72,43 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
 
 @contextmanager
 def _without_log() -> Iterator[None]:
-    """Drop what PISA logs, which goes past Python's own streams."""
+    """Drop the log of PISA, which goes past Python's own streams."""
     sys.stdout.flush()
-    before = os.dup(1)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+    stdout = os.dup(1)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 1)
     try:
         yield
     finally:
-        os.dup2(before, 1)
-        os.close(before)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
     """Return the systems to compare: the first stage, the models behind it, and the sum of MaxP and the first stage."""
-    behind = {name: first_stage >> text_loader >> model for name, model in models.items()}
-    return {"BM25": first_stage, **behind, SUM: first_stage + behind["MaxP"]}
+    systems = {name: first_stage >> text_loader >> model for name, model in models.items()}
+    return {"BM25": first_stage, **systems, SUM: first_stage + systems["MaxP"]}
 
 
 def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
     """Return documents to rerank, with text, by the place of the passage that answers the query; all else is the same.
 
-    One document is relevant, the others are random. BM25's best would have words of the query at their start, where
-    the relevant one has none if its passage is far, so that a model that reads the start would do worse than chance.
+    One document is relevant, the others are random. The best documents by BM25 would begin with words of the query, and
+    a relevant one with a far passage would not: a model that reads the start would do worse than chance.
     """
-    collections: Any = {place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PASSAGE_PLACES.items()}
+    collections: Any = {place: pt.get_dataset(f"longdoc:docstrings-{name}") for place, name in PLACES.items()}
     far = collections["far"]
     candidates = far.candidates(depth=depth, seed=seed)
     candidates = far.text_loader()(candidates[candidates["qid"].isin(topics["qid"])])
     relevant = candidates.merge(far.get_qrels(), on=["qid", "docno"], how="left")["label"].gt(0).to_numpy()
     texts = {place: collection.text_loader()(candidates)["text"] for place, collection in collections.items()}
-    return {place: candidates.assign(text=candidates["text"].mask(relevant, own)) for place, own in texts.items()}
+    return {place: candidates.assign(text=candidates["text"].mask(relevant, column)) for place, column in texts.items()}
 
 
 def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
     """Add the expected reciprocal rank of a random order to the results as a system, which is the baseline.
 
-    The measure is RR; of `depth` candidates for each topic one is relevant, with each rank equally often.
+    The measure is RR; one of `depth` candidates for each topic is relevant, and has each rank equally often.
     """
     return replace(
         results,
@@ -119,36 +119,36 @@ def with_chance(results: ExperimentResults, depth: int) -> ExperimentResults:
 
 
 def findings(natural: ExperimentResults, moved: PositionEffectiveness | None = None) -> list[str]:
-    """Say what was seen: a sentence on an experiment with one baseline, and one on each model of moved passages.
+    """Return the findings: a sentence on an experiment with one baseline, and one on each model of moved passages.
 
     Moved passages are results by place, each `with_chance`.
     """
-    by_place = [] if moved is None else [_by_place(moved, name) for name in moved.names if name != CHANCE]
-    return [_compared(natural), *by_place]
+    by_place = [] if moved is None else [_place_sentence(moved, name) for name in moved.names if name != CHANCE]
+    return [_comparison_sentence(natural), *by_place]
 
 
-def _compared(results: ExperimentResults) -> str:
-    """Say which systems are above or below the baseline in the first measure; where that is open, what may be."""
+def _comparison_sentence(results: ExperimentResults) -> str:
+    """Return a sentence on the systems above and below the baseline in the first measure, and on those in between."""
     measure, (baseline,) = results.measures[0], results.statistics.baseline
     rows = [row for row in results.comparisons.to_dict("records") if row["measure"] == measure]
     mean = float(results.means[measure][baseline])
     clauses = [f"On {len(results.qids)} topics {baseline} has an {measure} of {mean:.2f}"]
     for verdict, words in VERDICTS.items():
-        own = [row for row in rows if _verdict(row) == verdict]
-        may_be = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
-        named = [f"{row['name']} ({row['mean']:.2f}{may_be.format_map(row)})" for row in own]
-        clauses += [f"{words} that: {', '.join(named)}"] if named else []
-    said = f"{'; '.join(clauses)}."
+        verdict_rows = [row for row in rows if _verdict(row) == verdict]
+        interval = "" if verdict else ", difference {low:+.2f} to {high:+.2f}"
+        systems = [f"{row['name']} ({row['mean']:.2f}{interval.format_map(row)})" for row in verdict_rows]
+        clauses += [f"{words} that: {', '.join(systems)}"] if systems else []
+    sentence = f"{'; '.join(clauses)}."
     if any(_verdict(row) == 0 for row in rows):
-        said += " (Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
-    return said
+        sentence += " (Differences: 95 % intervals, each alone; significance: of all by Holm's method.)"
+    return sentence
 
 
 VERDICTS = {1: "significantly above", -1: "significantly below", 0: "not significantly different from"}
 
 
-def _by_place(moved: PositionEffectiveness, model: str) -> str:
-    """Say what becomes of a model at its worst place."""
+def _place_sentence(moved: PositionEffectiveness, model: str) -> str:
+    """Return a sentence on a model at its worst place."""
     rows = {row["group"]: row for row in moved.comparisons.to_dict("records") if row["name"] == model}
     ratio = next(row for row in moved.ratios.to_dict("records") if row["name"] == model)
     worst, best = rows[ratio["worst group"]], rows[ratio["best group"]]
@@ -158,11 +158,11 @@ def _by_place(moved: PositionEffectiveness, model: str) -> str:
         fall = "collapses to chance" if collapsed else "falls below chance" if _verdict(worst) == -1 else "loses"
         outcome = f"{fall} where the relevant passage is {worst['group']}"
     means = ", ".join(f"{row['mean']:.2f} {place}" for place, row in rows.items())
-    found = f"95 % interval of the difference {worst['low']:+.2f} to {worst['high']:+.2f}"
-    difference = f"{found}, {p_in_words(worst['p-value corrected'])} by Holm's method"
+    interval = f"95 % interval of the difference {worst['low']:+.2f} to {worst['high']:+.2f}"
+    detail = f"{interval}, {p_in_words(worst['p-value corrected'])} by Holm's method"
     return (
         f"{model} {outcome}: its RR is {means} ({p_in_words(ratio['p-value'])} for worst against best), and at its "
-        f"worst it is {VERDICTS[_verdict(worst)]} the {worst['reference mean']:.2f} of a {CHANCE} ({difference})."
+        f"worst it is {VERDICTS[_verdict(worst)]} the {worst['reference mean']:.2f} of a {CHANCE} ({detail})."
     )
 
 
@@ -176,7 +176,7 @@ def draw(natural: ExperimentResults, moved: PositionEffectiveness | None = None)
 
     The bar of the baseline is grey; systems that differ from it significantly have a star.
     """
-    # Not of pyplot, whose backend is the caller's: this picture is for a file, or for the end of a cell.
+    # Without pyplot, whose backend is the caller's: this picture is for a file, or for the end of a cell.
     figures = import_extra("matplotlib.figure", "demo", "matplotlib is missing")
     figure = figures.Figure(figsize=(5.2 if moved is None else 10.4, 3.8), layout="constrained")
     axes = figure.subplots(1, 1 if moved is None else 2, squeeze=False)[0]
@@ -191,7 +191,7 @@ def _draw_systems(ax: Any, results: ExperimentResults) -> None:
     measure, (baseline,) = results.measures[0], results.statistics.baseline
     rows = results.comparisons[results.comparisons["measure"] == measure]
     different = set(rows.loc[rows["reject"], "name"])
-    values = pd.DataFrame({name: of_system[:, 0] for name, of_system in results.query_values.items()})
+    values = pd.DataFrame({name: array[:, 0] for name, array in results.query_values.items()})
     names = [f"{name} *" if name in different else name for name in results.names]
     colours = ["0.6" if name == baseline else COLOURS[0] for name in results.names]
     ax.barh(names, values.mean(), xerr=1.96 * values.sem(), color=colours, capsize=3)
@@ -216,8 +216,8 @@ def readable_by_place(moved: PositionEffectiveness) -> pd.DataFrame:
     """Return RR by place with p-values against a random order, and the p-value of the worst place against the best."""
     rows = pd.DataFrame({"system": moved.names})
     for place, results in moved.groups.items():
-        own = readable_table(results.table, results.measures)
-        rows[f"RR {place}"], rows[f"p {place}"] = own["RR"], own["RR p (Holm)"]
+        table = readable_table(results.table, results.measures)
+        rows[f"RR {place}"], rows[f"p {place}"] = table["RR"], table["RR p (Holm)"]
     rows["p worst/best"] = moved.ratios["p-value"].map(_p_value)
     return rows
 

@@ -62,10 +62,10 @@ def docstrings(tmp_path, monkeypatch):
         text = f'def f():\n    """{sentence}\n\n    {words}\n    """\n'
         (folder / f"m{n}.py").write_text(text, encoding="utf-8")
     small = DocstringsDataset({"pkg": folder})
-    monkeypatch.setitem(provider._NAMED, "docstrings", lambda: small)
+    monkeypatch.setitem(provider._BY_NAME, "docstrings", lambda: small)
     for position in ("early", "uniform", "far"):
         monkeypatch.setitem(
-            provider._NAMED, f"docstrings-{position}", partial(provider.docstrings_with, position, small)
+            provider._BY_NAME, f"docstrings-{position}", partial(provider.docstrings_with, position, small)
         )
 
 
@@ -139,7 +139,7 @@ def test_both_parts(docstrings, tmp_path, capsys, computed):
     printed = capsys.readouterr()
     assert screen(printed.err) == ["Experiment"] * 4
     chance = np.mean(1 / np.arange(1, command.MOVED_DEPTH + 1))
-    tables = {place: pd.read_csv(out / place / "table.csv").set_index("name") for place in demo.PASSAGE_PLACES}
+    tables = {place: pd.read_csv(out / place / "table.csv").set_index("name") for place in demo.PLACES}
     for table in tables.values():
         assert list(table.index) == ["FirstP", "MaxP", demo.CHANCE]
         assert table.loc[demo.CHANCE, "RR"] == pytest.approx(chance)
@@ -162,7 +162,7 @@ def test_nothing_differs_but_the_place_of_the_relevant_passage(docstrings):
     relevant = far.merge(collection.get_qrels(), on=["qid", "docno"], how="left")["label"] == 1
     assert far.groupby("qid").size().to_dict() == dict.fromkeys(topics["qid"], 5)
     assert relevant.groupby(far["qid"]).sum().eq(1).all()
-    for place, name in demo.PASSAGE_PLACES.items():
+    for place, name in demo.PLACES.items():
         own = pt.get_dataset(f"longdoc:docstrings-{name}").documents
         assert candidates[place].drop(columns="text").equals(far.drop(columns="text"))
         assert candidates[place]["text"][~relevant].equals(far["text"][~relevant])
@@ -257,7 +257,12 @@ def test_the_picture_has_a_panel_for_each_part():
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [(["--baseline", "PL2"], "PL2"), (["--depth", "0"], "--depth")],
+    [
+        (["--baseline", "PL2"], "PL2"),
+        (["--depth", "0"], "--depth 1, not 40 and 0"),
+        (["--queries", "-3"], "--queries 0 and --depth 1, not -3"),
+        (["--resume", "--output", "no-such-folder"], "nothing to --resume"),
+    ],
 )
 def test_wrong_arguments_cost_no_scores(arguments, named, tmp_path, capsys):
     scores = tmp_path / "scores.sqlite"

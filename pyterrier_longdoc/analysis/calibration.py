@@ -12,55 +12,54 @@ from .estimators import FirstAbove, JudgedDocument
 from .positions import RelevantPositions
 
 
-def calibrated_on_positions(found: RelevantPositions, gold: pd.DataFrame) -> FirstAbove:
+def calibrated_on_positions(positions: RelevantPositions, gold: pd.DataFrame) -> FirstAbove:
     """Return the threshold with which `first_above` is nearest to known positions.
 
-    It has the smallest mean distance from them; a document without a position counts as if it had one in its middle,
-    so that a threshold gains nothing by finding few positions, or positions at random.
+    It has the smallest mean distance from them. A document without a position counts as if it had one in its middle, so
+    that a threshold gains nothing by finding few positions, or positions at random.
 
     Args:
-        found: of `relevant_positions` with a judge, whatever the estimator, for documents with a known position and
-            perhaps others. Estimates for the same documents are somewhat too good: keep some apart to see how good.
+        positions: of `relevant_positions` with a judge and any estimator, for documents with a known position and
+            perhaps others. Estimates for the same documents are somewhat too good: keep some for a test.
         gold: `qid, docno, first_token` of some of these documents, a dozen or more; in the same tokens.
-
     """
     check_columns(gold, ("qid", "docno", "first_token"), "gold")
     index = [as_strings(gold["qid"]), as_strings(gold["docno"])]
-    known = pd.Series(gold["first_token"].to_numpy(dtype="float64"), index).groupby(level=[0, 1]).min()
-    firsts = known.reindex(pd.MultiIndex.from_frame(found.frame[["qid", "docno"]])).to_numpy()
-    pairs = list(zip(_judged(found), firsts, strict=True))
-    usable = [not document.reason and not np.isnan(first) for document, first in pairs]
-    documents = [document for (document, _), use in zip(pairs, usable, strict=True) if use]
+    gold_tokens = pd.Series(gold["first_token"].to_numpy(dtype="float64"), index).groupby(level=[0, 1]).min()
+    firsts = gold_tokens.reindex(pd.MultiIndex.from_frame(positions.frame[["qid", "docno"]])).to_numpy()
+    pairs = list(zip(_documents(positions), firsts, strict=True))
+    mask = [not document.reason and not np.isnan(first) for document, first in pairs]
+    documents = [document for (document, _), used in zip(pairs, mask, strict=True) if used]
     if not documents:
-        raise ValueError("found and gold have no judged document in common: there is nothing to calibrate on")
-    truth, middles = firsts[usable], np.array([document.length or 0 for document in documents]) / 2
+        raise ValueError("positions and gold have no judged document in common: there is nothing to calibrate on")
+    truth, middles = firsts[mask], np.array([document.length or 0 for document in documents]) / 2
 
     def distance(threshold: float) -> float:
-        estimated = np.array([document.first_token(FirstAbove(threshold)) for document in documents])
-        return float(np.abs(np.where(np.isnan(estimated), middles, estimated) - truth).mean())
+        estimates = np.array([document.first_token(FirstAbove(threshold)) for document in documents])
+        return float(np.abs(np.where(np.isnan(estimates), middles, estimates) - truth).mean())
 
     return FirstAbove(min(_candidates(documents), key=distance))
 
 
-def calibrated_on_nonrelevant(found: RelevantPositions, share: float = 0.1) -> FirstAbove:
+def calibrated_on_nonrelevant(positions: RelevantPositions, share: float = 0.1) -> FirstAbove:
     """Return the threshold above which only a small share of documents that are not relevant has any chunk.
 
     Args:
-        found: of `relevant_positions` with a judge, whatever the estimator, for documents that are not relevant, as
-            `nonrelevant` gives them; as long as the relevant ones, since more chunks are more chances to be above.
+        positions: of `relevant_positions` with a judge and any estimator, for documents that are not relevant, as
+            `nonrelevant` gives them; as long as the relevant ones, since more chunks have more chances to be above.
         share: of documents with a chunk above. Smaller ones find fewer positions, and fewer wrong ones.
 
     """
-    best = [np.nanmax(document.numbers) for document in _judged(found) if not np.isnan(document.numbers).all()]
-    return FirstAbove(float(np.quantile(best, 1 - share)))
+    numbers = [document.numbers for document in _documents(positions) if not np.isnan(document.numbers).all()]
+    return FirstAbove(float(np.quantile(list(map(np.nanmax, numbers)), 1 - share)))
 
 
 def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 1) -> pd.DataFrame:
     """Return the documents of a run that no judgement calls relevant, as qrels with the label 0.
 
     `relevant_positions(topics, nonrelevant(run, qrels), corpus, judge=..., relevant_from=0)` judges their chunks.
-    Documents that nobody has judged are among them; some may be relevant, which makes a threshold too high rather than
-    too low.
+    They include documents without a judgement. Some of these may be relevant, which makes a threshold too high rather
+    than too low.
 
     Args:
         run: `qid, docno`.
@@ -73,18 +72,18 @@ def nonrelevant(run: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int = 
         pd.DataFrame({name: as_strings(frame[name]) for name in ("qid", "docno")})
         for frame in (qrels[qrels["label"] >= relevant_from], run)
     )
-    marked = pairs.merge(relevant.drop_duplicates(), how="left", indicator=True)
-    return marked.loc[marked["_merge"] == "left_only", ["qid", "docno"]].assign(label=0).reset_index(drop=True)
+    merged = pairs.merge(relevant.drop_duplicates(), how="left", indicator=True)
+    return merged.loc[merged["_merge"] == "left_only", ["qid", "docno"]].assign(label=0).reset_index(drop=True)
 
 
-def _judged(found: RelevantPositions) -> Sequence[JudgedDocument]:
-    if not found.judged or not all(document.complete for document in found.judged):
-        raise ValueError("found must have numbers of all chunks: give relevant_positions judge= and best_chunk")
-    return found.judged
+def _documents(positions: RelevantPositions) -> Sequence[JudgedDocument]:
+    if not positions.judged or not all(document.complete for document in positions.judged):
+        raise ValueError("positions must have numbers of all chunks: give relevant_positions judge= and best_chunk")
+    return positions.judged
 
 
 def _candidates(documents: Sequence[JudgedDocument]) -> list[float]:
-    """Return all thresholds that may differ: in the middle between numbers that no chunk before them reaches."""
+    """Return all thresholds with different effects: the middles between numbers that no earlier chunk reaches."""
     records = [np.fmax.accumulate(document.numbers) for document in documents]
     levels = np.unique(np.concatenate(records))
     levels = levels[~np.isnan(levels)]

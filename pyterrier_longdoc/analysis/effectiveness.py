@@ -26,10 +26,10 @@ class PositionEffectiveness:
 
     Groups are queries of one collection, as `effectiveness_by_position` makes them, or collections that differ in
     nothing but the position: `PositionEffectiveness({"early": results_1, "far": results_2})`. Groups with the same
-    queries are compared query by query; others may also differ because their queries do.
+    queries are compared query by query; others may differ because of their queries.
 
     Args:
-        groups: by label, in the order of the positions. The first one's `statistics` say how intervals are made.
+        groups: by label, in the order of the positions. The first one's `statistics` define the intervals.
         unit: of numbers in the labels, for the axis; None where labels are words.
     """
 
@@ -37,10 +37,12 @@ class PositionEffectiveness:
     unit: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("groups must have the results of at least one group")
         for label, results in self.groups.items():
-            own, others = [*results.names, *results.measures], [*self._first.names, *self._first.measures]
-            if own != others:
-                raise ValueError(f"group {label!r} has {', '.join(own)}, but the first one {', '.join(others)}")
+            names, first_names = [*results.names, *results.measures], [*self._first.names, *self._first.measures]
+            if names != first_names:
+                raise ValueError(f"group {label!r} has {', '.join(names)}, but the first one {', '.join(first_names)}")
 
     def __repr__(self) -> str:
         return f"PositionEffectiveness({', '.join(self._first.names)}; {', '.join(self.groups)})"
@@ -67,27 +69,27 @@ class PositionEffectiveness:
         bootstrap interval `low, high` of the ratio of these two groups; `psi`, the position sensitivity index of Zeng
         et al. 2025 (arXiv 2505.13950, over `nDCG@10`), 1 - `ratio`: 0 if the position does not matter, NaN if no group
         has any success; and the `p-value` of their difference: of the paired t-test for the same queries, of Welch's
-        t-test for others, in either case multiplied by the number of pairs of groups, since the two were chosen for
-        their values.
+        t-test for others, in either case multiplied by the number of pairs of groups, since these two are the
+        extremes.
         """
         rows = []
         for name in self._first.names:
             for m, measure in enumerate(self._first.measures):
-                values = {label: self._aligned(label, name)[:, m] for label in self.groups}
-                worst, best = (choice(values, key=lambda label: values[label].mean()) for choice in (min, max))
+                values = {label: self._values(label, name)[:, m] for label in self.groups}
+                worst, best = (extreme(values, key=lambda label: values[label].mean()) for extreme in (min, max))
                 means = values[worst].mean(), values[best].mean()
                 ratio = means[0] / means[1] if means[1] else math.nan
                 low, high = self._ratio_interval(values[worst], values[best])
                 p = self._p_value(values[worst], values[best]) if worst != best else math.nan
                 rows.append((name, measure, worst, best, *means, ratio, low, high, 1 - ratio, p))
-        shown = ["worst group", "best group", "worst", "best", "ratio", "low", "high", "psi", "p-value"]
-        return pd.DataFrame(rows, columns=["name", "measure", *shown])
+        columns = ["worst group", "best group", "worst", "best", "ratio", "low", "high", "psi", "p-value"]
+        return pd.DataFrame(rows, columns=["name", "measure", *columns])
 
     def plot(self, measure: str | None = None, *, ax: Any = None) -> Any:
         """Draw the mean of each system in each group, with intervals; return the matplotlib axes.
 
-        A full marker is a system that differs significantly from the experiment's first baseline (or its partner) in
-        this group, as the legend says; there is none without a baseline or partner. The legend also gives the ratio of
+        A full marker is a significant difference from the experiment's first baseline (or the partner) in this group,
+        as the legend says; without a baseline or partner there is none. The legend also gives the ratio of
         worst to best group and its p-value.
 
         Args:
@@ -97,9 +99,9 @@ class PositionEffectiveness:
         measure = measure or self._first.measures[0]
         ratios = self.ratios[self.ratios["measure"] == measure]
         labels = {ratio["name"]: f"{ratio['name']}: {_worst_to_best(ratio)}" for ratio in ratios.to_dict("records")}
-        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=self._different(measure))
+        ax = draw_groups(self.groups, measure, ax=ax, labels=labels, full=self._significant_cells(measure))
         ax.set_xlabel("where the relevant text begins" + (f" ({self.unit})" if self.unit else ""))
-        return finish(ax, marker_legend(self._meaning))
+        return finish(ax, marker_legend(self._marker_meaning))
 
     @property
     def names(self) -> list[str]:
@@ -111,12 +113,12 @@ class PositionEffectiveness:
         return next(iter(self.groups.values()))
 
     @cached_property
-    def _paired(self) -> bool:
+    def _is_paired(self) -> bool:
         return all(sorted(results.qids) == sorted(self._first.qids) for results in self.groups.values())
 
     @property
-    def _meaning(self) -> str | None:
-        """What a full marker means; None where nothing was compared."""
+    def _marker_meaning(self) -> str | None:
+        """The meaning of a full marker; None if there are no comparisons."""
         statistics = self._first.statistics
         if self.comparisons.empty:
             return None
@@ -124,36 +126,36 @@ class PositionEffectiveness:
         correction = f", {statistics.correction} correction" if statistics.correction else ""
         return f"differs from {reference} (p < {statistics.alpha:g}{correction})"
 
-    def _different(self, measure: str) -> set[tuple[str, str]]:
-        """Return groups and systems that differ from the first baseline, or without one from their partner."""
-        of_measure = self.comparisons[self.comparisons["measure"] == measure]
-        baselines = of_measure.loc[of_measure["kind"] == "baseline", "reference"]
-        chosen = of_measure["reference"] == baselines.iloc[0] if len(baselines) else of_measure["kind"] == "partner"
-        rows = of_measure[chosen & of_measure["reject"].eq(True)]
+    def _significant_cells(self, measure: str) -> set[tuple[str, str]]:
+        """Return groups and systems that differ significantly from the first baseline, or else their partner."""
+        measure_rows = self.comparisons[self.comparisons["measure"] == measure]
+        baselines = measure_rows.loc[measure_rows["kind"] == "baseline", "reference"]
+        mask = measure_rows["reference"] == baselines.iloc[0] if len(baselines) else measure_rows["kind"] == "partner"
+        rows = measure_rows[mask & measure_rows["reject"].eq(True)]
         return set(zip(rows["group"], rows["name"], strict=True))
 
-    def _aligned(self, label: str, name: str) -> np.ndarray:
+    def _values(self, label: str, name: str) -> np.ndarray:
         """Return `(Q, M)` values; with paired groups in the order of the first group's queries."""
         values = pd.DataFrame(self.groups[label].query_values[name], index=self.groups[label].qids)
-        return (values.loc[self._first.qids] if self._paired else values).to_numpy()
+        return (values.loc[self._first.qids] if self._is_paired else values).to_numpy()
 
-    def _resampled(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
+    def _resample(self, values: np.ndarray, *, draw: int = 0) -> np.ndarray:
         """Return `(resamples, M)` means of `(Q, M)` values; another `draw` has other queries."""
         statistics = self._first.statistics
         return resampled_means(values, resamples=statistics.resamples, seed=statistics.seed + draw)
 
     def _ratio_interval(self, worst: np.ndarray, best: np.ndarray) -> tuple[float, float]:
-        # The same queries are drawn for both groups where both have them.
-        of_worst, of_best = self._resampled(worst), self._resampled(best, draw=0 if self._paired else 1)
-        defined = of_best != 0
-        if not defined.any():
+        # Groups with the same queries also have the same resamples.
+        worst_means, best_means = self._resample(worst), self._resample(best, draw=0 if self._is_paired else 1)
+        nonzero = best_means != 0
+        if not nonzero.any():
             return math.nan, math.nan
-        low, high = self._first.statistics.interval(of_worst[defined] / of_best[defined])
+        low, high = self._first.statistics.interval(worst_means[nonzero] / best_means[nonzero])
         return float(low), float(high)
 
     def _p_value(self, worst: np.ndarray, best: np.ndarray) -> float:
         p = math.nan
-        if self._paired:
+        if self._is_paired:
             p = p_values(worst[:, None], best[:, None], "t")[0]
         elif min(len(worst), len(best)) > 1:
             with without_warnings():
@@ -162,7 +164,7 @@ class PositionEffectiveness:
 
 
 def _worst_to_best(ratio: Mapping[Any, Any]) -> str:
-    """Return what the legend says of a system, by its row of `ratios`."""
+    """Return the legend's text for a system, by its row of `ratios`."""
     if ratio["worst group"] == ratio["best group"]:
         return f"{ratio['best']:.2f} in all groups"
     return f"worst/best {ratio['ratio']:.2f} ({p_in_words(ratio['p-value'])})"
@@ -187,16 +189,16 @@ def effectiveness_by_position(
     """
     frame = positions.matched if isinstance(positions, RelevantPositions) else positions
     check_columns(frame, ("qid", "first_token"), "positions")
-    known = frame[frame["first_token"].notna()].reset_index(drop=True)
+    rows = frame[frame["first_token"].notna()].reset_index(drop=True)
     if edges is None:
-        edges = _quarters(known, results.qids)
-    groups = query_groups(results, mean_by_query(known, known["first_token"]), edges=edges)
+        edges = _quarters(rows, results.qids)
+    groups = query_groups(results, mean_by_query(rows, rows["first_token"]), edges=edges)
     return PositionEffectiveness(groups, unit="tokens")
 
 
-def _quarters(known: pd.DataFrame, qids: Sequence[str]) -> list[float]:
+def _quarters(rows: pd.DataFrame, qids: Sequence[str]) -> list[float]:
     """Return the start and the quarters of the median length of these queries' documents."""
-    check_columns(known, ("length",), "positions (or give edges=)")
-    lengths = known.loc[as_strings(known["qid"]).isin(qids), "length"].astype("float64")
+    check_columns(rows, ("length",), "positions (or give edges=)")
+    lengths = rows.loc[as_strings(rows["qid"]).isin(qids), "length"].astype("float64")
     median = lengths.median() if lengths.notna().any() else 0.0
     return sorted({float(round(median * share)) for share in (0, 0.25, 0.5, 0.75)})

@@ -1,4 +1,4 @@
-"""Checks that a reranker's score of a document depends on the query and the document alone."""
+"""Checks that a reranker's score depends on the query and the document alone."""
 
 from __future__ import annotations
 
@@ -35,21 +35,20 @@ def check_invariance(
 
     - `repeated`: once more;
     - `order`: with the rows in another order;
-    - `alone`: every row in a call of its own;
-    - `padding`: every row next to the longest document, to whose windows and tokens it is padded, against the row
-      alone;
+    - `alone`: every row in a separate call;
+    - `padding`: each row beside the longest document, padded to its size, compared with the row alone;
     - `batch size`: one document in each pass;
     - `attention`: by each other implementation that the backbone has;
     - `dtype`: in other precisions, where a larger difference is natural.
 
     A check that does not apply, e.g. because the model has no `batch_size`, is in the table without a verdict.
-    Nothing that was scored or encoded before is used, be it remembered in memory or in a `score_cache`; what models
-    remember in memory is forgotten. Apart from that the model is left as it was.
+    Earlier scores and vectors are not used, be they in memory or in a `score_cache`; those in memory are dropped. Apart
+    from that the model is left as it was.
 
     Args:
         model: a reranker; `LongP`, `PARADE`, `BiEncoder` and so on, or any transformer that scores rows one by one.
-        results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows of
-            up to 1,500 words, which are in the last of the columns that windows are made of, and short titles.
+        results: `qid, query, docno`, the text column(s) and whatever else the model reads; None for ten made-up rows:
+            up to 1,500 words in the last column that windows are made of, and short titles.
         tolerance: largest difference that passes, relative to the larger of 1 and the score.
         dtypes: precisions to try.
         dtype_tolerance: the same for `dtype`.
@@ -67,11 +66,11 @@ def check_invariance(
     frame = (_sample(model) if results is None else results).reset_index(drop=True)
     if frame.empty:
         raise ValueError("results has no rows, so there are no scores to compare; leave it out for made-up rows")
-    with _undisturbed(model):
+    with _in_float32(model):
         expected = _scores(model, frame)
         rows = [
-            _verdict(name, frame, reference, again, limit)
-            for name, reference, again, limit in _checks(model, frame, expected, tolerance, dtypes, dtype_tolerance)
+            _verdict(name, frame, reference, attempt, limit)
+            for name, reference, attempt, limit in _checks(model, frame, expected, tolerance, dtypes, dtype_tolerance)
         ]
     table = pd.DataFrame(rows, columns=["check", "difference", "same_order", "tolerance", "passed", "note"])
     if verbose:
@@ -80,7 +79,7 @@ def check_invariance(
 
 
 Attempt = Callable[[], np.ndarray | str]
-"""Scores again in another way; or says why it does not apply."""
+"""Returns the scores in another way, or the reason why it does not apply."""
 
 
 def _checks(
@@ -93,21 +92,21 @@ def _checks(
 ) -> Iterator[tuple[str, np.ndarray, Attempt, float]]:
     order = np.random.default_rng(0).permutation(len(frame))
     yield "repeated", expected, partial(_scores, model, frame), tolerance
-    yield "order", expected, partial(_reordered, model, frame, order), tolerance
-    alone = _each(model, frame)
+    yield "order", expected, partial(_scores_in_order, model, frame, order), tolerance
+    alone = _row_scores(model, frame)
     yield "alone", expected, lambda: alone, tolerance
-    # Among all rows every row is already padded to the longest one: that would be compared with itself.
-    yield "padding", alone, partial(_padded, model, frame), tolerance
-    yield "batch size 1", expected, partial(_with, model, frame, batch_size=1), tolerance
-    for implementation in ("eager", "sdpa"):
-        yield f"attention {implementation}", expected, partial(_by_attention, model, frame, implementation), tolerance
+    # The scores of all rows together are padded already, and would be compared with themselves.
+    yield "padding", alone, partial(_scores_with_padding, model, frame), tolerance
+    yield "batch size 1", expected, partial(_with_attributes, model, frame, batch_size=1), tolerance
+    for kind in ("eager", "sdpa"):
+        yield f"attention {kind}", expected, partial(_scores_by_attention, model, frame, kind), tolerance
     for dtype in dtypes:
-        yield f"dtype {dtype}", expected, partial(_with, model, frame, dtype=dtype), dtype_tolerance
+        yield f"dtype {dtype}", expected, partial(_with_attributes, model, frame, dtype=dtype), dtype_tolerance
 
 
-def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attempt, limit: float) -> dict[str, Any]:
+def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, attempt: Attempt, limit: float) -> dict[str, Any]:
     row = {"check": name, "difference": np.nan, "same_order": None, "tolerance": limit, "passed": None, "note": ""}
-    scores = again()
+    scores = attempt()
     if isinstance(scores, str):
         return {**row, "note": scores}
     difference = float((np.abs(scores - expected) / np.maximum(1.0, np.abs(expected))).max(initial=0.0))
@@ -119,45 +118,45 @@ def _verdict(name: str, frame: pd.DataFrame, expected: np.ndarray, again: Attemp
 
 
 def _scores(model: Any, frame: pd.DataFrame) -> np.ndarray:
-    """Return the scores of the rows in their order, NaN for those that a transformer does not return."""
-    forget_embeddings()  # remembered ones would be compared with themselves
-    numbered = frame.assign(_row=range(len(frame)))
-    scores = model.transform(numbered).set_index("_row")["score"]
+    """Return the scores of the rows in their order, NaN for missing rows."""
+    forget_embeddings()  # or else they would be compared with themselves
+    rows = frame.assign(_row=range(len(frame)))
+    scores = model.transform(rows).set_index("_row")["score"]
     return scores.reindex(range(len(frame))).to_numpy(dtype="float64")
 
 
-def _reordered(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
+def _scores_in_order(model: Any, frame: pd.DataFrame, order: np.ndarray) -> np.ndarray:
     return _scores(model, frame.iloc[order].reset_index(drop=True))[np.argsort(order)]
 
 
-def _each(model: Any, frame: pd.DataFrame, mate: int | None = None) -> np.ndarray:
+def _row_scores(model: Any, frame: pd.DataFrame, partner: int | None = None) -> np.ndarray:
     """Return the scores of the rows, each alone or next to another one."""
     scores = []
     for row in range(len(frame)):
-        chosen = [row] if mate in (None, row) else [row, mate]
-        scores.append(_scores(model, frame.iloc[chosen].reset_index(drop=True))[0])
+        rows = [row] if partner in (None, row) else [row, partner]
+        scores.append(_scores(model, frame.iloc[rows].reset_index(drop=True))[0])
     return np.array(scores)
 
 
-def _padded(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
-    """Return scores of the rows, each next to the longest one and, where the model divides its work, in one pass."""
+def _scores_with_padding(model: Any, frame: pd.DataFrame) -> np.ndarray | str:
+    """Return scores of the rows, each next to the longest one, and both in one pass."""
     fields = field_names(getattr(model, "text_field", "text"))
-    present = [name for name in fields if name in frame.columns]
-    if not present:
+    columns = [name for name in fields if name in frame.columns]
+    if not columns:
         return f"the frame has no text column {', '.join(fields)}"
-    lengths = sum(frame[name].fillna("").astype(str).str.len() for name in present)
+    lengths = sum(frame[name].fillna("").astype(str).str.len() for name in columns)
     sizes = [name for name in ("max_batch_tokens", "batch_size") if hasattr(model, "max_batch_tokens")]
     if getattr(model, "is_external", False):
         sizes.remove("max_batch_tokens")
-    with _changed(model, **dict.fromkeys(sizes, sys.maxsize)):
-        return _each(model, frame, int(np.argmax(lengths)))
+    with _setting(model, **dict.fromkeys(sizes, sys.maxsize)):
+        return _row_scores(model, frame, int(np.argmax(lengths)))
 
 
-def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray | str:
-    lacking = [name for name in attributes if not hasattr(model, name)]
-    if lacking:
-        return f"{type(model).__name__} has no {', '.join(lacking)}"
-    with _changed(model, **attributes):
+def _with_attributes(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray | str:
+    missing = [name for name in attributes if not hasattr(model, name)]
+    if missing:
+        return f"{type(model).__name__} has no {', '.join(missing)}"
+    with _setting(model, **attributes):
         try:
             if isinstance(model, CrossEncoder):
                 model.check()
@@ -167,25 +166,25 @@ def _with(model: Any, frame: pd.DataFrame, **attributes: Any) -> np.ndarray | st
 
 
 @contextmanager
-def _changed(model: Any, **attributes: Any) -> Iterator[None]:
-    before = {name: getattr(model, name) for name in attributes}
+def _setting(model: Any, **attributes: Any) -> Iterator[None]:
+    old_values = {name: getattr(model, name) for name in attributes}
     try:
         for name, value in attributes.items():
             setattr(model, name, value)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in old_values.items():
             setattr(model, name, value)
 
 
-def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
+def _scores_by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.ndarray | str:
     if not hasattr(type(model), "model") or getattr(model, "is_external", False):
         return f"{type(model).__name__} does not say what its backbone is"
     if getattr(model, "runtime", "torch") not in ("torch", "compile"):
         return f"runtime={model.runtime!r} has its own"
     backbone = model.model.encoder.backbone
-    usual = getattr(backbone.config, "_attn_implementation", None)
-    if usual == implementation:
+    default = getattr(backbone.config, "_attn_implementation", None)
+    if default == implementation:
         return "the usual one"
     try:
         use_attention(backbone, implementation)
@@ -194,20 +193,20 @@ def _by_attention(model: Any, frame: pd.DataFrame, implementation: str) -> np.nd
     try:
         return _scores(model, frame)
     finally:
-        use_attention(backbone, usual)
+        use_attention(backbone, default)
 
 
 @contextmanager
-def _undisturbed(model: Any) -> Iterator[None]:
-    """Leave the model as it was; where the machine chooses the precision, compare with float32."""
+def _in_float32(model: Any) -> Iterator[None]:
+    """Use float32 where the machine chooses the precision, and restore the model."""
     try:
         with restoring(model, "dtype") as models:
-            for each in models:
-                if not getattr(each, "is_external", False) and getattr(each, "dtype", "") in (None, "fastest"):
-                    each.dtype = "float32"
+            for part in models:
+                if not getattr(part, "is_external", False) and getattr(part, "dtype", "") in (None, "fastest"):
+                    part.dtype = "float32"
             yield
     finally:
-        forget_embeddings()  # those of other implementations of attention
+        forget_embeddings()  # made by other implementations of attention
 
 
 def _sample(model: Any) -> pd.DataFrame:

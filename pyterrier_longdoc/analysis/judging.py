@@ -1,4 +1,4 @@
-"""Relevance judgements by a language model, chunk by chunk, and how far they agree with people's."""
+"""Relevance judgements by a language model, chunk by chunk, and their agreement with people's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..common.frames import (
     texts_of,
     validated,
 )
-from ..common.parallel import Together, in_parallel
+from ..common.parallel import RunAll, in_parallel
 from ..common.presentation import Presented
 from ..common.progress import counting
 from ..common.warnings import warn
@@ -38,7 +38,7 @@ from ..modelling.windows import SentenceWindows, Span
 from .estimators import Estimator
 
 UNJUDGED = -1
-"""Grade of a chunk, and label of a document, that has none; evaluation tools take negative labels for not judged."""
+"""Grade of an unjudged chunk, and label of an unjudged document, as evaluation tools read negative labels."""
 
 SYSTEM = "You assess search results. You are careful, and you judge only by what is written in the text."
 
@@ -70,7 +70,7 @@ JUDGEMENT_COLUMNS: dict[str, Any] = {
     "best_chunk": "int64",
     "judged_share": "float64",
 }
-"""What a judge adds to a frame."""
+"""The columns that a judge adds to a frame."""
 
 _GRADE = re.compile(r"(?:^|[\s{\"'*#(])grade[\"'*]*\s*[:=][\s\"'*]*([0-3])(?![\w/-]|[.,]\d)", re.IGNORECASE)
 _BARE = re.compile(r"\s*[*\"'`]*([0-3])[*\"'`]*\.?\s*")
@@ -88,8 +88,8 @@ def parse_grade(reply: str) -> int | None:
     text = unicodedata.normalize("NFKC", without_reasoning(reply))
     if bare := _BARE.fullmatch(text):
         return int(bare[1])
-    found = _GRADE.findall(text)
-    return int(found[-1]) if found else None
+    matches = _GRADE.findall(text)
+    return int(matches[-1]) if matches else None
 
 
 @dataclass(eq=False, repr=False)
@@ -110,14 +110,14 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend, or a function from messages to a string.
         chunk_tokens: most tokens in a chunk; only a sentence longer than this is divided.
-        max_chunks: judge the first so many chunks of a document; None for all.
-        preselect: judge the chunks of a document that it chooses for the query, instead of the first ones: `FirstK`,
-            `BM25Windows`, `EmbeddingWindows` or `CrossEncoderWindows`; `max_chunks` does not count then.
+        max_chunks: judge only the first chunks of a document; None for all.
+        preselect: chooses the chunks to judge by the query, in place of `max_chunks`: `FirstK`, `BM25Windows`,
+            `EmbeddingWindows` or `CrossEncoderWindows`.
         tokenizer: a fast Hugging Face tokenizer that counts tokens, or its name; None counts words and punctuation
-            marks, which is about 3/4 of what word pieces come to.
+            marks, about 3/4 as many as word pieces.
         request: the wording; must use `{query}` and `{text}` and ask for `grade: N`.
         on_failure: if a chunk has no readable grade after all retries: `"raise"` or `"unjudged"` (grade -1).
-        retries: further calls after an unreadable reply, each with a reminder.
+        retries: more calls after an unreadable reply, each with a reminder.
         concurrency: documents in flight at the same time.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent.
@@ -152,12 +152,12 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": self.request.format(query=clean(query), text=clean(chunk))},
         ]
-        again: dict[str, Any] = {"request": GRADE_AGAIN, "retries": self.retries}
+        options: dict[str, Any] = {"request": GRADE_AGAIN, "retries": self.retries}
         ask = partial(self.client.ask, qid)
-        grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **again)
+        grade, unreadable = read_reply(ask, messages, ask(messages), lambda reply: parse_grade(reply.text), **options)
         if grade is None and self.on_failure == "raise":
-            what = f"query {qid or query!r}: no grade after {self.retries} retries in {unreadable[-1].text[:200]!r}"
-            raise UnreadableReplyError(f"{what}; on_failure='unjudged' lets the run go on")
+            failure = f"query {qid or query!r}: no grade after {self.retries} retries in {unreadable[-1].text[:200]!r}"
+            raise UnreadableReplyError(f"{failure}; on_failure='unjudged' lets the run go on")
         return UNJUDGED if grade is None else grade
 
     def chunks(self, text: str) -> list[tuple[int, int]]:
@@ -177,55 +177,55 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
         queries = strings(inp["query"], "query")
         texts = texts_of(inp, text_columns, self.text_loader) if len(inp) else []
         pairs = list(zip(queries, texts, strict=True))
-        judged = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
-        rows = pd.DataFrame([judged[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))
+        judgements = self._judge_all({pair: str(qid) for pair, qid in zip(pairs, inp["qid"].tolist(), strict=True)})
+        rows = pd.DataFrame([judgements[pair] for pair in pairs], index=inp.index, columns=list(JUDGEMENT_COLUMNS))
         return inp.assign(**rows.astype(JUDGEMENT_COLUMNS))
 
     def _judge_all(self, qids: dict[tuple[str, str], str]) -> dict[tuple[str, str], tuple[Any, ...]]:
         """Return the values of `JUDGEMENT_COLUMNS` for each (query, text); errors and the ledger name the qids."""
         # Chunked before threads start: tokenizers may not be shared between them.
         spans = {text: self.chunks(text) for text in dict.fromkeys(text for _, text in qids)}
-        chosen = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
+        selection = {pair: spans[pair[1]][: self.max_chunks] for pair in qids}
         if self.preselect is None:
             self._warn_of_unread(list(spans.values()))
         else:
-            chosen |= self._best(self.preselect, [pair for pair in qids if spans[pair[1]]])
-        total = sum(map(len, chosen.values()))
+            selection |= self._best(self.preselect, [pair for pair in qids if spans[pair[1]]])
+        total = sum(map(len, selection.values()))
 
-        def judge(pair: tuple[str, str], together: Together) -> tuple[Any, ...]:
-            (query, text), grades, shown = pair, [], chosen[pair]
-            for start, end in shown:
-                grades += together([partial(self.grade, query, text[start:end], qid=qids[pair])])
-            label = max(grades, default=0)  # there is nothing to find in a blank text
+        def judge(pair: tuple[str, str], run_all: RunAll) -> tuple[Any, ...]:
+            (query, text), grades, chunks = pair, [], selection[pair]
+            for start, end in chunks:
+                grades += run_all([partial(self.grade, query, text[start:end], qid=qids[pair])])
+            label = max(grades, default=0)  # a blank text has nothing relevant
             best = grades.index(label) if grades and label != UNJUDGED else -1
-            return label, grades, shown, best, characters(shown) / characters(spans[text]) if shown else 1.0
+            return label, grades, chunks, best, characters(chunks) / characters(spans[text]) if chunks else 1.0
 
-        with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as done:
-            judgements = in_parallel(judge, list(qids), self.concurrency, on_task=done)
+        with counting("RelevanceJudge", "chunk", total, shown=self.verbose) as advance:
+            judgements = in_parallel(judge, list(qids), self.concurrency, on_task=advance)
         missing = sum(grades.count(UNJUDGED) for _, grades, *_ in judgements)
         if missing:
-            what = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"
-            warn(f"RelevanceJudge: {what}.", IncompleteReplyWarning)
+            message = f"{missing} of {total} chunks had no readable grade and count as unjudged (-1)"
+            warn(f"RelevanceJudge: {message}.", IncompleteReplyWarning)
         return dict(zip(qids, judgements, strict=True))
 
     def _best(self, preselect: WindowSelector, pairs: list[tuple[str, str]]) -> dict[tuple[str, str], list[Span]]:
         """Return the characters of the chunks chosen from texts that are not blank, in document order."""
-        chosen: dict[tuple[str, str], list[Span]] = {}
+        selection: dict[tuple[str, str], list[Span]] = {}
         for start in range(0, len(pairs), BLOCK_DOCUMENTS):
             block = pairs[start : start + BLOCK_DOCUMENTS]
-            numbered = TextPairs.of(block, self.tokenizer)
-            spans = list(map(SentenceWindows(max_tokens=self.chunk_tokens), numbered.documents))
-            for pair, number, best in zip(block, numbered.document, preselect.choose(numbered, spans), strict=True):
-                document = numbered.documents[number]
-                chosen[pair] = [document.characters(spans[number][window]) for window in sorted(best)]
-        return chosen
+            text_pairs = TextPairs.of(block, self.tokenizer)
+            spans = list(map(SentenceWindows(max_tokens=self.chunk_tokens), text_pairs.documents))
+            for pair, number, best in zip(block, text_pairs.document, preselect.choose(text_pairs, spans), strict=True):
+                document = text_pairs.documents[number]
+                selection[pair] = [document.characters(spans[number][window]) for window in sorted(best)]
+        return selection
 
     def _warn_of_unread(self, spans: list[list[Span]]) -> None:
-        cut = [of_text for of_text in spans if len(of_text[: self.max_chunks]) < len(of_text)]
+        cut = [chunks for chunks in spans if len(chunks[: self.max_chunks]) < len(chunks)]
         if cut:
-            unread = sum(len(of_text) for of_text in cut) - len(cut) * (self.max_chunks or 0)
-            what = f"{unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are not looked at"
-            warn(f"RelevanceJudge: {what}: max_chunks={self.max_chunks} (see judged_share).", TruncationWarning)
+            unread = sum(len(chunks) for chunks in cut) - len(cut) * (self.max_chunks or 0)
+            message = f"{unread} of {sum(map(len, spans))} chunks, of {len(cut)} of {len(spans)} texts, are not judged"
+            warn(f"RelevanceJudge: {message}: max_chunks={self.max_chunks} (see judged_share).", TruncationWarning)
 
     def _check(self) -> None:
         _ = self.client  # refuses an `llm` that is none
@@ -237,7 +237,7 @@ class RelevanceJudge(AsksLLM, Presented, pt.Transformer):
 
 
 def characters(spans: Sequence[Span]) -> int:
-    """Count them in spans that do not overlap."""
+    """Count the characters in spans that do not overlap."""
     return sum(end - start for start, end in spans)
 
 
@@ -249,7 +249,7 @@ def chunks_of(document: TokenizedText, max_tokens: int | None) -> list[tuple[Spa
 
 @dataclass(frozen=True)
 class ChunkJob:
-    """A document of which the relevant chunk is wanted; the qid is for the ledger of calls."""
+    """A document whose relevant chunk a judge shall find; the qid is for the ledger of calls."""
 
     qid: str
     query: str
@@ -257,21 +257,21 @@ class ChunkJob:
 
 
 ChunkJudge = Callable[[Sequence[ChunkJob], Estimator, Callable[[int], Any]], list[np.ndarray]]
-"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator takes; NaN without a readable
-grade. The third argument is told the number of documents that are done."""
+"""Gives `(J,)` numbers to the first J chunks of each document, as many as the estimator needs; NaN without a readable
+grade. It calls the third argument with the number of documents that are done."""
 
 
 def as_chunk_judge(judge: Any) -> ChunkJudge:
     """Return a judge of chunks: of a `RelevanceJudge`, a reranker, or a function `(query, chunk) -> number`.
 
-    Language models and functions are asked about one chunk after the other up to the one that decides, as calls may
-    cost money; rerankers score all chunks, many at a time.
+    Language models and functions judge one chunk after the other until one decides, as calls may cost money; rerankers
+    score all chunks, many at a time.
     """
     if isinstance(judge, RelevanceJudge):
         return partial(_one_by_one, partial(_grade, judge), judge.concurrency)
     if isinstance(judge, pt.Transformer):
         return partial(_by_reranker, judge)
-    return partial(_one_by_one, lambda job, chunk: float(judge(job.query, chunk)), 1)
+    return partial(_one_by_one, partial(_number, judge), 1)
 
 
 def _one_by_one(
@@ -281,15 +281,15 @@ def _one_by_one(
     estimator: Estimator,
     on_done: Callable[[int], Any],
 ) -> list[np.ndarray]:
-    def numbers(job: ChunkJob, together: Together) -> np.ndarray:
-        found: list[float] = []
+    def numbers(job: ChunkJob, run_all: RunAll) -> np.ndarray:
+        grades: list[float] = []
         for chunk in job.chunks:
-            found += together([partial(grade, job, chunk)])
-            if estimator.decides(found[-1]):
+            grades += run_all([partial(grade, job, chunk)])
+            if estimator.decides(grades[-1]):
                 break
-        return np.array(found, dtype="float64")
+        return np.array(grades, dtype="float64")
 
-    return in_parallel(numbers, jobs, concurrency, on_done=lambda job, found: on_done(1))
+    return in_parallel(numbers, jobs, concurrency, on_done=lambda job, grades: on_done(1))
 
 
 def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
@@ -297,26 +297,33 @@ def _grade(judge: RelevanceJudge, job: ChunkJob, chunk: str) -> float:
     return float("nan") if grade == UNJUDGED else float(grade)
 
 
+def _number(judge: Any, job: ChunkJob, chunk: str) -> float:
+    number = float(judge(job.query, chunk))
+    if np.isnan(number):
+        raise ValueError(f"judge={judge!r} returned no number, but NaN, for a chunk and the query {job.query!r}")
+    return number
+
+
 def _by_reranker(
     reranker: Any, jobs: Sequence[ChunkJob], estimator: Estimator, on_done: Callable[[int], Any]
 ) -> list[np.ndarray]:
-    found: list[np.ndarray] = []
+    scores: list[np.ndarray] = []
     for start in range(0, len(jobs), BLOCK_DOCUMENTS):
         block = jobs[start : start + BLOCK_DOCUMENTS]
         rows = [(job.qid, job.query, chunk) for job in block for chunk in job.chunks]
         frame = pd.DataFrame(rows, columns=["qid", "query", "text"])
-        scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
-        found += np.split(scores, np.cumsum([len(job.chunks) for job in block])[:-1])
+        block_scores = scores_by_row(reranker, frame, f"judge={reranker!r}") if rows else np.zeros(0)
+        scores += np.split(block_scores, np.cumsum([len(job.chunks) for job in block])[:-1])
         on_done(len(block))
-    return found
+    return scores
 
 
 def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
     """Return a reranker's scores of rows with `qid`, `query` and the text, in their order."""
-    # Each row is a document of its own, whose name brings its score back in whatever order rows return.
+    # Each row is a separate document, so that its name brings its score back whatever the order of the result.
     docnos = pd.RangeIndex(len(rows)).astype(str)
-    scored = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
-    by_docno = scored.set_axis(as_strings(scored["docno"]), axis=0)["score"].astype("float64")
+    results = reranker(pt.model.add_ranks(rows.assign(docno=docnos, score=0.0)))
+    by_docno = results.set_axis(as_strings(results["docno"]), axis=0)["score"].astype("float64")
     scores = np.full(len(rows), np.nan) if by_docno.index.has_duplicates else by_docno.reindex(docnos).to_numpy()
     if not np.isfinite(scores).all():
         raise ValueError(
@@ -327,12 +334,12 @@ def scores_by_row(reranker: Any, rows: pd.DataFrame, name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two sets of labels agree.
+    """The agreement of two sets of labels.
 
     Attributes:
-        pairs: number of (qid, docno) that both have judged.
-        unjudged: number of pairs in both to which the judge gave no label.
-        kappa: Cohen's kappa of the labels as they are.
+        pairs: number of (qid, docno) with a label in both frames.
+        unjudged: number of pairs in both frames without a label of the judge.
+        kappa: Cohen's kappa of the labels.
         weighted_kappa: with quadratic weights, which forgive neighbouring grades.
         binary_kappa: of relevant against not relevant.
         confusion: counts, one row per label of the qrels, one column per label of the judge.
@@ -355,21 +362,23 @@ def agreement(judged: pd.DataFrame, qrels: pd.DataFrame, *, relevant_from: int =
         relevant_from: smallest label that is relevant, in both; 1 in Boytsov et al. 2025.
 
     Returns:
-        Kappas by scikit-learn, which gives NaN where both have one and the same label for everything.
+        Kappas by scikit-learn, which gives NaN if both have a single label, and the same one.
     """
     kappa = import_extra("sklearn.metrics", "llm", "this needs sklearn.metrics").cohen_kappa_score
     columns = ["qid", "docno", "label"]
     check_columns(judged, columns, "judged")
     check_columns(qrels, columns, "qrels")
-    theirs, ours = (frame[columns].astype({"qid": str, "docno": str}) for frame in (qrels, judged))
-    both = ours.drop_duplicates(["qid", "docno"]).merge(
-        theirs.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")
+    human_labels, judge_labels = (frame[columns].astype({"qid": str, "docno": str}) for frame in (qrels, judged))
+    common = judge_labels.drop_duplicates(["qid", "docno"]).merge(
+        human_labels.drop_duplicates(["qid", "docno"]), on=["qid", "docno"], suffixes=("_judge", "_qrels")
     )
-    known = both[both["label_judge"] != UNJUDGED]
-    human, judge = known["label_qrels"].clip(lower=0).astype(int), known["label_judge"].astype(int)
+    labels = common[common["label_judge"] != UNJUDGED]
+    if labels.empty:
+        raise ValueError("judged and qrels have no (qid, docno) in common with a label in both: nothing to compare")
+    human, judge = labels["label_qrels"].clip(lower=0).astype(int), labels["label_judge"].astype(int)
     return Agreement(
-        pairs=len(known),
-        unjudged=len(both) - len(known),
+        pairs=len(labels),
+        unjudged=len(common) - len(labels),
         kappa=float(kappa(human, judge)),
         weighted_kappa=float(kappa(human, judge, weights="quadratic")),
         binary_kappa=float(kappa(human >= relevant_from, judge >= relevant_from)),

@@ -1,15 +1,14 @@
-"""Where in relevant documents the relevant text begins: how strongly a collection favours the beginnings.
+"""Where relevant text begins in relevant documents: how strongly a collection favours the beginnings.
 
-Source: Boytsov et al. 2025 (section 2, C.4, Figures 1, 7 and 8), who locate the passages that are known to be relevant,
-or cut documents into chunks and let a judge find the first relevant one.
+Source: Boytsov et al. 2025 (section 2, C.4, Figures 1, 7 and 8), who locate known relevant passages, or cut
+documents into chunks and let a judge find the first relevant one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from ..common.frames import (
     strings,
     texts_of,
 )
-from ..common.language import named_tokenizer
 from ..common.plots import COLOURS, finish, new_axes
 from ..common.presentation import percent
 from ..common.progress import counting
@@ -45,7 +43,7 @@ MAX_CHUNKS = 36
 NOT_THERE, EMPTY = "document not in corpus", "document empty"
 
 TokensOf = Callable[[str], TokenizedText | None]
-"""The tokens of a document by its docno; None of one that is not in the corpus."""
+"""The tokens of a document by its docno; None if it is not in the corpus."""
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
 _CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
@@ -53,7 +51,7 @@ _INTEGERS = ("first_token", "end_token", "length", "start", "end")
 
 
 class PositionWarning(UserWarning):
-    """Positions that say more about a threshold than about the documents."""
+    """Positions depend on a threshold more than on the documents."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +65,12 @@ class RelevantPositions:
             - `first_token`: number of tokens before the relevant passage or chunk; `end_token`: before its end;
             - `length`: of the document, in tokens;
             - `start`, `end`: the passage's characters in the text;
-            - `reason`: why there is no position (missing values, `pd.NA`), e.g. "passage not found", else empty;
+            - `reason`: why there is no position (the others are `pd.NA`), e.g. "passage not found"; else empty;
             - of located passages: `passage` (row of the passages frame), `similarity` and `method` (see `Match`);
-            - of judged chunks: `grade` of the relevant chunk, its number `chunk`, the number of `chunks` of the
-              document, how many of them were `judged`, how many of those had no readable grade (`unjudged`), and how
-              many tokens of the document were `unread`, beyond `max_chunks`, although they might have been chosen.
-        judged: of judged chunks, for each row what the judge said; None of located passages.
+            - of judged chunks: the relevant chunk's `grade` and number (`chunk`); the document's numbers of `chunks`,
+              of `judged` chunks and of those without a readable grade (`unjudged`); and its number of tokens beyond
+              `max_chunks`, in which the relevant chunk might have been (`unread`).
+        judged: the judge's numbers for each row; None for located passages.
     """
 
     frame: pd.DataFrame
@@ -92,27 +90,28 @@ class RelevantPositions:
 
     @property
     def unmatched(self) -> float:
-        """Share of the relevant documents in which no relevant passage was found; NaN if there are none."""
+        """Share of the relevant documents without a relevant passage; NaN if there are no documents."""
         return float(self.frame["first_token"].isna().mean())
 
     @property
     def unread(self) -> float:
-        """Share of the tokens in which a judge did not look for relevant text, as `max_chunks` did not let it."""
+        """Share of the tokens that the judge did not read, because of `max_chunks`."""
         if "unread" not in self.frame:
             return 0.0
         return float(self.frame["unread"].sum() / max(1, self.frame["length"].sum()))
 
     def by(self, estimator: Estimator) -> RelevantPositions:
-        """Return the positions that another estimator makes of the same judgements, without asking the judge again."""
+        """Return the positions by another estimator, from the same judgements, without asking the judge again."""
+        _check_estimator(estimator)
         if self.judged is None:
             raise ValueError("located passages have no judge's numbers: give relevant_positions judge=")
-        return _estimated(self.frame[["qid", "docno", "label"]], self.judged, estimator)
+        return _estimate(self.frame[["qid", "docno", "label"]], self.judged, estimator)
 
     def summary(self, *, first: int = CHUNK_TOKENS) -> pd.Series:
         """Return statistics of the positions.
 
         Args:
-            first: a number of tokens from the start of the document; 477 is what a BERT reads besides a query.
+            first: tokens from the start of the document; a BERT reads 477 of them besides a query.
 
         Returns:
             `queries` and `documents`; the share `unmatched` of documents and the share `queries matched` of queries
@@ -157,8 +156,8 @@ class RelevantPositions:
 
         Args:
             bin_tokens: width of the bars.
-            max_tokens: end of the axis; None for the bar with the 99th percentile of lengths. The last bar counts
-                whatever lies beyond, too.
+            max_tokens: end of the axis; None for the bar with the 99th percentile of lengths. The last bar also
+                counts all beyond it.
             ax: axes to draw on; None makes a figure.
         """
         check_arguments("int", at_least=1, bin_tokens=bin_tokens)
@@ -168,29 +167,28 @@ class RelevantPositions:
         ax = ax or new_axes()
         unread = f", {percent(self.unread, 0)} of tokens unread" if self.unread else ""
         missing = f"{percent(self.unmatched, 0)} unmatched{unread}"
-        # One filled and one in outline, of which both are seen where they overlap.
+        # One filled and one in outline: both are visible where they overlap.
         filled = {"color": COLOURS[0], "alpha": 0.45}
         outlined = {"facecolor": "none", "edgecolor": COLOURS[1], "hatch": "//", "linewidth": 1.5}
-        for values, look, label in (
+        for values, style, label in (
             (lengths, filled, f"length of {len(lengths)} relevant documents"),
             (starts, outlined, f"first relevant position ({missing})"),
         ):
-            # Shares, so that what is unmatched does not make the positions look rarer.
+            # Shares, so that unmatched documents do not make the positions look rarer.
             weights = np.full(len(values), 1 / max(1, len(values)))
-            shown = np.minimum(values, edges[-1] - 0.5)
-            ax.hist(shown, bins=edges, weights=weights, label=label, **look)
+            heights = np.minimum(values, edges[-1] - 0.5)
+            ax.hist(heights, bins=edges, weights=weights, label=label, **style)
         ax.set_xlim(0, edges[-1])
         if max([*lengths, *starts]) >= edges[-1]:
-            ax.annotate(
-                "and beyond", (1, 0), xytext=(0, -24), xycoords="axes fraction", textcoords="offset points", ha="right"
-            )
+            units = {"xycoords": "axes fraction", "textcoords": "offset points"}
+            ax.annotate("and beyond", (1, 0), xytext=(0, -24), ha="right", **units)
         ax.set_xlabel("tokens")
         ax.set_ylabel("share of documents")
         return finish(ax)
 
 
-def _spread(what: str, values: pd.Series) -> dict[str, Any]:
-    return {f"{what} median": values.median(), f"{what} mean": values.mean(), f"{what} p90": values.quantile(0.9)}
+def _spread(name: str, values: pd.Series) -> dict[str, Any]:
+    return {f"{name} median": values.median(), f"{name} mean": values.mean(), f"{name} p90": values.quantile(0.9)}
 
 
 def relevant_positions(
@@ -213,32 +211,31 @@ def relevant_positions(
 ) -> RelevantPositions:
     """Find where the relevant text of each relevant document begins.
 
-    Give either `passages`, the text that is known to be relevant, of which the first place counts, or a `judge`, to ask
-    it about the chunks of a document, which are disjoint and of whole sentences, and an `estimator` that chooses one of
-    them.
+    Give either `passages`, the known relevant text, whose first place counts, or a `judge` of the chunks of a document,
+    which are disjoint and of whole sentences, and an `estimator` that chooses one of them.
 
     Args:
-        topics: `qid, query`; judgements of other queries do not count. Passages do without `query`.
-        qrels: `qid, docno, label`. To look in further documents, such as the top 5 of a retriever with a passage as
-            its query, as in the paper, add their rows.
+        topics: `qid, query`; judgements of other queries do not count. With `passages` there need be no `query`.
+        qrels: `qid, docno, label`. Add rows for other documents to search, such as the paper's: the top 5 of a
+            retriever with a passage as its query.
         corpus: `docno` and the text column(s): a frame, or an iterable of dicts, such as a dataset's
-            `get_corpus_iter()`, of which only the relevant documents are kept.
+            `get_corpus_iter()`, of which the relevant documents are kept.
         passages: `qid, text`: the relevant passages of each query.
         locator: how passages are found; None for the thresholds of Boytsov et al. 2022.
-        judge: a `RelevanceJudge`, of which model, wording, retries, concurrency and rule for failures count; a
-            reranker; or a function `(query, chunk) -> number`.
-        estimator: which chunk counts, by the judge's numbers. `best_chunk`, the default for every judge, needs no
+        judge: a `RelevanceJudge`, whose model, wording, retries, concurrency and rule for failures apply; a reranker;
+            or a function `(query, chunk) -> number`.
+        estimator: chooses the chunk by the judge's numbers. `best_chunk`, the default for every judge, needs no
             threshold and is the least biased (`tests/benchmarks/README.md`). `first_above(0)` is the paper's protocol
             for a `RelevanceJudge`, in which every positive grade is relevant, and asks about fewer chunks. For
-            rerankers `first_above` needs a calibrated threshold: too low a one makes all positions early.
+            rerankers `first_above` needs a calibrated threshold: if it is too low, all positions are early.
         chunk_tokens: most tokens of a chunk: 256 in the paper, 128 for BEIR.
-        max_chunks: judge at most so many chunks of a document (36 in the paper, about 9,000 tokens); None for all.
-            Longer documents are warned of.
-        tokenizer: a fast Hugging Face tokenizer, its name or folder, or a collection's `.tokenizer`, whose tokens are
-            counted: BERT-base's in the paper. None counts words and punctuation marks.
+        max_chunks: most chunks of a document to judge (36 in the paper, about 9,000 tokens); None for all. A warning
+            names longer documents.
+        tokenizer: a fast Hugging Face tokenizer, its name or folder, or a collection's `.tokenizer`, that
+            counts tokens: BERT-base's in the paper. None counts words and punctuation marks.
         relevant_from: smallest label that is relevant.
-        sample: a random choice of so many relevant (query, document) pairs (500 to 2,000 in the paper); None for all.
-        seed: of that choice.
+        sample: size of a random sample of relevant (query, document) pairs (500 to 2,000 in the paper); None for all.
+        seed: of the sample.
         text_field: the corpus's text column, or a tuple of columns that are joined by a space.
         verbose: show a progress bar.
 
@@ -246,34 +243,39 @@ def relevant_positions(
         One row for each relevant document, with a position or the reason why there is none.
 
     Warns:
-        TruncationWarning: if `max_chunks` leaves text unread in which the relevant passage may be.
+        TruncationWarning: if `max_chunks` leaves text unread, which may hold the relevant passage.
         PositionWarning: if a somewhat lower or higher threshold (by half the standard deviation of the scores) would
             move the median position of the same documents by more than a chunk, or if more than half of the chunks
-            are above it. Where a judge is not asked about chunks after the first relevant one, that is not known.
+            are above it. This is unknown where a judge does not see the chunks after the first relevant one.
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
+    _check_estimator(estimator)
     check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
-    tokens_of = token_reader(tokenizer)
 
     @lru_cache(maxsize=1024)  # a document may be relevant for several queries
     def read(docno: str) -> TokenizedText | None:
-        return tokens_of(texts[docno]) if docno in texts else None
+        return tokenized(tokenizer, texts[docno]) if docno in texts else None
 
-    with counting("relevant_positions", "doc", len(pairs), shown=verbose) as done:
+    with counting("relevant_positions", "doc", len(pairs), shown=verbose) as advance:
         if passages is not None:
-            found = _located(pairs, read, passages, locator or PassageLocator(), done)
-            return RelevantPositions(_frame(pairs, found, _PASSAGE_COLUMNS))
-        judged = _judged(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, done)
-    return _estimated(pairs, judged, estimator)
+            rows = _locate_all(pairs, read, passages, locator or PassageLocator(), advance)
+            return RelevantPositions(_frame(pairs, rows, _PASSAGE_COLUMNS))
+        documents = _judge_all(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, advance)
+    return _estimate(pairs, documents, estimator)
 
 
-def _frame(pairs: pd.DataFrame, found: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
+def _check_estimator(estimator: Any) -> None:
+    if not isinstance(estimator, Estimator):
+        raise ValueError(f"estimator={estimator!r} must be an Estimator: best_chunk or first_above(threshold)")
+
+
+def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
     """Return the frame of `RelevantPositions`, its rows one for each pair."""
     kinds: dict[str, str] = {**dict.fromkeys(_INTEGERS, "Int64"), "reason": "str", **columns}
-    rows = [{"reason": "", "method": "", **row} for row in found]
+    rows = [{"reason": "", "method": "", **row} for row in positions]
     return pairs[["qid", "docno", "label"]].join(pd.DataFrame(rows, columns=list(kinds)).astype(kinds))
 
 
@@ -287,39 +289,37 @@ def _relevant_pairs(
         queries = dict(zip(as_strings(topics["qid"]), strings(topics["query"], "query"), strict=True))
         pairs["query"] = pairs["qid"].map(queries)
     if sample is not None and sample < len(pairs):
-        chosen = np.sort(np.random.default_rng(seed).choice(len(pairs), sample, replace=False))
-        pairs = pairs.iloc[chosen].reset_index(drop=True)
+        indices = np.sort(np.random.default_rng(seed).choice(len(pairs), sample, replace=False))
+        pairs = pairs.iloc[indices].reset_index(drop=True)
     return pairs
 
 
-def _located(
-    pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, locator: PassageLocator, done: Callable[[int], Any]
+def _locate_all(
+    pairs: pd.DataFrame, read: TokensOf, passages: pd.DataFrame, locator: PassageLocator, advance: Callable[[int], Any]
 ) -> list[dict[str, Any]]:
     check_columns(passages, ("qid", "text"), "passages")
-    own = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
-    of_query = {qid: rows["text"] for qid, rows in own.groupby("qid")}
-    found = []
+    texts = pd.DataFrame({"qid": as_strings(passages["qid"]).tolist(), "text": strings(passages["text"], "text")})
+    texts_by_qid = {qid: rows["text"] for qid, rows in texts.groupby("qid")}
+    positions = []
     for qid, docno in zip(pairs["qid"], pairs["docno"], strict=True):
-        document = read(docno)
-        if document is None:
-            found.append({"reason": NOT_THERE})
-        else:
-            found.append(_locate(of_query.get(qid, own["text"].head(0)), document, locator))
-        done(1)
-    return found
+        positions.append(_locate(texts_by_qid.get(qid, texts["text"].head(0)), read(docno), locator))
+        advance(1)
+    return positions
 
 
-def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocator) -> dict[str, Any]:
+def _locate(passages: pd.Series, document: TokenizedText | None, locator: PassageLocator) -> dict[str, Any]:
     """Return the row of the passage that begins first."""
+    if document is None:
+        return {"reason": NOT_THERE}
     if not len(document):
         return {"length": 0, "reason": EMPTY}
     matches = locator.locate(passages.tolist(), document.text)
-    found = [(match, row) for match, row in zip(matches, passages.index, strict=True) if match is not None]
-    if not found:
+    candidates = [(match, row) for match, row in zip(matches, passages.index, strict=True) if match is not None]
+    if not candidates:
         short = all(map(locator.too_short, passages))
         reason = "no passage" if passages.empty else "passage too short" if short else "passage not found"
         return {"length": len(document), "reason": reason}
-    match, row = min(found, key=lambda pair: (pair[0].start, -pair[0].similarity))
+    match, row = min(candidates, key=lambda pair: (pair[0].start, -pair[0].similarity))
     return {
         "first_token": int(document.tokens_before(match.start)),
         "end_token": document.tokens_begun(match.end),
@@ -332,42 +332,42 @@ def _locate(passages: pd.Series, document: TokenizedText, locator: PassageLocato
     }
 
 
-def _judged(
+def _judge_all(
     pairs: pd.DataFrame,
     read: TokensOf,
     judge: ChunkJudge,
     estimator: Estimator,
     chunk_tokens: int,
     max_chunks: int | None,
-    done: Callable[[int], Any],
+    advance: Callable[[int], Any],
 ) -> list[JudgedDocument]:
-    # Chunked before anybody is asked: tokenizers may not be shared between threads.
-    chunked: dict[str, JudgedDocument] = {}
+    # Chunked before threads start: tokenizers may not be shared between them.
+    documents: dict[str, JudgedDocument] = {}
     jobs = []
     for qid, docno, query in zip(pairs["qid"], pairs["docno"], pairs["query"], strict=True):
         document = read(docno)
-        if docno not in chunked:
-            chunked[docno] = _chunked(document, chunk_tokens, max_chunks)
-        shown = chunked[docno].chunks[: chunked[docno].shown]
+        if docno not in documents:
+            documents[docno] = _chunk(document, chunk_tokens, max_chunks)
+        chunks = documents[docno].chunks[: documents[docno].limit]
         text = "" if document is None else document.text
-        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in shown]))
-    numbers = judge(jobs, estimator, done)
-    return [replace(chunked[docno], numbers=own) for docno, own in zip(pairs["docno"], numbers, strict=True)]
+        jobs.append(ChunkJob(qid, query, [text[start:end] for _, (start, end) in chunks]))
+    numbers = judge(jobs, estimator, advance)
+    return [replace(documents[docno], numbers=grades) for docno, grades in zip(pairs["docno"], numbers, strict=True)]
 
 
-def _chunked(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
+def _chunk(document: TokenizedText | None, chunk_tokens: int, max_chunks: int | None) -> JudgedDocument:
     """Return a document that is still to be judged."""
-    nothing = np.zeros(0)
+    no_numbers = np.zeros(0)
     if document is None:
-        return JudgedDocument(None, [], 0, nothing, NOT_THERE)
+        return JudgedDocument(None, [], 0, no_numbers, NOT_THERE)
     chunks = chunks_of(document, chunk_tokens)
-    return JudgedDocument(len(document), chunks, len(chunks[:max_chunks]), nothing, "" if chunks else EMPTY)
+    return JudgedDocument(len(document), chunks, len(chunks[:max_chunks]), no_numbers, "" if chunks else EMPTY)
 
 
-def _estimated(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
-    """Return the positions, with a warning of what makes them doubtful."""
-    found = [document.position(estimator) for document in judged]
-    positions = RelevantPositions(_frame(pairs, found, _CHUNK_COLUMNS), judged)
+def _estimate(pairs: pd.DataFrame, judged: Sequence[JudgedDocument], estimator: Estimator) -> RelevantPositions:
+    """Return the positions; warn if they are doubtful."""
+    rows = [document.position(estimator) for document in judged]
+    positions = RelevantPositions(_frame(pairs, rows, _CHUNK_COLUMNS), judged)
     _warn_of_unread(positions)
     if isinstance(estimator, FirstAbove):
         _warn_of_threshold(judged, estimator)
@@ -378,53 +378,42 @@ def _warn_of_unread(positions: RelevantPositions) -> None:
     unread = positions.frame["unread"].fillna(0)
     if unread.any():
         tokens = f"{unread.sum():,} of {positions.frame['length'].sum():,} tokens ({percent(positions.unread)})"
-        where = f"in {(unread > 0).sum()} of {len(unread)} documents"
-        warn(
-            f"relevant_positions: {tokens}, {where}, are not looked at: max_chunks (column unread).", TruncationWarning
-        )
+        message = f"{tokens}, in {(unread > 0).sum()} of {len(unread)} documents, were not judged because of max_chunks"
+        warn(f"relevant_positions: {message}; max_chunks=None judges all (see column unread).", TruncationWarning)
 
 
 def _warn_of_threshold(judged: Sequence[JudgedDocument], estimator: FirstAbove) -> None:
     share, medians = share_above(judged, estimator.threshold), threshold_effect(judged, estimator.threshold)
     chunk = max((end - start for document in judged for (start, end), _ in document.chunks), default=0)
     if share > 0.5:
-        # The first chunk then is above more often than not, wherever the relevant text stands.
-        found = (
-            f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}, which makes positions early"
-        )
+        # The first chunk is mostly above then, wherever the relevant text stands.
+        message = f"{percent(share, 0)} of all chunks are above the threshold of {estimator!r}: positions are early"
     elif medians is not None and np.ptp(medians) > chunk:
         low, median, high = medians
-        found = (
+        message = (
             f"the median position is {median:,.0f} by {estimator!r}, but {low:,.0f} with a somewhat lower and "
             f"{high:,.0f} with a somewhat higher threshold (by half the standard deviation of the judge's numbers)"
         )
     else:
         return
     # The threshold may be a calibrated one.
-    warn(f"relevant_positions: {found}. Use best_chunk, which needs no threshold.", PositionWarning)
+    warn(f"relevant_positions: {message}. Use best_chunk, which needs no threshold.", PositionWarning)
 
 
 def texts_of_corpus(
-    corpus: pd.DataFrame | Iterable[Mapping[str, Any]], wanted: set[str], text_field: TextField
+    corpus: pd.DataFrame | Iterable[Mapping[str, Any]], docnos: set[str], text_field: TextField
 ) -> dict[str, str]:
-    """Return the texts of the wanted documents, by docno; those that are not in the corpus are left out."""
+    """Return the texts of these documents by docno; those that are not in the corpus are left out."""
     columns = ["docno", *field_names(text_field)]
     if isinstance(corpus, pd.DataFrame):
         frame = corpus
     else:
-        rows = [{name: row[name] for name in columns} for row in corpus if str(row["docno"]) in wanted]
-        frame = pd.DataFrame(rows, columns=columns)
+        dicts = [{name: row[name] for name in columns} for row in corpus if str(row["docno"]) in docnos]
+        frame = pd.DataFrame(dicts, columns=columns)
     check_columns(frame, columns, "corpus")
-    found = frame[as_strings(frame["docno"]).isin(wanted).to_numpy()]
-    docnos = as_strings(found["docno"])
-    if docnos.duplicated().any():
-        twice = docnos[docnos.duplicated()].iloc[0]
-        raise ValueError(f"corpus holds the document {twice!r} more than once (column docno): keep one of them")
-    return dict(zip(docnos.tolist(), texts_of(found, columns[1:], None), strict=True))
-
-
-def token_reader(tokenizer: Any) -> Callable[[str], TokenizedText]:
-    """Return what finds a text's tokens with their characters, by a tokenizer as `relevant_positions` takes it."""
-    if isinstance(tokenizer, str | Path):
-        tokenizer = named_tokenizer(tokenizer)
-    return partial(tokenized, tokenizer)
+    rows = frame[as_strings(frame["docno"]).isin(docnos).to_numpy()]
+    names = as_strings(rows["docno"])
+    duplicates = names[names.duplicated()].tolist()
+    if duplicates:
+        raise ValueError(f"corpus holds the document {duplicates[0]!r} more than once (column docno): keep one of them")
+    return dict(zip(names.tolist(), texts_of(rows, columns[1:], None), strict=True))

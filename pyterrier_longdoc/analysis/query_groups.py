@@ -15,7 +15,7 @@ from ..experiment import ExperimentResults
 from ..experiment.significance import resampled_means
 
 DEFAULT_EDGES = (0, 512, 1024, 2048)
-"""In tokens: what a BERT reads at once, and twice and four times that."""
+"""In tokens: the input of a BERT, and twice and four times as much."""
 
 
 def by_document_length(
@@ -30,8 +30,8 @@ def by_document_length(
     Args:
         results: of an experiment.
         qrels: `qid, docno, label`; a label above 0 is relevant.
-        lengths: of documents by docno, e.g. in tokens. Relevant documents that are missing here do not count.
-        edges: lower ends of the groups; by default what a BERT reads at once, and twice and four times that, in tokens.
+        lengths: of documents by docno, e.g. in tokens. Relevant documents without a length do not count.
+        edges: lower ends of the groups; by default a BERT's input, and twice and four times as much, in tokens.
 
     Returns:
         See `by_query_value`; queries without a relevant document of known length are left out.
@@ -62,13 +62,13 @@ def by_query_value(
         has queries and each system.
 
     Raises:
-        ValueError: if edges do not ascend, or no evaluated query falls into any group.
+        ValueError: if edges do not ascend, or no evaluated query reaches the first one.
     """
     tables = []
-    for label, of_group in query_groups(results, values, edges=edges).items():
-        table = of_group.table
+    for label, group_results in query_groups(results, values, edges=edges).items():
+        table = group_results.table
         table.insert(0, column, label)
-        table.insert(1, "queries", len(of_group.qids))
+        table.insert(1, "queries", len(group_results.qids))
         tables.append(table)
     return pd.concat(tables, ignore_index=True)
 
@@ -77,21 +77,23 @@ def query_groups(
     results: ExperimentResults, values: Mapping[str, float], *, edges: Sequence[float]
 ) -> dict[str, ExperimentResults]:
     """Return the results of each group of queries that is not empty, by its label: see `by_query_value`."""
-    evaluated = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
+    query_values = {qid: values[qid] for qid in results.qids if qid in values and not np.isnan(values[qid])}
     groups = {}
     for low, high in zip(edges, [*edges[1:], np.inf], strict=True):
-        qids = [qid for qid, value in evaluated.items() if low <= value < high]
+        qids = [qid for qid, value in query_values.items() if low <= value < high]
         if qids:
             groups[f">= {low:g}" if high == np.inf else f"{low:g} to < {high:g}"] = results.subset(qids)
-    if not groups or list(edges) != sorted(set(edges)):
-        raise ValueError(f"edges={list(edges)} must ascend, from a value that some evaluated query has at least")
+    if list(edges) != sorted(set(edges)):
+        raise ValueError(f"edges={list(edges)} must ascend")
+    if not groups:
+        raise ValueError(f"edges={list(edges)}: at least one evaluated query must reach the first")
     return groups
 
 
 def mean_by_query(frame: pd.DataFrame, values: pd.Series) -> dict[str, float]:
     """Return the mean of the values of each query; they belong to the rows of `frame`, which has the column `qid`."""
-    of_query = values.astype("float64").groupby(as_strings(frame["qid"]), sort=False)
-    return {str(qid): float(mean) for qid, mean in of_query.mean().items()}
+    by_query = values.astype("float64").groupby(as_strings(frame["qid"]), sort=False)
+    return {str(qid): float(mean) for qid, mean in by_query.mean().items()}
 
 
 def plot_document_length(
@@ -107,12 +109,12 @@ def plot_document_length(
     """Draw each system's mean by the length of the relevant documents; return the matplotlib axes.
 
     Args:
-        results: of an experiment. Its `statistics` say how wide the bootstrap intervals are.
+        results: of an experiment. Its `statistics` set the level of the bootstrap intervals.
         qrels: `qid, docno, label`.
         lengths: of documents; `by_document_length` has the numbers.
         edges: lower ends of the groups.
         measure: one of the experiment's; None for the first.
-        unit: what `lengths` count, for the axis.
+        unit: of `lengths`, for the axis.
         ax: axes to draw on; None makes a figure.
     """
     groups = query_groups(results, relevant_lengths(qrels, lengths), edges=edges)
@@ -127,9 +129,8 @@ def means_by_group(groups: Mapping[str, ExperimentResults]) -> pd.DataFrame:
     rows = []
     for label, results in groups.items():
         for name, values in results.query_values.items():
-            low, high = statistics.interval(
-                resampled_means(values, resamples=statistics.resamples, seed=statistics.seed)
-            )
+            means = resampled_means(values, resamples=statistics.resamples, seed=statistics.seed)
+            low, high = statistics.interval(means)
             for m, measure in enumerate(results.measures):
                 rows.append((label, len(values), name, measure, values[:, m].mean(), low[m], high[m]))
     return pd.DataFrame(rows, columns=["group", "queries", "name", "measure", "mean", "low", "high"])
@@ -154,11 +155,11 @@ def draw_groups(
     table = means_by_group(groups)
     table = table[table["measure"] == measure]
     ax, places = ax or new_axes(len(first.names)), np.arange(len(groups))
-    for system, (name, aside) in enumerate(zip(first.names, offsets(places, len(first.names)), strict=True)):
+    for system, (name, shift) in enumerate(zip(first.names, offsets(places, len(first.names)), strict=True)):
         rows = table[table["name"] == name]
         is_full = [(group, name) in full for group in rows["group"]]
         label = name if labels is None else labels[name]
-        draw_means(ax, places + aside, rows["mean"], rows, full=is_full, label=label, system=system)
+        draw_means(ax, places + shift, rows["mean"], rows, full=is_full, label=label, system=system)
     ax.set_xticks(places, [label_group(group, len(results.qids)) for group, results in groups.items()])
     ax.set_ylabel(label_mean(measure, first.statistics.confidence))
     return ax

@@ -1,4 +1,4 @@
-"""A ranking to look at: the text of its documents, with their windows shaded by what a model made of them."""
+"""A ranking to look at: the text of its documents, with their windows shaded by a model's scores."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ..common.frames import TextField, as_strings, check_columns, field_names, t
 from ..common.language import counted
 
 SHADES = {"score": "window_scores", "weight": "window_weights"}
-"""What windows can be shaded by, and the column that has it."""
+"""The columns that windows can be shaded by, by name."""
 
 STRONGEST = 0.55
 """Opacity of the strongest shade: text keeps a contrast of at least 7 to 1 on a white and on a black page."""
 
 PRINTED_CHARACTERS = 100
-"""As much of the best window is printed where there is no notebook."""
+"""So much of the best window is printed outside notebooks."""
 
-# All colours are of the page (currentColor, transparent) but one blue that lies over it, so that the same markup is
-# read on light and dark pages, of which a notebook does not tell; strength, numbers and lines say the rest.
+# A notebook does not say whether its page is light or dark. So all colours are the page's (currentColor, transparent)
+# but one transparent blue; strength, numbers and lines say the rest.
 _STYLE = """
 .ld-show { color: inherit; line-height: 1.5; max-width: 60em; overflow-wrap: anywhere; }
 .ld-show .note { opacity: .75; font-size: 90%; margin: .3em 0; }
@@ -33,8 +33,7 @@ _STYLE = """
 .ld-show summary { cursor: pointer; }
 .ld-show .part { display: grid; grid-template-columns: 7.5em minmax(0, 1fr); column-gap: .8em; }
 .ld-show .of { text-align: right; font-variant-numeric: tabular-nums; font-size: 85%; opacity: .85; }
-.ld-show .text { white-space: pre-wrap; border-left: 3px solid transparent;
-  padding-left: .5em; }
+.ld-show .text { white-space: pre-wrap; border-left: 3px solid transparent; padding-left: .5em; }
 .ld-show .best > .text { border-left-color: currentColor; }
 .ld-show .unread > .text { border-left: 3px dotted currentColor; opacity: .6; font-style: italic; }
 .ld-show u { text-decoration: underline; text-decoration-thickness: 2px; text-underline-offset: 3px; }
@@ -51,7 +50,7 @@ class _Part(NamedTuple):
 
     @property
     def is_unread(self) -> bool:
-        """Whether no window has the characters; white space between two windows is in none."""
+        """Whether the characters are in no window; white space between windows does not count."""
         return not self.windows and bool(self.text.strip())
 
 
@@ -81,18 +80,18 @@ class _ShownDocument:
 
     def title(self) -> str:
         """Return rank, docno, score and label."""
-        judged = "" if self.label is None else f", label {self.label:g}"
-        return f"{self.rank}  {self.docno}  (score {self.score:.3f}{judged})"
+        label = "" if self.label is None else f", label {self.label:g}"
+        return f"{self.rank}  {self.docno}  (score {self.score:.3f}{label})"
 
     def summary(self) -> str:
-        """Return which window is the best one, and how much was not read."""
+        """Return the best window, and the number of unread characters."""
         if not self.spans:
             return "no windows: no model has explained this document"
         unread = sum(part.end - part.start for part in self.parts() if part.is_unread)
         start, end = self.spans[self.best]
         score, number = f"{self.scores[self.best]:.3f}", f"window {self.best} of {len(self.spans)}"
-        rest = f"{unread} of {len(self.text)} characters not read" if unread else "all was read"
-        return f"{number} is best ({score}, characters {start}-{end}); {rest}"
+        reading = f"{unread} of {len(self.text)} characters not read" if unread else "all was read"
+        return f"{number} is best ({score}, characters {start}-{end}); {reading}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -102,7 +101,7 @@ class ShownRanking:
     qid: str
     query: str
     documents: Sequence[_ShownDocument]
-    further: int
+    rest: int
     by: str
     characters: int
 
@@ -113,37 +112,37 @@ class ShownRanking:
             if document.spans:
                 start, end = document.spans[document.best]
                 text = " ".join(document.text[start:end].split())
-                more = "…" if len(text) > PRINTED_CHARACTERS else ""
-                lines.append(f"   {text[:PRINTED_CHARACTERS]}{more}")
-        return "\n".join(lines + [self._further()] * bool(self.further))
+                ellipsis = "…" if len(text) > PRINTED_CHARACTERS else ""
+                lines.append(f"   {text[:PRINTED_CHARACTERS]}{ellipsis}")
+        return "\n".join(lines + [self._rest_note()] * bool(self.rest))
 
     def _repr_html_(self) -> str:
         values = [value for document in self.documents for value in document.scores]
         low, high = (min(values), max(values)) if values else (0.0, 0.0)
-        body = [
-            _DocumentHtml(each, _shades(each, self.by, low, high), self.characters).render(is_open=not place)
-            for place, each in enumerate(self.documents)
+        blocks = [
+            _DocumentHtml(document, _shades(document, self.by, low, high), self.characters).render(is_open=not place)
+            for place, document in enumerate(self.documents)
         ]
-        further = f'<p class="note">{self._further()}</p>' if self.further else ""
+        note = f'<p class="note">{self._rest_note()}</p>' if self.rest else ""
         return (
             f'<div class="ld-show"><style>{_STYLE}</style><b>{escape(self._title())}</b>'
-            f'<p class="note">{escape(self._legend(low, high))}</p>{"".join(body)}{further}</div>'
+            f'<p class="note">{escape(self._legend(low, high))}</p>{"".join(blocks)}{note}</div>'
         )
 
     def _title(self) -> str:
         return f"query {self.qid!r}: {self.query}"
 
-    def _further(self) -> str:
-        further = counted(self.further, "more document is", "more documents are")
-        return f"{further} not shown: documents={len(self.documents) + self.further} shows all"
+    def _rest_note(self) -> str:
+        rest = counted(self.rest, "more document is", "more documents are")
+        return f"{rest} not shown: documents={len(self.documents) + self.rest} shows all"
 
     def _legend(self, low: float, high: float) -> str:
         if self.by == "score":
-            what = f"the stronger, the higher its window's score, from {low:.3f} to {high:.3f} in this ranking"
+            scale = f"the stronger, the higher its window's score, from {low:.3f} to {high:.3f} in this ranking"
         else:
-            what = "the stronger, the higher its window's weight, up to the highest weight in the document"
+            scale = "the stronger, the higher its window's weight, up to the highest weight in the document"
         return (
-            f"Shade: {what}. Text in several windows has the shade of the highest. Underlined, with a line beside it "
+            f"Shade: {scale}. Text in several windows has the shade of the highest. Underlined, with a line beside it "
             f"and ▶: the window that scores best. Dotted: not read."
         )
 
@@ -160,25 +159,25 @@ def show(
 ) -> ShownRanking:
     """Show the ranked documents of a query with their windows shaded, and the best window marked.
 
-    Needs results of a model with `explain=True`. The text is cut where windows start: each part stands next to the
-    number and score of the window that starts there. The shade of a character is that of the highest of its windows;
-    scores are compared over all documents that are shown, weights within a document.
+    Needs results of a model with `explain=True`. Each part of the text begins where a window starts, next to its number
+    and score. A character has the shade of the highest of its windows; scores are compared over all these documents,
+    weights within a document.
 
     Args:
         results: `qid, query, docno, score`, `rank` if there is one, the text, `window_spans` and `window_scores`.
         query: a qid, or the text of a query; None where the results are of one query.
-        by: what windows are shaded by, `"score"` or `"weight"`: the model's attention over windows.
-        text_field: the column or columns of which the model made its windows: its `text_field` without `repeat`.
+        by: shade of the windows, `"score"` or `"weight"`: the model's attention over windows.
+        text_field: the column or columns that the model made its windows of: its `text_field` without `repeat`.
         text_loader: supplies the text where the column is absent; as for the models.
-        documents: so many are shown, the first one opened.
-        characters: of a part that are shown; the rest opens with a click.
+        documents: most documents to show, the first one opened.
+        characters: most characters of a part to show; the rest opens with a click.
 
     Returns:
         An object that a notebook shows as HTML, without scripts, and that prints as text.
 
     Raises:
-        ValueError: if a column is missing, the results are not of one query, or windows end after the text, which then
-            is not what the model has read (another text that is as long cannot be told).
+        ValueError: if a column is missing, the results are not of one query, or windows end after the text, which the
+            model then has not read (another text of this length goes unnoticed).
 
     Example:
         `ld.show((bm25 >> ld.MaxP(explain=True)).search("draw a pie chart"))`.
@@ -193,11 +192,11 @@ def show(
     rows = rows.sort_values("score", ascending=False, kind="stable") if "rank" not in rows else rows
     rows = rows.assign(rank=range(len(rows)) if "rank" not in rows else pd.to_numeric(rows["rank"]))
     rows = rows.sort_values("rank", kind="stable")
-    first = rows.head(documents)
-    texts = texts_of(first, fields, text_loader)
-    shown = [_shown_document(row, text) for row, text in zip(first.to_dict("records"), texts, strict=True)]
+    top_rows = rows.head(documents)
+    texts = texts_of(top_rows, fields, text_loader)
+    views = [_shown_document(row, text) for row, text in zip(top_rows.to_dict("records"), texts, strict=True)]
     qid, wording = map(str, rows.iloc[0][["qid", "query"]])
-    return ShownRanking(qid, wording, shown, len(rows) - len(shown), by, characters)
+    return ShownRanking(qid, wording, views, len(rows) - len(views), by, characters)
 
 
 def _rows_of_query(results: pd.DataFrame, query: str | None) -> pd.DataFrame:
@@ -208,8 +207,8 @@ def _rows_of_query(results: pd.DataFrame, query: str | None) -> pd.DataFrame:
         rows = results[qids == str(query)] if (qids == str(query)).any() else results[results["query"] == query]
     number = rows["qid"].nunique()
     if number != 1:
-        some = (rows if number else results)["qid"].unique().tolist()[:5]
-        raise ValueError(f"query={query!r} stands for {number} qids: give one of the results, such as {some}")
+        examples = (rows if number else results)["qid"].unique().tolist()[:5]
+        raise ValueError(f"query={query!r} matches {number} qids: give one of the results, such as {examples}")
     return rows
 
 
@@ -234,7 +233,7 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
 
 
 def _list_or_none(values: Any) -> list[Any] | None:
-    """Return a value for each window; None where no model has explained a document, as a union of results may have."""
+    """Return a value for each window; None without an explanation, as in a union of results."""
     return list(values) if isinstance(values, Sequence | np.ndarray) else None
 
 
@@ -250,7 +249,7 @@ def _shades(document: _ShownDocument, by: str, low: float, high: float) -> list[
 
 @dataclass(frozen=True)
 class _DocumentHtml:
-    """Writes a document: to be opened with a click, a map of it, and its text."""
+    """Writes a document that opens with a click: its title, summary and text."""
 
     document: _ShownDocument
     shades: Sequence[float]
@@ -261,51 +260,50 @@ class _DocumentHtml:
         title = f"<b>{escape(document.title())}</b> <span class='note'>{escape(document.summary())}</span>"
         parts = list(document.parts()) if document.spans else []
         text = "".join(self._row(group) for group in _groups_of(parts))
-        plain = f'<div class="text">{_folded(document.text, self.characters)}</div>' if not document.spans else ""
-        return (
-            f'<details class="document"{" open" if is_open else ""}><summary>{title}</summary>{text}{plain}</details>'
-        )
+        plain = f'<div class="text">{_collapsible(document.text, self.characters)}</div>' if not document.spans else ""
+        opened = " open" if is_open else ""
+        return f'<details class="document"{opened}><summary>{title}</summary>{text}{plain}</details>'
 
     def _row(self, group: Sequence[_Part]) -> str:
         """Return parts of the text beside the numbers of the windows that start with them."""
         document, start, end = self.document, group[0].start, group[-1].end
         if not group[0].windows:
-            text = _folded(group[0].text, min(self.characters, 200))
-            of = f"not read<br>{end - start} characters"
-            return f'<div class="part unread"><div class="of">{of}</div><div class="text">{text}</div></div>'
-        room, shown, folded = self.characters, "", ""
+            text = _collapsible(group[0].text, min(self.characters, 200))
+            labels = f"not read<br>{end - start} characters"
+            return f'<div class="part unread"><div class="of">{labels}</div><div class="text">{text}</div></div>'
+        room, visible, hidden = self.characters, "", ""
         for part in group:
-            shown += self._marked(part.text[:room], part)
-            folded += self._marked(part.text[room:], part)
+            visible += self._mark(part.text[:room], part)
+            hidden += self._mark(part.text[room:], part)
             room = max(0, room - len(part.text))
-        more = end - start - self.characters
-        text = shown + (f"<details><summary>… {more} more characters</summary>{folded}</details>" if folded else "")
-        starting = [i for i in group[0].windows if document.spans[i][0] == start]
+        rest = end - start - self.characters
+        text = visible + (f"<details><summary>… {rest} more characters</summary>{hidden}</details>" if hidden else "")
+        starts = [i for i in group[0].windows if document.spans[i][0] == start]
         best = any(document.best in part.windows for part in group)
-        of = "<br>".join(map(self._number, starting)) or "&nbsp;"
-        return f'<div class="part{" best" * best}"><div class="of">{of}</div><div class="text">{text}</div></div>'
+        labels = "<br>".join(map(self._number, starts)) or "&nbsp;"
+        return f'<div class="part{" best" * best}"><div class="of">{labels}</div><div class="text">{text}</div></div>'
 
     def _number(self, window: int) -> str:
-        """Return what stands beside the place where a window starts."""
+        """Return the label beside the start of a window."""
         weights = self.document.weights
         weight = "" if weights is None else f"<br>weight {weights[window]:.3f}"
-        said = f"{window}: {self.document.scores[window]:.3f}{weight}"
-        return f"<b>▶ {said}</b>" if window == self.document.best else said
+        text = f"{window}: {self.document.scores[window]:.3f}{weight}"
+        return f"<b>▶ {text}</b>" if window == self.document.best else text
 
-    def _marked(self, text: str, part: _Part) -> str:
+    def _mark(self, text: str, part: _Part) -> str:
         if not text:
             return ""
-        shaded = f'<span style="{self._background(part)}">{escape(text)}</span>'
-        return f"<u>{shaded}</u>" if self.document.best in part.windows else shaded
+        span = f'<span style="{self._background(part)}">{escape(text)}</span>'
+        return f"<u>{span}</u>" if self.document.best in part.windows else span
 
     def _background(self, part: _Part) -> str:
         return f"background:rgba(0,114,178,{max(self.shades[i] for i in part.windows):g})"
 
 
 def _groups_of(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
-    """Yield parts that stand next to one number: from where a window starts, or reading stops, to the next such place.
+    """Yield the parts that share a label: from the start of a window, or of unread text, to the next one.
 
-    White space that no window has is left out.
+    White space outside windows is left out.
     """
     group: list[_Part] = []
     for part in (part for part in parts if part.windows or part.is_unread):
@@ -317,8 +315,8 @@ def _groups_of(parts: Sequence[_Part]) -> Iterator[list[_Part]]:
         yield group
 
 
-def _folded(text: str, characters: int) -> str:
-    """Return a text of which only the first characters are seen at once."""
+def _collapsible(text: str, characters: int) -> str:
+    """Return a text that shows its first characters; the rest opens with a click."""
     rest = text[characters:]
-    more = f"<details><summary>… {len(rest)} more characters</summary>{escape(rest)}</details>" if rest else ""
-    return escape(text[:characters]) + more
+    details = f"<details><summary>… {len(rest)} more characters</summary>{escape(rest)}</details>" if rest else ""
+    return escape(text[:characters]) + details

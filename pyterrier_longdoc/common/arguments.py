@@ -1,7 +1,8 @@
-"""Arguments that declare their rules and, of transformers, their role: saving and identities ask for roles."""
+"""Arguments that declare their rules and, in transformers, the roles that saving and identities ask for."""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
@@ -12,17 +13,17 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 Role = Literal["checkpoint", "weights", "head", "windows", "input", "computing", "call"]
-"""What an argument decides.
+"""The part of a transformer that an argument decides about.
 
-- `checkpoint`: from which checkpoint weights come; the same one may lie elsewhere on another machine;
+- `checkpoint`: the checkpoint of the weights; another machine may have it elsewhere;
 - `weights`: how weights are made, with the checkpoint's;
 - `head`: the aggregation;
-- `windows`: which part of a text is read, and how it is cut;
+- `windows`: the part of a text that is read, and how it is cut;
 - `input`: how query and window become one input;
 - `computing`: where, how fast and in which precision;
-- `call`: what one use of the transformer asks for (progress, text loader, explanations, recipe of `fit`).
+- `call`: a single use of the transformer (progress, text loader, explanations, recipe of `fit`).
 
-The first five make a model what it is: they are saved with it and belong to its identity.
+The first five are saved with a model and belong to its identity.
 """
 
 OF_THE_MODEL: tuple[Role, ...] = ("checkpoint", "weights", "head", "windows", "input")
@@ -35,20 +36,24 @@ def argument(
     choices: Collection[Any] | None = None,
     at_least: float | None = None,
     at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     needs: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that declares its rules, which `validate` enforces.
 
     Args:
-        default: value where none is given; without one the argument must be given.
-        role: what the argument of a transformer decides: `"checkpoint"`, `"weights"`, `"head"`, `"windows"`, `"input"`,
-            `"computing"` or `"call"`; all but the last two are saved with the model.
+        default: the default value; without one the argument is required.
+        role: the part of a transformer that the argument decides about: `"checkpoint"`, `"weights"`, `"head"`,
+            `"windows"`, `"input"`, `"computing"` or `"call"`; all but the last two are saved with the model.
         choices: the values allowed.
         at_least: the smallest number allowed.
         at_most: the largest number allowed.
+        above: a number that is itself not allowed, but all larger ones.
+        below: a number that is itself not allowed, but all smaller ones.
         needs: the argument without which this one has no effect, or its values: `needs="repeat"`,
-            `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. Another value than the
-            default is refused where the need is not met.
+            `needs={"aggregation": "attn"}`, `needs={"aggregation": ("attn", "transformer")}`. If the need is not
+            met, only the default is allowed.
 
     Raises:
         ValueError: for an unknown role: the argument would not be saved.
@@ -58,8 +63,9 @@ def argument(
     """
     if role is not None:
         check_arguments("str", choices=get_args(Role), role=role)
-    rules = {"choices": choices, "at_least": at_least, "at_most": at_most, "needs": needs}
-    metadata = {name: rule for name, rule in {"role": role, **rules}.items() if rule is not None}
+    bounds = {"at_least": at_least, "at_most": at_most, "above": above, "below": below}
+    rules = {"role": role, "choices": choices, "needs": needs, **bounds}
+    metadata = {name: rule for name, rule in rules.items() if rule is not None}
     return field(default=default, metadata=metadata)
 
 
@@ -68,83 +74,87 @@ _KINDS: dict[str, tuple[type, str]] = {
     "int": (Integral, "a whole number"),
     "float": (Real, "a number"),
 }
-"""What the annotation of a field asks for: a type, and the same in words."""
+"""The type of an annotation, and the same in words."""
+
+_BOUNDS = {"at_least": operator.ge, "at_most": operator.le, "above": operator.gt, "below": operator.lt}
 
 
-def validate(instance: Any) -> None:
-    """Hold the fields of a dataclass against their annotations and declared rules; numpy's numbers become Python's.
+def validate(instance: Any, who: str | None = None) -> None:
+    """Check the fields of a dataclass by their annotations and declared rules; numpy's numbers become Python's.
 
-    An annotation of `bool`, `int` or `float`, also with `| None`, is a rule by itself.
+    An annotation of `bool`, `int` or `float`, also with `| None`, is a rule by itself. Errors begin with `who`, by
+    default the name of the class.
 
     Raises:
-        ValueError: that names the first argument that breaks a rule, its value, and what it must be.
+        ValueError: if an argument breaks a rule; it names the class, or `who`, the argument, its value and the rule.
     """
     for f in fields(instance):
         value = plain(getattr(instance, f.name))
         object.__setattr__(instance, f.name, value)
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         annotation = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", annotation)
-        rule = _broken_rule(annotation, value, *(f.metadata.get(rule) for rule in ("choices", "at_least", "at_most")))
+        rule = _broken_rule(annotation, value, f.metadata)
         unmet = _unmet_need(instance, f, value)
         if rule or unmet:
-            wrong = f"must be {rule}" if rule else f"has no effect without {unmet}"
-            raise ValueError(f"{type(instance).__name__}: {f.name}={value!r} {wrong}")
+            problem = f"must be {rule}" if rule else f"has no effect without {unmet}"
+            raise ValueError(f"{who or type(instance).__name__}: {f.name}={value!r} {problem}")
 
 
 def check_arguments(
-    annotation: str, *, choices: Collection[Any] | None = None, at_least: float | None = None, **values: Any
+    annotation: str, who: str = "", *, choices: Collection[Any] | None = None, at_least: int | None = None, **args: Any
 ) -> None:
-    """Hold arguments of a function, `k=k`, against an annotation and rules as `validate` holds fields."""
-    for name, value in values.items():
-        rule = _broken_rule(annotation, value, choices, at_least)
+    """Check arguments of a function (or of `who`), `k=k`, by an annotation and rules, as `validate` checks fields."""
+    for name, value in args.items():
+        rule = _broken_rule(annotation, value, {"choices": choices, "at_least": at_least})
         if rule:
-            raise ValueError(f"{name}={value!r} must be {rule}")
+            raise ValueError(f"{f'{who}: ' if who else ''}{name}={value!r} must be {rule}")
 
 
-def _broken_rule(
-    annotation: str, value: Any, choices: Collection[Any] | None, least: float | None, most: float | None = None
-) -> str | None:
-    """Return what a value must be, in words; None if it is so."""
+def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any]) -> str | None:
+    """Return the rule that a value breaks, in words; None if it breaks none."""
     kind, _, optional = annotation.partition(" | ")
     if value is None and optional == "None":
         return None
-    if choices is not None and value not in choices:
+    choices = rules.get("choices")
+    if choices is not None and value not in tuple(choices):
         return f"one of {', '.join(map(repr, choices))}"
     if optional not in ("", "None") or kind not in _KINDS:
         return None
-    wanted, words = _KINDS[kind]
-    is_kind = isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
-    if is_kind and (least is None or value >= least) and (most is None or value <= most):
-        return None
-    bounds = [f"at least {least}"] * (least is not None) + [f"at most {most}"] * (most is not None)
-    return f"{words} of {' and '.join(bounds)}" if bounds else words
+    cls, words = _KINDS[kind]
+    holds = isinstance(value, cls) and (cls is bool or not isinstance(value, bool))
+    bounds = []
+    for name, compare in _BOUNDS.items():
+        if rules.get(name) is not None:
+            bounds.append(f"{name.replace('_', ' ')} {rules[name]}")
+            holds = holds and compare(value, rules[name])
+    return None if holds else ", ".join([words, *bounds])
 
 
 def _unmet_need(instance: Any, f: Field[Any], value: Any) -> str | None:
-    """Return what the field needs and does not have, in words; None if it has its default, or all it needs."""
+    """Return the unmet need of a field in words; None if it has its default or its need is met."""
     needs = f.metadata.get("needs")
     if needs is None or value is f.default or repr(value) == repr(f.default):
         return None
     if isinstance(needs, str):
         return None if getattr(instance, needs) not in (None, False) else needs
-    for name, wanted in needs.items():
-        values = wanted if isinstance(wanted, tuple) else (wanted,)
+    for name, need in needs.items():
+        values = need if isinstance(need, tuple) else (need,)
         if getattr(instance, name) not in values:
             return f"{name}={' or '.join(map(repr, values))}"
     return None
 
 
 def arguments_of(transformer: Any, *roles: Role) -> dict[str, Any]:
-    """Return the constructor arguments with these roles, by name; all of them if none is named."""
-    chosen = (f.name for f in fields(transformer) if not roles or f.metadata.get("role") in roles)
-    return {name: getattr(transformer, name) for name in chosen}
+    """Return the constructor arguments with these roles, by name; without roles all arguments."""
+    names = (f.name for f in fields(transformer) if not roles or f.metadata.get("role") in roles)
+    return {name: getattr(transformer, name) for name in names}
 
 
 def changed_names(transformer: Any, names: Container[str]) -> list[str]:
     """Return those of the named constructor arguments that differ from their defaults."""
-    asked = [f for f in fields(transformer) if f.name in names]
-    # By what they look like, as arrays are neither equal nor unequal.
-    return [f.name for f in asked if repr(getattr(transformer, f.name)) != repr(f.default)]
+    named_fields = [f for f in fields(transformer) if f.name in names]
+    # By their repr, as arrays are neither equal nor unequal.
+    return [f.name for f in named_fields if repr(getattr(transformer, f.name)) != repr(f.default)]
 
 
 def check_roles(transformer: Any) -> None:
@@ -161,7 +171,7 @@ def plain(value: Any) -> Any:
 
 
 def check_checkpoint(**names: Any) -> None:
-    """Raise ValueError, naming it, for what cannot be the name of a checkpoint."""
+    """Raise ValueError, naming the argument, if it cannot be the name of a checkpoint."""
     for name, value in names.items():
         if not isinstance(value, str | Path) or not str(value):
             raise ValueError(f"{name}={value!r} must be a folder, or a model on the Hugging Face hub")

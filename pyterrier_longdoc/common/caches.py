@@ -1,4 +1,4 @@
-"""What models remember of texts, within bounds on memory."""
+"""The memory of models for texts, within bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class EmbeddingCache:
         return len(self._vectors)
 
     def get(self, key: Hashable) -> np.ndarray | None:
-        """Return the `(H,)` embedding or `(T, H)` states that were put under this key, if they are still there."""
+        """Return the `(H,)` embedding or `(T, H)` states of this key, if they are still in memory."""
         vector = self._vectors.get(key)
         if vector is not None:
             self._vectors.move_to_end(key)
@@ -47,7 +47,7 @@ class EmbeddingCache:
         self._bytes = 0
 
     def put(self, key: Hashable, vector: np.ndarray) -> None:
-        """Remember an `(H,)` embedding or `(T, H)` states; not what alone exceeds the bound."""
+        """Remember an `(H,)` embedding or `(T, H)` states, unless it alone exceeds the bound."""
         if key not in self._vectors and self._size(vector) <= self.max_bytes:
             # A row of a batch would keep the whole batch alive.
             self._vectors[key] = vector.copy()
@@ -62,21 +62,21 @@ class EmbeddingCache:
         sequences: Sequence[np.ndarray],
         make: Callable[[list[np.ndarray]], Iterable[np.ndarray]],
     ) -> list[np.ndarray]:
-        """Return what is made of distinct token sequences and a setting: remembered, or made anew and remembered."""
+        """Return the arrays of distinct token sequences and a setting; `make` makes those not in memory."""
         keys = [(setting, sequence.tobytes()) for sequence in sequences]
-        found: list[Any] = list(map(self.get, keys))
-        new = [i for i, array in enumerate(found) if array is None]
-        if new:
-            for i, array in zip(new, make([sequences[i] for i in new]), strict=True):
+        arrays: list[Any] = list(map(self.get, keys))
+        missing = [i for i, array in enumerate(arrays) if array is None]
+        if missing:
+            for i, array in zip(missing, make([sequences[i] for i in missing]), strict=True):
                 self.put(keys[i], array)
-                found[i] = array
-        return found
+                arrays[i] = array
+        return arrays
 
     def _size(self, vector: np.ndarray) -> int:
         return vector.nbytes + self.entry_bytes
 
 
 def forget_embeddings() -> None:
-    """Empty what all loaded models remember, tokens included, so that a measurement starts from nothing."""
+    """Empty the memory of all loaded models, tokens included, so that a measurement starts without."""
     for cache in list(_CACHES):
         cache.clear()

@@ -1,4 +1,4 @@
-"""What to cite: the entries of `references.bib`, and who names them."""
+"""Citations: the entries of `references.bib`, and the objects that name them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FILE = Path(__file__).with_name("references.bib")
 
 @cache
 def entries(path: Path = _FILE) -> dict[str, str]:
-    """Return the entries of a BibTeX file, each of which begins a line with an @, by key and as they are written."""
-    found = re.split(r"^(?=@)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    keys = [re.match(r"@\w+\s*\{\s*([^,\s]+)\s*,", entry) for entry in found]
-    return {key[1]: entry.strip() for key, entry in zip(keys, found, strict=True) if key}
+    """Return the entries of a BibTeX file by key; each begins with an @ at the start of a line."""
+    texts = re.split(r"^(?=@)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    keys = [re.match(r"@\w+\s*\{\s*([^,\s]+)\s*,", entry) for entry in texts]
+    return {key[1]: entry.strip() for key, entry in zip(keys, texts, strict=True) if key}
 
 
 def bibtex(papers: Iterable[str]) -> str:
@@ -30,13 +30,13 @@ def of_ir_datasets(dataset: Any) -> tuple[str, ...]:
     """Return the entries that ir_datasets' own documentation names for one of its datasets."""
     import ir_datasets
 
-    known = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
-    named = (dataset.documentation() or {}).get("bibtex_ids", ())
-    return tuple(known[key] for key in named if key in known)
+    bibliography = entries(Path(ir_datasets.__file__).parent / "docs" / "bibliography.bib")
+    keys = (dataset.documentation() or {}).get("bibtex_ids", ())
+    return tuple(bibliography[key] for key in keys if key in bibliography)
 
 
 def papers_of(*parts: Any) -> list[str]:
-    """Return the papers behind the parts of something, as far as they name any."""
+    """Return the papers that these parts name."""
     return [paper for part in parts if isinstance(part, Cited) for paper in part.cited()]
 
 
@@ -59,12 +59,12 @@ def papers_of_pipeline(pipeline: Any) -> list[str]:
 
 
 class Cited:
-    """Something that published papers describe: `papers` are keys of `references.bib`, or BibTeX of one's own."""
+    """Base of objects that published papers describe: `papers` are keys of `references.bib`, or BibTeX."""
 
     papers: ClassVar[tuple[str, ...]] = ()
 
     def cited(self) -> list[str]:
-        """Return the papers behind this object, as it is set up."""
+        """Return the papers behind this object with its arguments."""
         return list(self.papers)
 
     def citation(self) -> str:

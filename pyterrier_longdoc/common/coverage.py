@@ -1,4 +1,4 @@
-"""What was read: of one pair, of a run, and how a run came to its scores."""
+"""How much text was read, of one pair and of a run; scores of a run and their explanations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .frames import Text
 from .presentation import percent
 
 CHOICES = ("max_windows=", "preselect=")
-"""How the names of arguments begin that choose among windows: what these leave out was asked for."""
+"""Prefixes of arguments that choose windows: what they leave out was asked for."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read of a pair of a query and a text.
+    """How much is read of a pair of a query and a text.
 
     Attributes:
         tokens: tokens of the text.
-        tokens_read: those of them that are in at least one window.
+        tokens_read: tokens of the text in at least one window.
         windows: windows of the text.
         query_tokens: tokens of the query.
-        query_tokens_read: those of them that are read.
+        query_tokens_read: tokens of the query that are read.
         query_cut_by: the argument that cuts the query, with its value.
         cut: tokens that are not read, of the text and of what is read with each window, by the argument that cuts them.
     """
@@ -39,7 +39,7 @@ class Reading:
 
 
 def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
-    """Return how many tokens are in at least one of some windows, which are in order."""
+    """Return how many tokens are in at least one window; windows are in order."""
     read = end = 0
     for a, b in windows:
         read += max(0, b - max(a, end))
@@ -49,37 +49,36 @@ def tokens_in(windows: Sequence[tuple[int, int]]) -> int:
 
 @dataclass
 class Coverage:
-    """What was read of the texts of a run, and what the backbone computed for it.
+    """How much was read of the texts of a run, and how many tokens the backbone computed for it.
 
-    Two coverages are equal if the same was read; how it was computed may differ.
+    Two coverages are equal if the same text was read; how it was computed may differ.
 
     Tokens are those of the backbone; words for a served model or a function without a tokenizer.
 
-    A text counts once for each of its queries, as another part of it may be read for each (`preselect`). So the figures
-    of the parts of a run, of workers for instance, add up to those of the whole.
+    A text counts once for each of its queries, as `preselect` may read another part for each. So the figures of parts
+    of a run, of workers for instance, add up to those of the whole.
 
     Attributes:
-        documents: texts, each for each of its queries: distinct pairs of a query and a text.
+        documents: distinct pairs of a query and a text.
         documents_cut: texts of which at least one token was not read.
         tokens: tokens of all texts.
         tokens_read: tokens that were in at least one window.
         windows: windows of all texts.
         queries: distinct queries.
-        queries_cut: queries that were not read to their end, for some text at least.
+        queries_cut: queries of which at least one token was not read, for any text.
         query_tokens: tokens of all queries.
         query_tokens_read: tokens of queries that were read with every text.
         cut: tokens of texts, queries and titles that were not read, by the argument that cut them, with its value:
-            `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`. Whoever cuts text writes it here.
-        windows_cut: windows, each with a query, that a served model is known to have cut; those that a score cache
-            answers do not count.
+            `{"max_doc_len=1431": 5200, "max_query_len=32": 3}`. All code that cuts text adds it here.
+        windows_cut: windows, each with a query, that a server says it has cut; scores from a cache do not count.
         tokens_encoded: tokens that went through the backbone, with queries and special tokens. Remembered windows do
             not count; tokens in several windows, or of a text with several queries, count each time.
-        tokens_computed: the same with the padding of batches and layouts.
+        tokens_computed: `tokens_encoded` and the padding of batches and layouts.
         dtype: precision of the backbone, `"float32"` and so on; None where there is no backbone.
-        rows: rows of the frame; in `fit`, of texts that a `text_loader` supplies, those that were drawn.
-        rows_without_text: of these, the ones without text: None, NaN or white space in all text columns.
-        rows_without_query: of these, the ones without a query.
-        queries_empty: qids of these.
+        rows: rows of the frame; in `fit` with a `text_loader`, the rows that were drawn.
+        rows_without_text: rows without text: None, NaN or white space in all text columns.
+        rows_without_query: rows without a query.
+        queries_empty: qids of rows without a query.
     """
 
     documents: int = 0
@@ -103,15 +102,15 @@ class Coverage:
 
     @classmethod
     def total(cls, parts: Iterable[Coverage]) -> Coverage:
-        """Add several runs up to one: counts are added, so that a query that is in several counts in each."""
-        whole = cls()
+        """Add the counts of several runs; a query of several runs counts in each."""
+        sums = cls()
         for part in parts:
             for name in (f.name for f in fields(cls) if f.name not in ("dtype", "cut")):
-                setattr(whole, name, getattr(whole, name) + getattr(part, name))
+                setattr(sums, name, getattr(sums, name) + getattr(part, name))
             for argument, tokens in part.cut.items():
-                whole.add_cut(argument, tokens)
-            whole.dtype = whole.dtype or part.dtype
-        return whole
+                sums.add_cut(argument, tokens)
+            sums.dtype = sums.dtype or part.dtype
+        return sums
 
     @property
     def share_read(self) -> float:
@@ -125,16 +124,16 @@ class Coverage:
 
     @property
     def padding(self) -> float:
-        """Share of padding in the tokens that were computed; 0.0 where nothing was."""
+        """Share of padding in the computed tokens; 0.0 without any."""
         return 1.0 - self.tokens_encoded / self.tokens_computed if self.tokens_computed else 0.0
 
     @property
     def lost(self) -> dict[str, int]:
-        """The part of `cut` that nobody asked for: without `max_windows` and `preselect`, which choose."""
+        """`cut` without `max_windows` and `preselect`, which leave text out on purpose."""
         return {argument: tokens for argument, tokens in self.cut.items() if not argument.startswith(CHOICES)}
 
     def add(self, reading: Reading) -> None:
-        """Count a text, of a pair that was not counted before; its query is counted by an `Account`."""
+        """Count the text of a new pair; an `Account` counts the query."""
         self.documents += 1
         self.documents_cut += reading.tokens_read < reading.tokens
         self.tokens += reading.tokens
@@ -144,7 +143,7 @@ class Coverage:
             self.add_cut(argument, tokens)
 
     def add_cut(self, argument: str, tokens: int) -> None:
-        """Count tokens that an argument, given with its value, kept from being read."""
+        """Count tokens that an argument cut, named with its value."""
         if tokens:
             self.cut[argument] = self.cut.get(argument, 0) + tokens
 
@@ -154,13 +153,13 @@ class Coverage:
         return asdict(self) | {name: getattr(self, name) for name in ratios}
 
     def empties(self, columns: str) -> str:
-        """Return how many rows have no text (in these columns), or no query, in words; empty if all have both."""
+        """Return how many rows have no text (in these columns), or no query, in words; "" if all have both."""
         parts = []
         if self.rows_without_text:
             parts.append(f"{self.rows_without_text} of {self.rows} rows have no text ({columns})")
         if self.rows_without_query:
-            where = f"column 'query', of {self.queries_empty} qids"
-            parts.append(f"{self.rows_without_query} of {self.rows} rows have no query ({where})")
+            columns_of_query = f"column 'query', of {self.queries_empty} qids"
+            parts.append(f"{self.rows_without_query} of {self.rows} rows have no query ({columns_of_query})")
         return ", ".join(parts)
 
     def __str__(self) -> str:
@@ -184,40 +183,37 @@ class Coverage:
 
 
 def in_words(cut: Mapping[str, int]) -> str:
-    """Return how many tokens were cut, and by what."""
+    """Return how many tokens each argument cut, in words."""
     return ", ".join(f"{tokens} tokens cut by {argument}" for argument, tokens in cut.items())
 
 
 class Account:
-    """Counts what is read in a run or a training: each query, and each pair of a query and a text, once."""
+    """Counts the text that a run or a training reads: each query, and each pair of a query and a text, once."""
 
     def __init__(self, dtype: str | None = None) -> None:
         self.coverage = Coverage(dtype=dtype)
         self._pairs: set[int] = set()  # hashes: augmented texts are as many as draws
-        self._queries: dict[str, int] = {}  # what was not read of each, with the text that left it the least
+        self._queries: dict[str, int] = {}  # the most tokens of each that any text left unread
 
     def add(self, queries: Sequence[str], texts: Sequence[Text], readings: Sequence[Reading]) -> None:
         """Count P pairs of a query and a text."""
+        coverage = self.coverage
         for query, text, reading in zip(queries, texts, readings, strict=True):
-            self._add_query(query, reading)
+            if query not in self._queries:
+                self._queries[query] = 0
+                coverage.queries += 1
+                coverage.query_tokens += reading.query_tokens
+                coverage.query_tokens_read += reading.query_tokens
+            old_loss, loss = self._queries[query], reading.query_tokens - reading.query_tokens_read
+            if loss > old_loss:
+                self._queries[query] = loss
+                coverage.queries_cut += old_loss == 0
+                coverage.query_tokens_read -= loss - old_loss
+                coverage.add_cut(reading.query_cut_by, loss - old_loss)
             pair = hash((query, text))
             if pair not in self._pairs:
                 self._pairs.add(pair)
-                self.coverage.add(reading)
-
-    def _add_query(self, query: str, reading: Reading) -> None:
-        coverage = self.coverage
-        if query not in self._queries:
-            self._queries[query] = 0
-            coverage.queries += 1
-            coverage.query_tokens += reading.query_tokens
-            coverage.query_tokens_read += reading.query_tokens
-        before, lost = self._queries[query], reading.query_tokens - reading.query_tokens_read
-        if lost > before:
-            self._queries[query] = lost
-            coverage.queries_cut += before == 0
-            coverage.query_tokens_read -= lost - before
-            coverage.add_cut(reading.query_cut_by, lost - before)
+                coverage.add(reading)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +224,7 @@ class Explanation:
         spans: characters `(start, end)` of each window in the text.
         scores: score that the document would have if it were that window alone.
         weights: attention of the document's score over its windows; None for a head without attention.
-        query_terms: each query token and what it adds to the score; None for a head that cannot tell.
+        query_terms: each query token and its part in the score; None for a head that cannot tell.
     """
 
     spans: list[tuple[int, int]]
@@ -243,7 +239,7 @@ class Explanation:
 
 
 class Scored:
-    """What a model makes of R pairs of query and text: `(R,)` scores and, if asked for, R explanations."""
+    """The results of R pairs of query and text: `(R,)` scores and, with `explain`, R explanations."""
 
     def __init__(self, rows: int, coverage: Coverage) -> None:
         self.scores = np.full(rows, np.nan)
@@ -253,11 +249,11 @@ class Scored:
     def add(
         self, rows: Iterable[list[int]], values: np.ndarray, explanations: Sequence[Explanation] | None = None
     ) -> None:
-        """Take the `(P,)` scores of P pairs, for each of which `rows` has the rows that ask for it."""
+        """Add the `(P,)` scores of P pairs; `rows` has the rows of each pair."""
         if explanations is not None and not self.explanations:
             self.explanations = [None] * len(self.scores)
-        for number, (asking, value) in enumerate(zip(rows, values, strict=True)):
-            for row in asking:
+        for number, (places, value) in enumerate(zip(rows, values, strict=True)):
+            for row in places:
                 self.scores[row] = value
                 if explanations is not None:
                     self.explanations[row] = explanations[number]

@@ -12,16 +12,17 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 _ROWS_AT_ONCE = 64  # of a Parquet file; documents of a megabyte are published
 
 
 @contextmanager
 def replacing(path: Path, *, only_writer: bool = False) -> Iterator[Path]:
-    """Give a temporary file beside `path` that takes its place when all has gone well and it is complete on disk.
+    """Yield a temporary file beside `path` that replaces it after success, when it is complete on disk.
 
-    Its mode is the umask's: safetensors would keep it from all other users. With `only_writer` no other process writes
-    it, and what a kill left half-written is written over.
+    Its mode is the umask's: safetensors would keep other users from reading it. `only_writer` promises that no other
+    process writes this file; what a kill left is overwritten.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part" if only_writer else f".{path.name}.{os.getpid()}.part")
@@ -58,9 +59,9 @@ def file_digest(path: Path) -> str:
 
 
 def folder_digest(folder: str | Path) -> str | None:
-    """Return a digest of a folder's files, hidden ones left out; None for what is no folder.
+    """Return a digest of a folder's files without hidden ones; None if it is no folder.
 
-    A file is read again only if its size or times are others.
+    A file is read again only if its size or times have changed.
     """
     if not Path(folder).is_dir():
         return None
@@ -79,8 +80,13 @@ def _remembered_digest(path: Path, *_: int) -> str:
     return file_digest(path)
 
 
+def folder_name(name: str) -> str:
+    """Return a folder's name for any name: no two share one, and none is hidden or leaves its folder."""
+    return quote(name, safe=" ()+,=@-_").replace(".", "%2E")
+
+
 def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a UTF-8 file, compressed (`.gz`) or not, each with where it stands, for messages.
+    """Yield the lines of a UTF-8 file, compressed (`.gz`) or not, each with its place, for messages.
 
     Blank lines are skipped. Form feeds and U+2028, which JSON strings may hold, end no line.
     """
@@ -91,37 +97,37 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_jsonl(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the JSON objects of a file of one object a line, compressed or not, each with where it stands.
+    """Yield the JSON objects of a file of one object a line, compressed or not, each with its place.
 
-    The fields named `strings` must be there and be strings: ValueError otherwise, as for lines that are no JSON.
+    A ValueError is raised if a field of `strings` is missing or no string, and for lines that are no JSON.
     """
-    for where, line in read_lines(path):
+    for place, line in read_lines(path):
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not a JSON object ({error}): {line[:80]!r}") from None
-        yield where, checked_row(where, row, strings)
+            raise ValueError(f"{place}: not a JSON object ({error}): {line[:80]!r}") from None
+        yield place, checked_row(place, row, strings)
 
 
 def read_rows(path: Path, strings: Iterable[str] = ()) -> Iterator[tuple[str, dict[str, Any]]]:
-    """As `read_jsonl`, of Parquet files (`.parquet`) too."""
+    """Yield rows as `read_jsonl` does, of Parquet files (`.parquet`) too."""
     if path.suffix != ".parquet":
         yield from read_jsonl(path, strings)
         return
-    parquet = import_extra("pyarrow.parquet", "disk", f"{path} is a Parquet file, and to read it needs pyarrow")
+    parquet = import_extra("pyarrow.parquet", "disk", f"{path} is a Parquet file, which needs pyarrow")
     with parquet.ParquetFile(path) as file:
         rows = (row for batch in file.iter_batches(_ROWS_AT_ONCE) for row in batch.to_pylist())
         for number, row in enumerate(rows, start=1):
-            where = f"{path}, row {number}"
-            yield where, checked_row(where, row, strings)
+            place = f"{path}, row {number}"
+            yield place, checked_row(place, row, strings)
 
 
-def checked_row(where: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
-    """Return the row itself; raise ValueError, saying where, if it is no dict or one of the fields is no string."""
-    wrong = [repr(name) for name in strings if not (isinstance(row, dict) and isinstance(row.get(name), str))]
-    if wrong or not isinstance(row, dict):
-        needed = f"field {wrong[0]} must be a string" if wrong else "there must be fields"
-        raise ValueError(f"{where}: {needed} of a JSON object, got {str(row)[:80]!r}")
+def checked_row(place: str, row: Any, strings: Iterable[str]) -> dict[str, Any]:
+    """Return the row; raise ValueError, with its place, if it is no dict or one of the fields is no string."""
+    names = [repr(name) for name in strings if not (isinstance(row, dict) and isinstance(row.get(name), str))]
+    if names or not isinstance(row, dict):
+        rule = f"field {names[0]} must be a string" if names else "there must be fields"
+        raise ValueError(f"{place}: {rule} of a JSON object, got {str(row)[:80]!r}")
     return row
 
 

@@ -1,4 +1,4 @@
-"""What every reranker does with frames: checks columns, gets the text, adds scores, ranks and explanations."""
+"""Frames of rerankers: checks of columns, texts, and new scores, ranks and explanations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TextField = str | tuple[str, ...] | list[str]
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text that windows are made of, and what is read with each of them: a title, for instance."""
+    """A text that is cut into windows, and a text that is read with each of them, such as a title."""
 
     text: str
     repeated: str = ""
@@ -29,7 +29,7 @@ class Document:
 
 
 Text = str | Document
-"""A text with nothing beside it, or a document."""
+"""A text alone, or a document."""
 
 
 def as_document(text: Text) -> Document:
@@ -38,7 +38,7 @@ def as_document(text: Text) -> Document:
 
 
 def is_blank(text: Text) -> bool:
-    """Return whether there is nothing but white space, in what is read with its windows neither."""
+    """Return whether a text, its title included, has nothing but white space."""
     document = as_document(text)
     return not (document.text.strip() or document.repeated.strip())
 
@@ -49,15 +49,15 @@ def on_lines(*parts: str) -> str:
 
 
 class TruncationWarning(UserWarning):
-    """Some text was not read; `coverage` of the transformer says how much."""
+    """Text was not read; `coverage` of the transformer says how much."""
 
 
 class EmptyTextWarning(UserWarning):
-    """Some rows have no text, or no query; `coverage` of the transformer says how many."""
+    """Rows have no text, or no query; `coverage` of the transformer says how many."""
 
 
 def field_names(text_field: TextField, argument: str = "text_field") -> list[str]:
-    """Return the names of columns, given one or several by the named argument."""
+    """Return the names of columns in an argument, which has one or several."""
     names = [text_field] if isinstance(text_field, str) else text_field
     if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"{argument}={text_field!r} must be the name of a column, or a tuple of names")
@@ -65,7 +65,7 @@ def field_names(text_field: TextField, argument: str = "text_field") -> list[str
 
 
 def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
-    """Return the text columns of which windows are made: those that are not read with each of them."""
+    """Return the text columns that are cut into windows: all but the repeated ones."""
     fields, repeated = field_names(text_field), [] if repeat is None else field_names(repeat, "repeat")
     others = [name for name in fields if name not in repeated]
     if not others or not set(repeated) <= set(fields):
@@ -74,24 +74,24 @@ def window_fields(text_field: TextField, repeat: TextField | None) -> list[str]:
 
 
 def validated(
-    inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, further: Sequence[str] = ()
+    inp: pd.DataFrame, text_field: TextField, text_loader: Any, context: pt.Transformer, *, extra: Sequence[str] = ()
 ) -> list[str]:
-    """Check the columns of a result frame, `further` ones included, and return the text columns."""
+    """Check the columns of a result frame, `extra` ones included, and return the text columns."""
     fields = field_names(text_field)
     if inp.columns.has_duplicates:
         twice = sorted({str(name) for name in inp.columns[inp.columns.duplicated()]})
         raise ValueError(f"the column(s) {', '.join(twice)} stand more than once in the input: rename or drop one")
     try:
         with pt.validate.any(inp, context=context) as v:
-            v.result_frame(["query", *fields, *further], mode="text")
+            v.result_frame(["query", *fields, *extra], mode="text")
             if text_loader is not None:
-                v.result_frame(["query", *further], mode="text_loader")
+                v.result_frame(["query", *extra], mode="text_loader")
     except pt.validate.InputValidationError as error:
-        missing = [name for name in fields if name not in inp.columns]
-        if text_loader is None and missing and {"qid", "query", "docno"} <= set(inp.columns):
-            name, there = type(context).__name__, ", ".join(map(str, inp.columns))
+        absent = [name for name in fields if name not in inp.columns]
+        if text_loader is None and absent and {"qid", "query", "docno"} <= set(inp.columns):
+            name, names = type(context).__name__, ", ".join(map(str, inp.columns))
             error.args = (
-                f"{name} lacks the text column(s) {', '.join(missing)} (there are: {there}): put a text loader before "
+                f"{name} lacks the text column(s) {', '.join(absent)} (there are: {names}): put a text loader before "
                 f"it (retriever >> dataset.text_loader() >> {name}(...)), or give text_loader= or text_field=.",
             )
         raise
@@ -110,57 +110,56 @@ def texts_of(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> list[str
 def documents_of(
     inp: pd.DataFrame, text_field: TextField, repeat: TextField | None, text_loader: Any
 ) -> Sequence[Text]:
-    """Return each row's text as `texts_of`, or a document if columns are repeated with each window, a line each."""
+    """Return each row's text as `texts_of`; with repeated columns a document, in which each of them is a line."""
     fields = field_names(text_field)
     if repeat is None:
         return texts_of(inp, fields, text_loader)
     frame = inp if set(fields) <= set(inp.columns) else with_text(inp, fields, text_loader)
     repeated = zip(*(strings(frame[name], name) for name in field_names(repeat)), strict=True)
     texts = texts_of(frame, window_fields(text_field, repeat), None)
-    return [Document(text, on_lines(*own)) for text, own in zip(texts, repeated, strict=True)]
+    return [Document(text, on_lines(*parts)) for text, parts in zip(texts, repeated, strict=True)]
 
 
 def with_text(inp: pd.DataFrame, fields: list[str], text_loader: Any) -> pd.DataFrame:
-    """Return the rows with the text columns that a text loader, or that of a dataset or an index, adds."""
+    """Return the rows with text columns from a text loader, or from a dataset or an index that has one."""
     loader = text_loader.text_loader(fields) if hasattr(text_loader, "text_loader") else text_loader
     frame: pd.DataFrame = loader(inp.reset_index(drop=True))
     absent = [name for name in fields if name not in frame.columns]
     missing = inp["docno"][~inp["docno"].isin(frame["docno"])].unique().tolist()
     if absent or missing or frame["docno"].tolist() != inp["docno"].tolist():
         lacking = ", ".join(map(repr, [*absent, *missing[:1]])) or "nothing, but their order differs"
-        raise ValueError(f"text_loader {loader!r} must return the rows it is given with {fields}; missing: {lacking}")
+        raise ValueError(f"text_loader {loader!r} must return its input's rows with {fields}; missing: {lacking}")
     return frame
 
 
-def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, what: str, where: str) -> pd.DataFrame:
-    """Return rows as `with_text`, and refuse those without any text, which would teach something wrong."""
+def with_all_text(inp: pd.DataFrame, fields: list[str], text_loader: Any, noun: str, source: str) -> pd.DataFrame:
+    """Return rows as `with_text`; refuse rows without text, from which a model would learn nonsense."""
     frame = with_text(inp, fields, text_loader)
     lacking = frame.loc[frame[fields].isna().all(axis=1), "docno"]
     if len(lacking):
-        some = f"{len(lacking)} {what}, e.g. {lacking.iloc[0]!r}"
-        raise ValueError(f"text_loader {text_loader!r} has no text of {some}: leave them out of {where}")
+        rows = f"{len(lacking)} {noun}, e.g. {lacking.iloc[0]!r}"
+        raise ValueError(f"text_loader {text_loader!r} has no text of {rows}: leave them out of {source}")
     return frame
 
 
 def strings(column: pd.Series, name: str) -> list[str]:
     """Return a column as strings; None and NaN are empty, halves of surrogate pairs become question marks.
 
-    A column of objects gives its own strings; equal values of any other become one string, so that a text that stands
-    in many rows is held once.
+    In a column that is no object column, equal values become one string, so that a text of many rows is in memory once.
     """
     check_no_bytes(column, name)
-    missing = column.isna()
+    is_missing = column.isna()
     if column.dtype == object:
-        return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, missing, strict=True)]
-    known: dict[str, str] = {}
-    found = []
+        return ["" if lacks else _valid(str(value)) for value, lacks in zip(column, is_missing, strict=True)]
+    text_of: dict[str, str] = {}
+    texts = []
     # One value at a time: a list of an Arrow column would be a copy of all of its text.
-    for value, lacks in zip(column, missing, strict=True):
+    for value, lacks in zip(column, is_missing, strict=True):
         text = "" if lacks else str(value)
-        if text not in known:
-            known[text] = _valid(text)
-        found.append(known[text])
-    return found
+        if text not in text_of:
+            text_of[text] = _valid(text)
+        texts.append(text_of[text])
+    return texts
 
 
 def _valid(text: str) -> str:
@@ -181,7 +180,7 @@ def check_no_bytes(column: pd.Series, name: str) -> None:
 def with_scores(
     inp: pd.DataFrame, scores: Sequence[float] | np.ndarray, **columns: list[Any] | np.ndarray
 ) -> pd.DataFrame:
-    """Return a new frame with new scores, further columns (objects, unless they are arrays) and ranks."""
+    """Return a new frame with new scores, other columns (objects, unless they are arrays) and ranks."""
     out = inp.drop(columns=["score", "rank", *columns], errors="ignore")
     out = out.assign(score=np.asarray(scores, dtype="float64"))
     for name, values in columns.items():
@@ -189,13 +188,13 @@ def with_scores(
     return pt.model.add_ranks(out)
 
 
-def check_columns(frame: pd.DataFrame, columns: Iterable[str], what: str) -> None:
-    """Raise ValueError, naming them, if columns are missing."""
+def check_columns(frame: pd.DataFrame, columns: Iterable[str], owner: str) -> None:
+    """Raise ValueError with the names of missing columns."""
     if not isinstance(frame, pd.DataFrame):
-        raise ValueError(f"{what} must be a DataFrame, not {type(frame).__name__}")
-    missing = [column for column in columns if column not in frame.columns]
+        raise ValueError(f"{owner} must be a DataFrame, not {type(frame).__name__}")
+    missing = sorted(set(columns) - set(frame.columns))
     if missing:
-        raise ValueError(f"{what} lack the column(s) {', '.join(missing)}; they have {', '.join(map(str, frame))}")
+        raise ValueError(f"{owner} lack the column(s) {', '.join(missing)}; they have {', '.join(map(str, frame))}")
 
 
 def relevant_pairs(topics: pd.DataFrame, qrels: pd.DataFrame, min_label: int) -> pd.DataFrame:
@@ -223,30 +222,30 @@ def keys_of(frame: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(frame["qid"].astype(str), frame["docno"].astype(str), strict=True))
 
 
-def numbers(frame: pd.DataFrame, column: str, what: str, advice: str, *, infinite: bool = False) -> np.ndarray:
-    """Return a column as float64, numbers that are written as text too; refuse what is no number.
+def numbers(frame: pd.DataFrame, column: str, owner: str, advice: str, *, infinite: bool = False) -> np.ndarray:
+    """Return a column as float64, numbers in text form too; refuse all other values.
 
-    The error says whose column it is (`what`), the first such row, from 0, and what to do about it (`advice`).
+    The error has the owner of the column, the first bad row, from 0, and a way out (`advice`).
     """
     values = frame[column]
     if not pd.api.types.is_numeric_dtype(values):
         values = pd.to_numeric(values.astype(object), errors="coerce")
-    found = values.to_numpy(dtype="float64", na_value=np.nan)
-    bad = np.flatnonzero(np.isnan(found) if infinite else ~np.isfinite(found))
+    floats = values.to_numpy(dtype="float64", na_value=np.nan)
+    bad = np.flatnonzero(np.isnan(floats) if infinite else ~np.isfinite(floats))
     if len(bad):
         row = frame.iloc[bad[0]]
         ids = ", ".join(f"{name} {str(row[name])!r}" for name in ("qid", "docno") if name in frame.columns)
         raise ValueError(
-            f"{what}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}), and in {len(bad)} of "
-            f"{len(frame)} rows no {'' if infinite else 'finite '}number: {advice}"
+            f"{owner}: the column {column!r} holds {plain(row[column])!r} in row {bad[0]} ({ids}), and in {len(bad)} "
+            f"of {len(frame)} rows no {'' if infinite else 'finite '}number: {advice}"
         )
-    return found
+    return floats
 
 
-def labels_of(qrels: pd.DataFrame, what: str) -> np.ndarray:
+def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     """Return the labels as numbers."""
     advice = "relevance labels are numbers, e.g. 0 and 1; leave out rows that are not judged"
-    return numbers(qrels, "label", what, advice)
+    return numbers(qrels, "label", owner, advice)
 
 
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:

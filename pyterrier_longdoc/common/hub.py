@@ -20,23 +20,23 @@ WITHOUT_HUB = (
 def reachable(name: str, *, weights: bool = True) -> str:
     """Return where to load a checkpoint from: its name if the hub has it, else the folder of its copy in the cache.
 
-    The hub is tried once: its libraries try a dozen files, six times each, even if the checkpoint is in the cache. A
-    folder is returned as it is. Without `weights` a copy of the tokenizer alone will do. OSError if the hub cannot be
-    asked, or gives no answer (5xx, 429), and the cache has no copy.
+    The hub is asked once: its libraries try a dozen files, six times each, even if the checkpoint is in the cache. A
+    folder is returned as it is. Without `weights` a copy of the tokenizer suffices. An OSError is raised if the hub is
+    out of reach, or gives no answer (5xx, 429), and the cache has no copy.
     """
     if Path(name).is_dir():
         return name
     try:
         huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json"))
     except (HFValidationError, EntryNotFoundError):
-        return name  # whoever loads it will be told the same, in full
+        return name  # loading it raises the same error, in full
     except Exception as error:  # noqa: BLE001 - of requests, httpx or httpx2, by the version of the hub's client
         with suppress(LocalEntryNotFoundError):
             copy = Path(huggingface_hub.snapshot_download(name, local_files_only=True))
             if not weights or any(file.suffix in (".safetensors", ".bin") for file in copy.iterdir()):
                 return str(copy)
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
-        if status < 500 and status != 429:  # an answer about the model, which whoever loads it will get again
+        if status < 500 and status != 429:  # an error about the model, which loading it raises again
             return name
         raise unreachable(name, error) from None
     return name
@@ -49,7 +49,7 @@ def find_file(name: str, path: str) -> Path | None:
         return file if file.is_file() else None
     try:
         return Path(huggingface_hub.hf_hub_download(name, path))
-    except LocalEntryNotFoundError as error:  # as the hub's client calls a file that it could not ask for
+    except LocalEntryNotFoundError as error:  # raised if the hub could not be asked
         cause = error.__cause__ or error
         raise OSError(
             f"the Hugging Face hub does not tell if {name!r} has a {path}, without which it might be another model "
@@ -60,9 +60,9 @@ def find_file(name: str, path: str) -> Path | None:
 
 
 def unreachable(name: str, error: BaseException) -> OSError:
-    """Return what to raise, from None, for a model that is not here, where the hub cannot be asked because of `error`.
+    """Return the error for a model that is not here, if the hub cannot be asked because of `error`.
 
-    A notebook would show the hub's client, frame by frame, for three screens before the message.
+    Raise it from None: a notebook would show three screens of the hub's client before the message.
     """
     return OSError(
         f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "

@@ -1,4 +1,4 @@
-"""What a word, a sentence and a token are, how many of them a text has, and which texts count as equal."""
+"""Words, sentences and tokens: where they are in a text, how many it has, and which texts count as equal."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf
 """Scripts without spaces, as a range of a regular expression: each of their characters counts as a word."""
 
 SPACED_WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
-"""A word as white space parts it, punctuation included."""
+"""A word between white space, punctuation included."""
 
 _MARKS = "\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff"  # vowel signs and accents, which \w leaves out
 TERM = re.compile(rf"[{UNSPACED}]|(?:[^\W{UNSPACED}]|[{_MARKS}])+")
-"""A word as a search engine has it: letters and digits."""
+"""A word of a search engine: letters and digits."""
 
 INVISIBLE = "\u00ad\u0300-\u036f\u200b-\u200d\u2060\ufeff"
 """Combining accents, soft hyphens and zero-width characters, as a range of a regular expression."""
 
 COPIED_WORD = re.compile(rf"[{UNSPACED}][\u3099\u309a]?|[^\W{UNSPACED}](?:[^\W{UNSPACED}]|[{INVISIBLE}])*")
-"""A word of a text that was copied from somewhere: letters and digits, and what is `INVISIBLE` within."""
+"""A word of a copied text: letters and digits, with `INVISIBLE` characters among them."""
 
 LETTERS = re.compile(r"[^\W\d_]{2,}")
-"""A word that is no number: the topics of `longdoc:docstrings`, which are chosen by it, stay as they were published."""
+"""A word that is no number; it selects the published topics of `longdoc:docstrings` and must stay the same."""
 
 Counter = Callable[[Sequence[str]], list[int]]
 """The number of tokens of each text."""
@@ -74,7 +74,7 @@ def sentences(text: str) -> list[str]:
 def summary_end(text: str) -> int:
     """Return the number of characters of the first sentence of a docstring.
 
-    Not `sentence_starts`: the topics of `longdoc:docstrings` stay as they were published.
+    Unlike `sentence_starts` it must not change: the topics of `longdoc:docstrings` are published.
 
     Example:
         >>> summary_end("Use e.g. Numpy, i.e. arrays. Then more.")
@@ -87,7 +87,7 @@ def summary_end(text: str) -> int:
 def ends_sentence(word: str) -> bool:
     """Return whether a sentence ends with a word.
 
-    Not `sentence_starts`: needles stay where they were published.
+    Unlike `sentence_starts` it must not change: the places of needles are published.
 
     Example:
         >>> ends_sentence('word.")')
@@ -109,7 +109,7 @@ def token_spans(text: str) -> list[tuple[int, int]]:
 def count_tokens(text: str) -> int:
     """Count the words and punctuation marks of a text as BERT's basic tokenizer splits them.
 
-    That needs no vocabulary, and no BERT has fewer word pieces.
+    It needs no vocabulary, and every BERT has at least as many word pieces.
 
     Example:
         >>> count_tokens("Return a_b.")
@@ -118,14 +118,14 @@ def count_tokens(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
-def counted(number: int, one: str, several: str) -> str:
-    """Return a number and what it counts.
+def counted(number: int, singular: str, plural: str) -> str:
+    """Return a number with its noun.
 
     Example:
         >>> counted(1, "query", "queries"), counted(2, "query", "queries")
         ('1 query', '2 queries')
     """
-    return f"{number} {one if number == 1 else several}"
+    return f"{number} {singular if number == 1 else plural}"
 
 
 def folded(text: str) -> str:
@@ -157,7 +157,7 @@ def named_tokenizer(name: str | Path) -> Any:
 
 
 def token_counter(tokenizer: Any = None) -> Counter:
-    """Return a counter of what is called a tokenizer in several libraries.
+    """Return a counter of tokens for the tokenizers of several libraries.
 
     Args:
         tokenizer: None counts words and punctuation marks (`count_tokens`); else a Hugging Face tokenizer, or its name
@@ -177,7 +177,7 @@ def token_counter(tokenizer: Any = None) -> Counter:
         ("encode_ordinary", _tiktoken),
         ("encode_batch", _rust),
     )
-    return partial(next((kind for needed, kind in kinds if hasattr(tokenizer, needed)), _function), tokenizer)
+    return partial(next((kind for method, kind in kinds if hasattr(tokenizer, method)), _function), tokenizer)
 
 
 def _hugging_face(tokenizer: Any, texts: Sequence[str]) -> list[int]:

@@ -19,10 +19,10 @@ def measures_named(name: Any) -> list[Any]:
 
 def measure_named(name: Any) -> Any:
     """Return the one measure of that name."""
-    found = measures_named(name)
-    if len(found) > 1:
-        raise ValueError(f"{name!r} stands for {len(found)} measures: name one of them, such as {str(found[0])!r}")
-    return found[0]
+    measures = measures_named(name)
+    if len(measures) > 1:
+        raise ValueError(f"{name!r} stands for {len(measures)} measures: name one, such as {str(measures[0])!r}")
+    return measures[0]
 
 
 def chance_rr(candidates: int) -> float:

@@ -13,12 +13,12 @@ from .language import counted
 from .presentation import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7")
-"""Of Okabe & Ito's colours, which colour-blind people tell apart, those that are seen on white and on black."""
+"""Okabe & Ito's colours for colour-blind people, those that can be seen on white and on black."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 LABEL_OFFSETS = (4, -13, 16, -25, 28, -37, 40)
-"""How far above its point a name may stand, in points, in the order in which they are tried."""
+"""Heights of a name above its point, in points, in the order of the search."""
 
 
 def new_axes(systems: int = 0) -> Any:
@@ -58,48 +58,48 @@ def draw_means(
 
 
 def label_group(group: str, queries: int) -> str:
-    """Return what stands below a group of queries."""
+    """Return the label of a group of queries."""
     return f"{group}\n{counted(queries, 'query', 'queries')}"
 
 
 def label_mean(measure: str, confidence: float) -> str:
-    """Return what stands beside means with their intervals."""
+    """Return the label of means with their intervals."""
     return f"{measure}: mean and {percent(confidence, 0)} interval"
 
 
 def marker_legend(meaning: str | None) -> Any:
-    """Return the legend's entry for full markers; None says that nothing was tested, so that all are empty."""
+    """Return the legend's entry for full markers, or for empty ones if nothing was tested (None)."""
     lines = import_extra("matplotlib.lines", "analysis", "matplotlib is missing")
     face, label = ("0.4", f"full marker: {meaning}") if meaning else ("none", "empty markers: nothing to test against")
     return lines.Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face, label=label)
 
 
-def finish(ax: Any, *further: Any) -> Any:
-    """Return the axes with a legend above them, as bars and intervals may be anywhere within."""
-    handles = [*ax.get_legend_handles_labels()[0], *further]
+def finish(ax: Any, *entries: Any) -> Any:
+    """Return the axes with a legend above them, with these entries too: within, it would hide bars."""
+    handles = [*ax.get_legend_handles_labels()[0], *entries]
     ax.legend(handles=handles, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
     return ax
 
 
 def label_points(ax: Any, points: pd.DataFrame) -> None:
-    """Write names beside their points (name, horizontal, vertical place), with a line where others are in between."""
+    """Write names beside their points (name, horizontal, vertical place), with a line to those farther away."""
     ax.margins(0.1, 0.2)
     ax.figure.draw_without_rendering()  # sets limits and layout
     radius, middle = 4 * ax.figure.dpi / 72, ax.bbox.x0 + ax.bbox.width / 2
     rows = points.sort_values(points.columns[2]).to_numpy().tolist()
     places = [ax.transData.transform(row[1:]) for row in rows]
     bbox = import_extra("matplotlib.transforms", "analysis", "matplotlib is missing").Bbox
-    taken = [bbox([place - radius, place + radius]) for place in places]
+    boxes = [bbox([place - radius, place + radius]) for place in places]
     for (name, *at), place in zip(rows, places, strict=True):
         aside, side = (5, "left") if place[0] < middle else (-5, "right")
         line = {"arrowstyle": "-", "color": "0.6", "linewidth": 0.8, "relpos": (side == "right", 0.5), "shrinkB": 2}
         label = ax.annotate(name, at, xytext=(aside, 4), textcoords="offset points", ha=side, arrowprops=line)
         for offset in LABEL_OFFSETS:
             label.set_position((aside, offset))
-            if _text_extent(label).count_overlaps(taken) == 0:
+            if _text_extent(label).count_overlaps(boxes) == 0:
                 break
-        taken.append(_text_extent(label))
+        boxes.append(_text_extent(label))
 
 
 def _text_extent(label: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How transformers show themselves: in a notebook and in PyTerrier's drawings."""
+"""The look of transformers in a notebook and in PyTerrier's drawings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIDDEN = ("verbose", "text_loader")
 
 
 def described(value: Any) -> str:
-    """Return a pipeline, function or argument in words that are the same in another process."""
+    """Return the repr of a pipeline, function or argument, the same in every process."""
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
@@ -43,10 +43,10 @@ def percent(share: float, digits: int = 1) -> str:
         >>> [percent(share) for share in (1, 0.9996, 0.125, 0.0004, 0)]
         ['100.0%', '>99.9%', '12.5%', '<0.1%', '0.0%']
     """
-    shown, least = f"{share:.{digits}%}", 0.1 ** (digits + 2)
-    if share < 1 and shown == f"{1:.{digits}%}":
-        return f">{1 - least:.{digits}%}"
-    return f"<{least:.{digits}%}" if share > 0 and shown == f"{0:.{digits}%}" else shown
+    text, step = f"{share:.{digits}%}", 0.1 ** (digits + 2)
+    if share < 1 and text == f"{1:.{digits}%}":
+        return f">{1 - step:.{digits}%}"
+    return f"<{step:.{digits}%}" if share > 0 and text == f"{0:.{digits}%}" else text
 
 
 def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
@@ -57,9 +57,9 @@ def changed_arguments(transformer: Any, hidden: tuple[str, ...]) -> list[str]:
 
 def changes(value: Any, base: Any = None) -> list[str]:
     """Return `name=value` of a dataclass's fields that differ from those of `base`, by default from their defaults."""
-    before = {f.name: _default(f) if base is None else getattr(base, f.name) for f in fields(value)}
-    both = {name: (_in_short(getattr(value, name)), _in_short(default)) for name, default in before.items()}
-    return [f"{name}={shown}" for name, (shown, default) in both.items() if shown != default]
+    bases = {f.name: _default(f) if base is None else getattr(base, f.name) for f in fields(value)}
+    pairs = {name: (_in_short(getattr(value, name)), _in_short(default)) for name, default in bases.items()}
+    return [f"{name}={text}" for name, (text, default) in pairs.items() if text != default]
 
 
 def _default(f: Any) -> Any:
@@ -80,10 +80,10 @@ class ShowsChanges:
 
 
 class Presented(Cited):
-    """What rerankers and judges have in common in how they show themselves."""
+    """Base of rerankers and judges: hash, drawing and citation."""
 
     def __hash__(self) -> int:
-        # PyTerrier's is that of the repr, which tells the weights: keys of dictionaries would be lost by `fit`.
+        # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.
         return object.__hash__(self)
 
     def schematic(self, *, input_columns: list[str] | None = None) -> dict[str, Any]:
@@ -91,10 +91,10 @@ class Presented(Cited):
         return {"label": type(self).__name__, "help_url": None}  # without the key PyTerrier looks for a page online
 
     def _repr_html_(self) -> str | None:
-        """Return PyTerrier's drawing below the transformer's words: models of one class are drawn alike."""
+        """Return PyTerrier's drawing below the repr: models of one class have the same drawing."""
         drawing: str | None = pt.Transformer._repr_html_(self)  # type: ignore[arg-type]
         return None if drawing is None else f"<code>{escape(repr(self))}</code>{drawing}"
 
     def subtransformers(self) -> dict[str, Any]:
-        """Return none: a text loader given as argument is no step of its own."""
+        """Return none: a text loader in an argument is no step of a pipeline."""
         return {}

@@ -10,14 +10,14 @@ from typing import Any
 import pyterrier as pt
 
 _OPEN: ContextVar[bool] = ContextVar("open", default=False)
-"""Whether a bar is shown already, so that the next one is part of its work."""
+"""Whether a bar is open: the next one is nested in it."""
 
 
 @contextmanager
 def work_bar(name: str, unit: str, total: int | None = None, *, shown: bool, done: int = 0) -> Iterator[Any]:
-    """Give a tqdm bar, which is silent unless `shown`; one within another's work vanishes when it is done.
+    """Yield a tqdm bar, which is silent unless `shown`; a bar within another's work vanishes at its end.
 
-    Without a total, which the bar's `reset` may set later, its numbers are abbreviated.
+    Without a total, which the bar's `reset` may set later, numbers are abbreviated.
     """
     options = {"unit_scale": total is None, "leave": not _OPEN.get(), "smoothing": 0}  # the mean rate
     if not shown:  # an explicit `disable=False` would overrule TQDM_DISABLE
@@ -32,6 +32,6 @@ def work_bar(name: str, unit: str, total: int | None = None, *, shown: bool, don
 
 @contextmanager
 def counting(name: str, unit: str, total: int, *, shown: bool, done: int = 0) -> Iterator[Callable[..., Any]]:
-    """Give a function to call with the number of parts that have been done, by default one."""
+    """Yield a function that advances the bar by n parts, by default 1."""
     with work_bar(name, unit, total, shown=shown, done=done) as bar:
         yield bar.update

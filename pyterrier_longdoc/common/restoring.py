@@ -1,4 +1,4 @@
-"""Running a transformer to look at it, and leaving it as it was."""
+"""Trial runs of a transformer, which leave it as it was."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .warnings import muted
 def restoring(transformer: Any, *attributes: str) -> Iterator[list[Any]]:
     """Run a transformer, and the models that select its windows, without a trace.
 
-    Nobody is warned, no score is stored, and afterwards `coverage` and the named attributes are what they were.
+    It gives no warning and stores no score; afterwards `coverage` and the named attributes have their old values.
     """
     transformers = [transformer, *_selecting(transformer)]
     names = ("coverage", "score_cache", *attributes)
-    before = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in transformers]
-    for each, values in zip(transformers, before, strict=True):
-        if "score_cache" in values:
+    states = [{name: copy.copy(getattr(each, name)) for name in names if hasattr(each, name)} for each in transformers]
+    for each, state in zip(transformers, states, strict=True):
+        if "score_cache" in state:
             each.score_cache = None
     try:
         with muted():
             yield transformers
     finally:
-        for each, values in zip(transformers, before, strict=True):
-            for name, value in values.items():
+        for each, state in zip(transformers, states, strict=True):
+            for name, value in state.items():
                 setattr(each, name, value)
 
 
 def _selecting(model: Any) -> list[Any]:
-    """Return the model that selects windows for this one, the one that does so for that, and so on."""
+    """Return the model that selects windows for this one, the model that selects for that, and so on."""
     preselect = getattr(model, "preselect", None)
     inner = getattr(getattr(preselect, "selector", preselect), "model", None)
     return [] if inner is None else [inner, *_selecting(inner)]

@@ -18,11 +18,11 @@ from .frames import as_strings
 EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-"""For `pd.read_csv`, so that numbers come back as they were written: the default, and the only choice, since 3.1."""
+"""For `pd.read_csv`: numbers are read as they were written, as always since pandas 3.1."""
 
 
 def write_run(frame: pd.DataFrame, path: str | Path, name: str) -> None:
-    """Write a run (`qid, docno, score`) in TREC format, gzipped where the path ends in `.gz`; never half of it.
+    """Write a run (`qid, docno, score`) as a whole in TREC format, gzipped if the path ends in `.gz`.
 
     Ranks are made from the scores; the system's name is the last column, with `_` for white space.
     """
@@ -35,9 +35,9 @@ def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
     """Yield the lines of a run in TREC format: `qid, docno, score, rank` in the order of the rows; see `write_run`."""
     columns = {column: as_strings(ranked[column]).tolist() for column in ("qid", "docno")}
     for column, values in columns.items():
-        broken = next((value for value in values if not value or len(value.split()) != 1), None)
-        if broken is not None:
-            raise ValueError(f"column {column} holds {broken!r}: TREC runs cannot hold empty names or white space")
+        bad_name = next((value for value in values if not value or len(value.split()) != 1), None)
+        if bad_name is not None:
+            raise ValueError(f"column {column} holds {bad_name!r}: TREC runs cannot hold empty names or white space")
     system = "_".join(name.split()) or "run"
     for qid, docno, rank, score in zip(
         *columns.values(), ranked["rank"].tolist(), ranked["score"].tolist(), strict=True
@@ -48,7 +48,7 @@ def run_lines(ranked: pd.DataFrame, name: str) -> Iterator[str]:
 def read_run(path: str | Path) -> pd.DataFrame:
     """Read a run in TREC format, plain or compressed: `qid, docno, score`, with every score as it was written.
 
-    `pt.io.read_results` would take names such as "NA" for missing ones, and quotation marks for syntax.
+    `pt.io.read_results` would read the name "NA" as missing, and quotation marks as syntax.
     """
     return pd.concat(run_parts(path, None))
 
@@ -75,7 +75,7 @@ def run_parts(path: str | Path, rows: int | None) -> Iterator[pd.DataFrame]:
 
 
 def frame_digest(frame: pd.DataFrame) -> str:
-    """Hash the values of all columns but `rank`; the order of the columns does not matter, that of the rows does."""
+    """Hash the values of all columns but `rank`, in the order of rows but not of columns."""
     digest = blake2b(digest_size=16)
     names = frame.columns.map(str)
     for place in sorted(range(len(names)), key=lambda place: names[place]):
@@ -83,19 +83,19 @@ def frame_digest(frame: pd.DataFrame) -> str:
             continue
         digest.update(f"{names[place]}\0".encode())
         for value in frame.iloc[:, place].tolist():
-            # Long arrays are not written out.
-            shown = value.tolist() if isinstance(value, np.ndarray) else value
-            digest.update(f"{shown}\0".encode("utf-8", "replace"))
+            # The repr of a long array is abridged.
+            content = value.tolist() if isinstance(value, np.ndarray) else value
+            digest.update(f"{content}\0".encode("utf-8", "replace"))
     return digest.hexdigest()
 
 
 def substages(stage: pt.Transformer) -> Iterator[pt.Transformer]:
-    """Yield the transformers that a pipeline or operator is put together of, itself left out."""
+    """Yield the transformers that are the parts of a pipeline or operator."""
     try:
-        below = pt.inspect.subtransformers(stage)
+        parts = pt.inspect.subtransformers(stage)
     except (pt.inspect.InspectError, ValueError):
         return
-    for value in below.values():
+    for value in parts.values():
         yield from value if isinstance(value, Sequence) else [value]
 
 

@@ -1,4 +1,4 @@
-"""Values on disk by their keys, which a second run reads in place of computing or paying for them again."""
+"""Values on disk by key, so that a second run need not compute or pay for them again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 Key = str | bytes
-"""A hash of all that a value depends on, hexadecimal digits or raw."""
+"""A hash of all that a value depends on, in hexadecimal digits or bytes."""
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS store (key BLOB PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
 
@@ -21,9 +21,9 @@ _LOOKUP = 500
 class Store:
     """A SQLite file of JSON values by key.
 
-    Several threads and processes may use one file at the same time. What was stored before a kill is there after it.
-    A value is never overwritten: the first one of a key stays. Floats come back bit for bit. Every use opens the file
-    anew, so that there is nothing to close, and an object can be pickled and used after a fork.
+    Several threads and processes may use one file at the same time, and a kill loses no stored value. The first value
+    of a key stays. Floats come back bit for bit. Every use opens the file anew, so that there is nothing to close, and
+    an object can be pickled and used after a fork.
 
     Args:
         path: the file; it is made with its folder when the first value is stored.
@@ -40,16 +40,16 @@ class Store:
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Any]:
         """Return the stored values among these keys."""
-        wanted, found = list(keys), dict[Key, Any]()
-        for start in range(0, len(wanted), _LOOKUP):
-            some = wanted[start : start + _LOOKUP]
-            marks = ",".join("?" * len(some))
-            rows = self._select(f"SELECT key, value FROM store WHERE key IN ({marks})", some)
-            found |= {key: json.loads(value) for key, value in rows}
-        return found
+        key_list, values = list(keys), dict[Key, Any]()
+        for start in range(0, len(key_list), _LOOKUP):
+            batch = key_list[start : start + _LOOKUP]
+            marks = ",".join("?" * len(batch))
+            rows = self._select(f"SELECT key, value FROM store WHERE key IN ({marks})", batch)
+            values |= {key: json.loads(value) for key, value in rows}
+        return values
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
-        """Store JSON-able values, all of them or, if it is interrupted, none."""
+        """Store JSON-able values; after an interruption all of them or none."""
         rows = [(key, json.dumps(value)) for key, value in items.items()]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:

@@ -10,50 +10,51 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from .coverage import Coverage
 from .frames import EmptyTextWarning, TruncationWarning, field_names, strings
 
 SeenWarnings = set[tuple[Any, ...]]
-"""What an object has warned of."""
+"""The causes that an object has warned of."""
 
 Empties = dict[tuple[str, str], Coverage]
-"""What was read by those who met rows without text or query, by how they are called and their text columns."""
+"""Coverage of transformers that met rows without text or query, by name and text columns."""
 
 _NOT_THE_USERS = ("pyterrier", "torch", "contextlib")
-"""Beginnings of the names of modules between the user's line and the place that warns."""
+"""Beginnings of the names of modules between the user's line and the warning."""
 
 
 @dataclass(frozen=True)
-class _Whole:
-    """What is run as one, and warns once: a system with its name, what adds up rows without text, what is muted."""
+class _Run:
+    """The running system: its name, warnings given so far, empty rows counted so far, whether it is muted."""
 
     system: str | None = None
-    seen: SeenWarnings | None = None
+    record: SeenWarnings | None = None
     empties: Empties | None = None
     muted: bool = False
 
 
-_NOTHING = _Whole()
-_WHOLE: ContextVar[_Whole] = ContextVar("whole", default=_NOTHING)
+_NOTHING = _Run()
+_RUN: ContextVar[_Run] = ContextVar("run", default=_NOTHING)
 
 
 @contextmanager
 def _within(**changes: Any) -> Iterator[None]:
-    token = _WHOLE.set(replace(_WHOLE.get(), **changes))
+    token = _RUN.set(replace(_RUN.get(), **changes))
     try:
         yield
     finally:
-        _WHOLE.reset(token)
+        _RUN.reset(token)
 
 
-def one_system(name: str | None, seen: SeenWarnings) -> AbstractContextManager[None]:
-    """Make one system of all transformers that run in here, unless they are part of another one.
+def one_system(name: str | None, record: SeenWarnings) -> AbstractContextManager[None]:
+    """Make one system of all transformers that run within, unless they are part of another one.
 
-    Without a name its transformers name themselves; `seen` is what was warned of before.
+    Without a name its transformers name themselves; `record` has earlier warnings.
     """
-    return _within(system=name, seen=seen) if _WHOLE.get().seen is None else nullcontext()
+    return _within(system=name, record=record) if _RUN.get().record is None else nullcontext()
 
 
 def muted() -> AbstractContextManager[None]:
@@ -63,30 +64,30 @@ def muted() -> AbstractContextManager[None]:
 
 @contextmanager
 def added_up() -> Iterator[Empties]:
-    """Add up rows without text or query, and do not warn of them."""
-    found: Empties = {}
-    with _within(empties=found):
-        yield found
+    """Add up rows without text or query instead of a warning."""
+    empties: Empties = {}
+    with _within(empties=empties):
+        yield empties
 
 
 @contextmanager
-def told_together(owner: Any = None) -> Iterator[Empties]:
+def empties_at_end(owner: Any = None) -> Iterator[Empties]:
     """Warn of rows without text or query once, at the end, in the name of `owner` if there is one."""
-    found: Empties = {}
+    empties: Empties = {}
     try:
-        with added_up() as found:
-            yield found
+        with added_up() as empties:
+            yield empties
     finally:
         sums: Empties = {}
-        for (who, columns), coverage in found.items():
-            key = who if owner is None else _name(owner), columns
+        for (name, columns), coverage in empties.items():
+            key = name if owner is None else _name(owner), columns
             sums[key] = Coverage.total([sums.get(key, Coverage()), coverage])
-        tell_of_empties(sums)
+        warn_once_of_empty(sums)
 
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line outside of this package and PyTerrier that led here, whether by a pipeline or an experiment."""
-    if _WHOLE.get().muted:
+    if _RUN.get().muted:
         return
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_NOT_THE_USERS):
@@ -94,60 +95,60 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
-def first_time(seen: SeenWarnings, *cause: Any) -> bool:
-    """Return whether neither an object nor the system that runs has warned of something; from now on both have."""
-    whole = _WHOLE.get()
-    if whole.muted:
+def first_time(record: SeenWarnings, *cause: Any) -> bool:
+    """Return whether this is the first warning of this cause, by the object and its system; record it for both."""
+    run = _RUN.get()
+    if run.muted:
         return False
-    known = [seen] if whole.seen is None else [seen, whole.seen]
-    first = cause not in set().union(*known)
-    for each in known:
-        each.add(cause)
-    return first
+    records = [record] if run.record is None else [record, run.record]
+    is_new = cause not in set().union(*records)
+    for causes in records:
+        causes.add(cause)
+    return is_new
 
 
-def warn_of_cuts(transformer: Any, seen: SeenWarnings, causes: Iterable[str], what: str) -> None:
-    """Warn that a transformer has not read some text, once for each of the arguments that cut it."""
-    system = _WHOLE.get().system
-    new = [cause for cause in causes if first_time(seen, TruncationWarning, system, cause)]
-    if new:
-        warn(f"{_name(transformer)}{what} (see .coverage).", TruncationWarning)
+def warn_of_cuts(transformer: Any, record: SeenWarnings, causes: Iterable[str], sentence: str) -> None:
+    """Warn that a transformer has not read all text, once for each argument that cut it."""
+    system = _RUN.get().system
+    new_causes = [cause for cause in causes if first_time(record, TruncationWarning, system, cause)]
+    if new_causes:
+        warn(f"{_name(transformer)}{sentence} (see .coverage).", TruncationWarning)
 
 
 def count_empty(coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool]) -> None:
     """Count the rows of a frame, those that have no text, and those without a query."""
-    no_query = [not query.strip() for query in strings(frame["query"], "query")]
+    no_query = np.array(list(map(str.strip, strings(frame["query"], "query"))), dtype=object) == ""
     coverage.rows += len(frame)
     coverage.rows_without_text += sum(map(int, no_text))
-    coverage.rows_without_query += sum(no_query)
+    coverage.rows_without_query += int(no_query.sum())
     coverage.queries_empty += frame["qid"][no_query].nunique()
 
 
 def warn_of_empty(
     transformer: Any, coverage: Coverage, frame: pd.DataFrame, no_text: Iterable[bool], task: str = ""
 ) -> None:
-    """Count rows without text or query, and warn of them: once for each call, system, or `told_together`."""
+    """Count rows without text or query, and warn of them: once for each call, system, or `empties_at_end`."""
     count_empty(coverage, frame, no_text)
-    if _WHOLE.get().empties is None and not coverage.empties(""):
+    if _RUN.get().empties is None and not coverage.empties(""):
         return
     names = field_names(transformer.text_field)
     columns = f"{'columns' if names[1:] else 'column'} {', '.join(map(repr, names))}"
-    name, system = type(transformer).__name__, _WHOLE.get().system
-    who = name if system is None else f"{system!r}: {name}"
-    tell_of_empties({(who + task, columns): coverage})
+    name, system = type(transformer).__name__, _RUN.get().system
+    speaker = name if system is None else f"{system!r}: {name}"
+    warn_once_of_empty({(speaker + task, columns): coverage})
 
 
-def tell_of_empties(found: Mapping[tuple[str, str], Coverage]) -> None:
-    """Warn of rows without text or query that were added up, or add them to those of the whole."""
-    together = _WHOLE.get().empties
-    for (who, columns), coverage in found.items():
-        if together is not None:
-            together[who, columns] = Coverage.total([together.get((who, columns), Coverage()), coverage])
-        elif (said := coverage.empties(columns)) and first_time(set(), EmptyTextWarning):
-            what_to_do = "they count like all others (see .coverage): supply what is missing, or leave them out"
-            warn(f"{who}: {said}; {what_to_do}.", EmptyTextWarning)
+def warn_once_of_empty(empties: Mapping[tuple[str, str], Coverage]) -> None:
+    """Warn of counts of rows without text or query, or add them to an open sum."""
+    total = _RUN.get().empties
+    for (speaker, columns), coverage in empties.items():
+        if total is not None:
+            total[speaker, columns] = Coverage.total([total.get((speaker, columns), Coverage()), coverage])
+        elif (sentence := coverage.empties(columns)) and first_time(set(), EmptyTextWarning):
+            advice = "they count like all others (see .coverage): supply what is missing, or leave them out"
+            warn(f"{speaker}: {sentence}; {advice}.", EmptyTextWarning)
 
 
 def _name(transformer: Any) -> str:
-    system = _WHOLE.get().system
+    system = _RUN.get().system
     return repr(transformer) if system is None else f"{system!r}: {transformer!r}"

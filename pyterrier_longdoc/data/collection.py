@@ -32,14 +32,14 @@ GOLD_COLUMNS = {
 
 
 class StreamedDocuments(Mapping[str, Mapping[str, str]]):
-    """Documents that are made or read when they are asked for: a collection of any size then takes no memory."""
+    """Documents that are made or read on demand, so that a collection of any size takes no memory."""
 
     @abstractmethod
     def rows(self) -> Iterator[Mapping[str, str]]:
         """Iterate over all documents."""
 
     def many(self, docnos: Sequence[str]) -> Documents:
-        """Return those of the documents that there are, where reading several together is faster."""
+        """Return these documents, read together where that is faster; missing ones are left out."""
         return self
 
     def values(self) -> ValuesView[Mapping[str, str]]:
@@ -82,22 +82,22 @@ class TextLoader(pt.Transformer):
         if isinstance(documents, StreamedDocuments):
             documents = documents.many(distinct)
         rows = {}
-        with counting(repr(self), "doc", len(distinct), shown=self.verbose) as done:
+        with counting(repr(self), "doc", len(distinct), shown=self.verbose) as advance:
             for docno in distinct:
                 try:
                     rows[docno] = documents[docno]
                 except KeyError:
                     raise KeyError(f"docno {docno!r} is not in the collection {self.name!r}") from None
-                done()
+                advance()
         columns = {name: [rows[docno][name] for docno in docnos] for name in self.fields}
         out = inp.drop(columns=self.fields, errors="ignore")
         # dtype=str keeps the column type of an empty frame equal to that of a full one.
         return out.assign(**{name: pd.Series(values, dtype=str).array for name, values in columns.items()})
 
     def describe(self) -> dict[str, Any]:
-        """Return what makes two loaders the same, JSON-able; ValueError where documents are not in memory."""
+        """Return what identifies a loader, for JSON; raise ValueError if its documents are not in memory."""
         if isinstance(self.documents, StreamedDocuments):
-            raise ValueError(f"{self!r} reads its documents when they are asked for: these cannot be compared")
+            raise ValueError(f"{self!r} reads its documents on demand: they cannot be compared")
         content = blake2b(digest_size=16)
         for docno, document in self.documents.items():
             for text in (docno, *(document[name] for name in self.fields)):
@@ -127,7 +127,7 @@ class Collection(pt.datasets.Dataset):
     @property
     @abstractmethod
     def documents(self) -> Documents:
-        """All documents, docno -> {"docno", "text", further fields}, in order, read at first use; all with the same."""
+        """All documents, docno -> {"docno", "text", further fields}, in order, read at first use; with equal fields."""
 
     @property
     def splits(self) -> dict[str, list[str]]:
@@ -141,8 +141,8 @@ class Collection(pt.datasets.Dataset):
     def get_corpus_iter(self, *, verbose: bool = True) -> pt.model.IterDict:
         """Return a sized iterator of ``{"docno": ..., "text": ..., ...}``, for indexing."""
         rows = self.documents.values()
-        shown = pt.tqdm(rows, desc=f"{self.name} documents", disable=not verbose)
-        return pt.utils.GeneratorLen(map(dict, shown), len(rows))
+        bar = pt.tqdm(rows, desc=f"{self.name} documents", disable=not verbose)
+        return pt.utils.GeneratorLen(map(dict, bar), len(rows))
 
     def text_loader(self, fields: Sequence[str] | str = "*", *, verbose: bool = False) -> pt.Transformer:
         """Return a transformer that adds the document texts to any frame with a ``docno`` column.
@@ -155,24 +155,24 @@ class Collection(pt.datasets.Dataset):
             verbose: show a progress bar.
         """
         available = self._fields()
-        wanted = available if fields == "*" else [fields] if isinstance(fields, str) else list(fields)
-        for name in wanted:
-            check_arguments("str", choices=available, fields=name)
-        key = (tuple(wanted), verbose)
+        names = available if fields == "*" else [fields] if isinstance(fields, str) else list(fields)
+        for name in names:
+            check_arguments("str", repr(self), choices=available, fields=name)
+        key = (tuple(names), verbose)
         if key not in self._loaders:
-            self._loaders[key] = TextLoader(self.documents, wanted, self.name, verbose, self.papers or None)
+            self._loaders[key] = TextLoader(self.documents, names, self.name, verbose, self.papers or None)
         return self._loaders[key]
 
     def describe(self) -> dict[str, Any]:
-        """Return whose texts these are, JSON-able, see `TextLoader.describe`."""
+        """Return what identifies the texts, for JSON, see `TextLoader.describe`."""
         return TextLoader(self.documents, self._fields(), self.name).describe()
 
     def lengths(self, tokenizer: Any = None) -> np.ndarray:
         """Return the length of each document, `(D,)` int64, in the order of the corpus.
 
         Args:
-            tokenizer: in whose tokens, see `token_counter`; None for the collection's own, words and punctuation
-                marks if it has none.
+            tokenizer: counts the tokens, see `token_counter`; None takes the collection's own, or words and
+                punctuation marks if it has none.
         """
         count = token_counter(self.tokenizer if tokenizer is None else tokenizer)
         return np.fromiter((count([row["text"]])[0] for row in self.documents.values()), dtype=np.int64)
@@ -181,35 +181,35 @@ class Collection(pt.datasets.Dataset):
         """Return sizes of the collection, as in Tables 7 and 8 and Section C.2 of Boytsov et al. 2025.
 
         Args:
-            tokenizer: in whose tokens, see `lengths`; that of BERT in the paper.
-            limits: lengths in tokens; the share of longer documents is told.
+            tokenizer: counts the tokens, see `lengths`; that of BERT in the paper.
+            limits: lengths in tokens; the table has the share of longer documents.
 
         Returns:
-            A row for each variant of topics and qrels and one for `all` (`split`): number of `queries`, their mean
-            length `query_tokens`, and the mean number of their relevant documents (`positives`); number of `documents`
-            (of collections with several lengths those of the variant's, else all), their mean length
-            `document_tokens`, its `median`, `p90` and `max`, and the share of those `over_1431` and so on; of the
-            relevant passages' first tokens, in the collection's own tokens, `first_min`, `first_mean` and `first_max`.
-            NaN is what is not known.
+            A row for each variant of topics and qrels and one for `all` (`split`). Of queries it has the number
+            (`queries`), mean length (`query_tokens`) and mean number of relevant documents (`positives`); of documents
+            (those of the variant's length, if the collection has several) the number (`documents`), the mean length
+            (`document_tokens`), its `median`, `p90` and `max`, and the share `over_1431` and so on; of the relevant
+            passages' first tokens, in the collection's own tokens, `first_min`, `first_mean` and `first_max`.
+            Unknown values are NaN.
         """
         count, lengths = token_counter(self.tokenizer if tokenizer is None else tokenizer), self.lengths(tokenizer)
         rows = []
         for split in dict.fromkeys((*self.splits, "all")):
-            own = lengths[self._documents_of(split)]
-            sizes = pd.Series(own, dtype="float64")
-            of_lengths = {"documents": len(own), "document_tokens": sizes.mean(), "median": sizes.median()}
-            of_lengths |= {"p90": sizes.quantile(0.9), "max": own.max(initial=0)}
-            of_lengths |= {f"over_{limit}": (sizes > limit).mean() for limit in limits}
-            queries = _query_sizes(*self._judged(split), count)
-            rows.append({"split": split, **queries, **of_lengths, **self._first_tokens(split)})
+            split_lengths = lengths[self._document_selection(split)]
+            sizes = pd.Series(split_lengths, dtype="float64")
+            documents = {"documents": len(split_lengths), "document_tokens": sizes.mean(), "median": sizes.median()}
+            documents |= {"p90": sizes.quantile(0.9), "max": split_lengths.max(initial=0)}
+            documents |= {f"over_{limit}": (sizes > limit).mean() for limit in limits}
+            queries = _query_sizes(*self._topics_and_qrels(split), count)
+            rows.append({"split": split, **queries, **documents, **self._first_tokens(split)})
         return pd.DataFrame(rows)
 
-    def _documents_of(self, split: str) -> Any:
-        """Return which documents belong to a variant, to index `lengths`."""
+    def _document_selection(self, split: str) -> Any:
+        """Return the index into `lengths` of a variant's documents."""
         return slice(None)
 
-    def _judged(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-        """Return topics and qrels of a variant; None for what the collection lacks."""
+    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
+        """Return topics and qrels of a variant; None for a missing one."""
         topics = self.get_topics() if self._describe_component("topics") else None
         return topics, self.get_qrels() if self._describe_component("qrels") else None
 
@@ -244,8 +244,8 @@ class CollectionParts:
         groups: docno -> a group of comparable documents, such as those of one context length.
         excluded: `qid, docno` of documents that must not be returned for a query, as BRIGHT names them.
         lengths: makes the length in tokens of each document, in order; None counts them.
-        relevant_filler: makes `qid, docno, passage` for all passages that are relevant for a topic, but for those of
-            gold; None where they are not known.
+        relevant_filler: makes `qid, docno, passage` for all passages that are relevant for a topic but not in gold;
+            None where they are unknown.
     """
 
     documents: Documents
@@ -264,10 +264,10 @@ class PositionedCollection(Collection):
 
     Args:
         name: of the collection.
-        parts: its parts, or a function that makes them, which is called at the first use.
-        tokenizer: in whose tokens lengths and the positions of `gold` are, see `token_counter`.
-        default: variant of topics and qrels if none is asked for; None stands for all of them.
-        variants: of topics and qrels, where the parts are still to be made.
+        parts: its parts, or a function that makes them at the first use.
+        tokenizer: counts the tokens of lengths and of positions in `gold`, see `token_counter`.
+        default: the default variant of topics and qrels; None means all of them.
+        variants: names of the variants, if `parts` is a function.
         papers: behind the collection: keys of `references.bib`, or BibTeX entries.
     """
 
@@ -282,12 +282,12 @@ class PositionedCollection(Collection):
         papers: tuple[str, ...] = (),
     ) -> None:
         self.name, self.tokenizer, self.papers = name, tokenizer, papers
-        self._given, self._default, self._variants = parts, default, list(variants)
+        self._source, self._default, self._variants = parts, default, list(variants)
 
     @cached_property
     def parts(self) -> CollectionParts:
         """All parts of the collection, made at the first use."""
-        return self._given() if callable(self._given) else self._given
+        return self._source() if callable(self._source) else self._source
 
     @property
     def documents(self) -> Documents:
@@ -319,8 +319,8 @@ class PositionedCollection(Collection):
         """Where the relevant passages stand, one row each.
 
         Columns: `qid` and `docno`; `start` and `end`, half-open character offsets in the document's text;
-        `first_token`, the number of tokens before it; `length`, that of the document in tokens; `position`, the
-        kind of place (early, uniform or far); and `passage`, the docno it had in the collection it comes from.
+        `first_token`, the number of tokens before it; `length` of the document in tokens; `position`, the kind
+        of place (early, uniform or far); and `passage`, its docno in the source collection.
         """
         return pd.DataFrame(list(self.gold_rows()), columns=list(GOLD_COLUMNS)).astype(GOLD_COLUMNS)
 
@@ -344,34 +344,35 @@ class PositionedCollection(Collection):
     def candidates(
         self, variant: str | None = None, *, pool: str = "all", depth: int | None = None, seed: int = 0
     ) -> pd.DataFrame:
-        """Return documents to rerank without a first stage, in random order.
+        """Return documents of the collection to rerank without a first stage, in random order.
 
         Args:
             variant: of the topics.
-            pool: "all" documents (Boytsov et al. 2025 rerank all 800 of a LongEmbed set), those of the
-                "same_length", that is of the group of the topic's relevant document (LongEmbed's own protocol), or
-                those that are "judged" for the topic, relevant or not (the pairs of ColDeR).
-            depth: documents for each topic, all of its relevant ones among them; None takes the whole pool. ValueError
-                if that is empty or smaller.
+            pool: "all" documents (Boytsov et al. 2025 rerank all 800 of a LongEmbed set), those of the "same_length" as
+                the topic's relevant document (its group, if there are any; LongEmbed's own protocol), or those that are
+                "judged" for the topic, relevant or not (the pairs of ColDeR).
+            depth: documents for each topic, among them all relevant ones; None takes the whole pool. ValueError if the
+                pool is empty or smaller.
             seed: of the sample and its order.
 
         Returns:
             `qid, query, docno, score, rank`, with scores that fall from 0.
         """
-        check_arguments("str", choices=("all", "same_length", "judged"), pool=pool)
-        groups, members = self.parts.groups, defaultdict[str, list[str]](list)
+        pools = ("all", "judged", "same_length") if self.parts.groups else ("all", "judged")
+        check_arguments("str", repr(self), choices=pools, pool=pool)
+        names, groups, members = list(self.documents), self.parts.groups, defaultdict[str, list[str]](list)
         for docno, group in groups.items():
             members[group].append(docno)
         qrels = self.get_qrels(variant)
-        judged, relevant, excluded = map(_by_query, (qrels, qrels.query("label > 0"), self.excluded))
-        names = list(self.documents) if pool == "all" else []
+        qrels = qrels[qrels["docno"].isin(names)]
+        judged, positives, exclusions = map(_by_query, (qrels, qrels.query("label > 0"), self.excluded))
         rows: list[tuple[str, str, str, float, int]] = []
         for qid, query in self.get_topics(variant).itertuples(index=False):
-            wanted, left_out = relevant.get(qid, []), set(excluded.get(qid, []))
-            of_length = members[groups.get(wanted[0], "")] if pool == "same_length" and wanted else []
-            offered = {"all": names, "same_length": of_length, "judged": judged.get(qid, [])}[pool]
-            allowed = [docno for docno in offered if docno not in left_out] if left_out else offered
-            docnos = _sample(random.Random(f"{seed}/{qid}"), allowed, wanted, depth, qid)
+            relevant, excluded = positives.get(qid, []), set(exclusions.get(qid, []))
+            same_length = members[groups.get(relevant[0], "")] if pool == "same_length" and relevant else []
+            choices = {"all": names, "same_length": same_length, "judged": judged.get(qid, [])}[pool]
+            population = [docno for docno in choices if docno not in excluded] if excluded else choices
+            docnos = _sample(random.Random(f"{seed}/{qid}"), population, relevant, depth, qid)
             rows.extend((qid, query, docno, float(-rank), rank) for rank, docno in enumerate(docnos))
         return pd.DataFrame(rows, columns=["qid", "query", "docno", "score", "rank"])
 
@@ -381,24 +382,24 @@ class PositionedCollection(Collection):
             return np.fromiter(self.parts.lengths(), dtype=np.int64)
         return super().lengths(tokenizer)
 
-    def _documents_of(self, split: str) -> Any:
+    def _document_selection(self, split: str) -> Any:
         groups = self.parts.groups
         if split not in groups.values():
             return slice(None)
         return np.fromiter((groups.get(docno) == split for docno in self.documents), bool, len(self.documents))
 
-    def _judged(self, split: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
         return (self.topics, self.qrels) if split == "all" else (self.get_topics(split), self.get_qrels(split))
 
     def _first_tokens(self, split: str) -> dict[str, float]:
-        first = self.gold[self.gold["qid"].isin(self._judged(split)[0]["qid"])]["first_token"]
-        return {f"first_{what}": float(first.agg(what)) for what in ("min", "mean", "max")}
+        gold = self.gold if split == "all" else self.gold[self.gold["qid"].isin(self.splits[split])]
+        return {f"first_{statistic}": float(gold["first_token"].agg(statistic)) for statistic in ("min", "mean", "max")}
 
     def _of_variant(self, frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
         variant = variant or self._default
         if variant is None:
-            return frame
-        check_arguments("str", choices=self.parts.splits.keys(), variant=variant)
+            return frame.copy()
+        check_arguments("str", repr(self), choices=[None, *self.parts.splits], variant=variant)
         return frame[frame["qid"].isin(set(self.parts.splits[variant]))].reset_index(drop=True)
 
     def _describe_component(self, component: str) -> bool | list[str] | None:
@@ -411,20 +412,20 @@ class PositionedCollection(Collection):
 
 
 def _by_query(pairs: pd.DataFrame) -> dict[str, list[str]]:
-    return {str(qid): found for qid, found in pairs.groupby("qid")["docno"].agg(list).items()}
+    return {str(qid): docnos for qid, docnos in pairs.groupby("qid")["docno"].agg(list).items()}
 
 
-def _sample(rng: random.Random, offered: list[str], wanted: list[str], depth: int | None, qid: str) -> list[str]:
-    """Return so many of the documents in random order, the wanted ones among them."""
-    if depth is None and offered:
-        return rng.sample(offered, len(offered))
-    if depth is None or not len(wanted) <= depth <= len(offered):
-        there = f"its pool has {len(offered)} documents, {len(wanted)} of them relevant"
-        raise ValueError(f"depth={depth} cannot be met for {qid!r}: {there}")
-    known = set(wanted)
-    # As many spare draws as there are relevant documents, any of which may come up.
-    spare = rng.sample(offered, min(len(offered), depth + len(known)))
-    docnos = [*wanted, *[docno for docno in spare if docno not in known][: depth - len(wanted)]]
+def _sample(rng: random.Random, population: list[str], positives: list[str], depth: int | None, qid: str) -> list[str]:
+    """Return `depth` documents in random order, all positives among them; None takes the whole population."""
+    if depth is None and population:
+        return rng.sample(population, len(population))
+    if depth is None or not len(positives) <= depth <= len(population):
+        contents = f"its pool has {len(population)} documents, {len(positives)} of them relevant"
+        raise ValueError(f"depth={depth} cannot be met for {qid!r}: {contents}")
+    distinct = set(positives)
+    # Enough even if every relevant document is among the draws.
+    reserve = rng.sample(population, min(len(population), depth + len(distinct)))
+    docnos = [*positives, *[docno for docno in reserve if docno not in distinct][: depth - len(positives)]]
     return rng.sample(docnos, len(docnos))
 
 

@@ -30,22 +30,18 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyterrier as pt
 
 from ..common.files import read_jsonl, write_jsonl
 from ..common.language import LETTERS, count_tokens, folded, summary_end
 from .collection import CollectionParts, PositionedCollection
+from .rows import qrels_frame, topics_frame
 
 _log = logging.getLogger(__name__)
 
 STDLIB = "stdlib"
-PACKAGES: dict[str, str] = {
-    STDLIB: "",
-    **{name: name for name in ("matplotlib", "numpy", "pandas", "scipy")},
-    "sklearn": "scikit-learn",
-    **{name: name for name in ("torch", "transformers")},
-}
+_NAMES = (STDLIB, "matplotlib", "numpy", "pandas", "scipy", "sklearn", "torch", "transformers")
+PACKAGES: dict[str, str] = {name: name for name in _NAMES} | {STDLIB: "", "sklearn": "scikit-learn"}
 """Import name -> distribution name of the packages read by default; those not installed are skipped."""
 
 SPLITS = ("train", "dev", "test")
@@ -76,7 +72,7 @@ class Entry:
 
     docno: str  # dotted path of the documented object, such as numpy.linalg.svd
     text: str  # the docstring without its first sentence
-    query: str  # that sentence; empty where it is no usable topic and the document only distracts
+    query: str  # that sentence; empty if it makes no topic: the document then only distracts
     tokens: int  # of the text, see `count_tokens`
 
 
@@ -103,19 +99,19 @@ def split_summary(docstring: str) -> tuple[str, str]:
     while lines and (not lines[0].strip() or _RULER.match(lines[0])):
         del lines[0]
     if len(lines) > 1 and _RULER.match(lines[1]):
-        lines[1] = ""  # the first line is an underlined title, a paragraph of its own
+        lines[1] = ""  # the first line is an underlined title, a separate paragraph
     body = "\n".join(lines)
-    cut = summary_end(_PARAGRAPH_END.split(body, maxsplit=1)[0])
-    return _plain(body[:cut]).rstrip(" .:"), textwrap.dedent(body[cut:]).strip()
+    end = summary_end(_PARAGRAPH_END.split(body, maxsplit=1)[0])
+    return _plain(body[:end]).rstrip(" .:"), textwrap.dedent(body[end:]).strip()
 
 
 def collect(packages: Mapping[str, Path]) -> list[Entry]:
     """Read the docstrings of packages.
 
-    Kept are the docstrings with at least `MIN_DOCUMENT_WORDS` words after their first sentence; of those with the same
-    text only the first by docno. A sentence is a topic unless it has fewer than `MIN_QUERY_WORDS` or more than
+    A docstring is kept if it has at least `MIN_DOCUMENT_WORDS` words after its first sentence; of equal texts only the
+    first by docno is kept. The sentence is a topic unless it has fewer than `MIN_QUERY_WORDS` or more than
     `MAX_QUERY_WORDS` words, is a signature or a template, stands verbatim in its document, or opens docstrings of
-    different texts. Letter case and white space do not count in these comparisons.
+    different texts. Comparisons ignore letter case and white space.
 
     Args:
         packages: Import name -> package folder; under the name `STDLIB`, a folder of top-level modules.
@@ -125,8 +121,7 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
         The documents, sorted by docno.
     """
     candidates: dict[str, tuple[str, str]] = {}
-    found = _all_docstrings(packages)
-    for docno, docstring in found:
+    for docno, docstring in _all_docstrings(packages):
         query, text = split_summary(docstring)
         if len(text.split()) >= MIN_DOCUMENT_WORDS:
             names = chain([docno], (f"{docno}#{number}" for number in count(2)))
@@ -134,11 +129,11 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
     first_of_text: dict[str, Entry] = {}
     texts_of_query: dict[str, set[str]] = {}
     for docno, (query, text) in sorted(candidates.items()):
-        same = folded(text)
-        texts_of_query.setdefault(folded(query), set()).add(same)
-        if same not in first_of_text:
+        key = folded(text)
+        texts_of_query.setdefault(folded(query), set()).add(key)
+        if key not in first_of_text:
             topic = query if _is_topic(query, text) else ""
-            first_of_text[same] = Entry(docno, text, topic, count_tokens(text))
+            first_of_text[key] = Entry(docno, text, topic, count_tokens(text))
     return [
         entry if len(texts_of_query.get(folded(entry.query), ())) == 1 else replace(entry, query="")
         for entry in first_of_text.values()
@@ -147,8 +142,8 @@ def collect(packages: Mapping[str, Path]) -> list[Entry]:
 
 def installed_packages() -> dict[str, Path]:
     """Return the folders of those `PACKAGES` that are installed, by name, without importing any."""
-    found = {name: _find(name) for name in PACKAGES}
-    return {name: path for name, path in found.items() if path is not None and path.is_dir()}
+    folders = {name: _find(name) for name in PACKAGES}
+    return {name: path for name, path in folders.items() if path is not None and path.is_dir()}
 
 
 class DocstringsDataset(PositionedCollection):
@@ -157,13 +152,13 @@ class DocstringsDataset(PositionedCollection):
     Variants of topics and qrels are ``train``, ``dev`` and ``test`` (the default), and ``train-long``,
     ``dev-long`` and ``test-long``: those topics whose document is longer than 512 tokens (`count_tokens`).
     The corpus is always the whole one. A document has the fields ``text`` and ``title``; the title is the
-    dotted path, which names what the query describes: do not index it if the task should stay hard.
+    dotted path, which names the object of the query: do not index it if the task should stay hard.
 
     The default collection is built once for each set of package versions (half a minute) and then kept in the folder
     ``longdoc`` of PyTerrier's home.
 
     Args:
-        packages: import name -> folder, to read others than the installed `PACKAGES`; this is not kept on disk.
+        packages: import name -> folder, in place of the installed `PACKAGES`; this collection is not kept on disk.
     """
 
     def __init__(self, packages: Mapping[str, Path] | None = None) -> None:
@@ -177,7 +172,7 @@ class DocstringsDataset(PositionedCollection):
             return collect(self._packages)
         recipe = {"format": _FORMAT, "versions": self.versions}
         key = blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=8).hexdigest()
-        return _cached(Path(pt.io.pyterrier_home(), "longdoc", f"docstrings-{key}.jsonl.gz"), recipe)
+        return _load_or_build(Path(pt.io.pyterrier_home(), "longdoc", f"docstrings-{key}.jsonl.gz"), recipe)
 
     @property
     def versions(self) -> dict[str, str]:
@@ -192,20 +187,16 @@ class DocstringsDataset(PositionedCollection):
     get_corpus_lang = get_topics_lang
 
     def _parts(self) -> CollectionParts:
-        topics = [e for e in self.entries if e.query]
-        rows = [(f"q-{e.docno}", e.query, e.docno, 1) for e in topics]
-        frame = pd.DataFrame(rows, columns=["qid", "query", "docno", "label"])
-        frame = frame.astype({"qid": str, "query": str, "docno": str, "label": int})
+        topics = {f"q-{e.docno}": e for e in self.entries if e.query}
         splits: dict[str, list[str]] = {variant: [] for variant in VARIANTS}
-        for e in topics:
-            splits[split_of(e.docno)].append(f"q-{e.docno}")
+        for qid, e in topics.items():
+            splits[split_of(e.docno)].append(qid)
             if e.tokens > LONG_TOKENS:
-                splits[f"{split_of(e.docno)}-long"].append(f"q-{e.docno}")
-        documents = {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries}
+                splits[f"{split_of(e.docno)}-long"].append(qid)
         return CollectionParts(
-            documents,
-            frame[["qid", "query"]],
-            frame[["qid", "docno", "label"]],
+            {e.docno: {"docno": e.docno, "text": e.text, "title": e.docno} for e in self.entries},
+            topics_frame((qid, e.query) for qid, e in topics.items()),
+            qrels_frame((qid, e.docno, 1) for qid, e in topics.items()),
             splits=splits,
             lengths=lambda: (e.tokens for e in self.entries),
         )
@@ -214,11 +205,11 @@ class DocstringsDataset(PositionedCollection):
         return f"DocstringsDataset({'' if self._packages is None else list(self._packages)})"
 
 
-def _cached(file: Path, recipe: dict[str, Any]) -> list[Entry]:
+def _load_or_build(file: Path, recipe: dict[str, Any]) -> list[Entry]:
     """Read the installed collection from a file that begins with its recipe, or build and write it."""
     try:
-        first, *rows = (row for _, row in read_jsonl(file))
-        if first == recipe:
+        header, *rows = (row for _, row in read_jsonl(file))
+        if header == recipe:
             return [Entry(**row) for row in rows]
         _log.warning("%s is damaged (another recipe) and built again", file)
     except FileNotFoundError:
@@ -245,7 +236,7 @@ def _is_topic(query: str, text: str) -> bool:
 
 def _all_docstrings(packages: Mapping[str, Path]) -> list[tuple[str, str]]:
     was_enabled = gc.isenabled()
-    gc.disable()  # nearly halves the time: trees have many nodes and no cycles, for which each collection looks anew
+    gc.disable()  # nearly halves the time: trees have no cycles, but each collection searches all their nodes
     try:
         return list(chain.from_iterable(_docstrings(*package) for package in packages.items()))
     finally:
@@ -264,7 +255,7 @@ def _docstrings(name: str, root: Path) -> Iterator[tuple[str, str]]:
 
 def _sources(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root):
-        folders[:] = sorted(sub for sub in folders if not _SKIPPED_FOLDERS.fullmatch(sub))
+        folders[:] = sorted(name for name in folders if not _SKIPPED_FOLDERS.fullmatch(name))
         for file in sorted(files):
             if file.endswith(".py") and not file.startswith(("test_", "conftest")):
                 yield Path(folder, file)
@@ -290,7 +281,7 @@ def _definitions(node: ast.AST, path: str) -> Iterator[tuple[str, str]]:
             # Lone surrogates (in docstrings about encodings) cannot be written to any index.
             yield path, docstring.encode("utf-8", "replace").decode()
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        return  # what is defined inside a function has no dotted path
+        return  # definitions inside a function have no dotted path
     for block in ("body", "handlers", "orelse", "finalbody"):
         for child in getattr(node, block, ()):
             name = child.name if isinstance(child, _DOCUMENTED[1:]) else ""

@@ -1,4 +1,4 @@
-"""FarRelevant: documents of random passages, one of them relevant, at a place of one's choice.
+"""FarRelevant: documents of random passages, one of them relevant, at a chosen place.
 
 Documents are made when they are read, each from its own random numbers: a collection of half a million documents takes
 the memory of one of five thousand, and a document does not depend on which others are made.
@@ -63,15 +63,15 @@ def far_relevant(
 
     1. draw the document's length D from `min_offset + C` to `max_doc_len`;
     2. draw non-relevant passages, all different, until they have at least `min_offset` tokens;
-    3. draw further ones until there are at least D - C tokens;
+    3. draw more of them until there are at least D - C tokens;
     4. mix the passages of step 3 with the relevant one, and put those of step 2 in front.
 
-    Drawing until the length is passed is what the authors did, and call a bug: a document has one passage more than
-    intended, and some 5 % of theirs are longer than `max_doc_len`. Without it (`extra_passage=False`) step 3 stops
+    The authors draw until the length is passed, and call that a bug: a document has one passage more than intended,
+    and some 5 % of theirs are longer than `max_doc_len`. Without it (`extra_passage=False`) step 3 stops
     before the length is passed, and no document is longer than `max_doc_len`.
 
-    Which filler a document has, and how long it is, depends on the seed but not on `position`: the same seed gives the
-    same documents with their relevant passage elsewhere.
+    Filler and length of a document depend on the seed, not on `position`: the same seed gives the same documents with
+    the relevant passage elsewhere.
 
     Qrels are complete: a document is relevant for all topics that its passage is relevant for.
 
@@ -90,15 +90,15 @@ def far_relevant(
         max_doc_len: tokens; 1431 as in the paper, three windows of 477.
         length: distribution of D: "uniform" as in the paper, a number, or a function `(rng, smallest, largest) -> int`.
         extra_passage: reproduce the authors' bug, for collections comparable with theirs.
-        tokenizer: in whose tokens all lengths are, see `token_counter`; the paper's are "bert-base-uncased". Where the
-            lengths of passages do not add up to that of a document, documents are counted whole: offsets then hold too,
-            at several times the time, and lengths but for a token or so for each passage.
-        relevant_per_query: make at most so many documents for each topic, of relevant passages drawn at random, first
-            among those that are relevant for this topic only; documents of shared passages come on top. None takes all.
+        tokenizer: counts the tokens of all lengths, see `token_counter`; "bert-base-uncased" in the paper. Where the
+            lengths of passages do not add up to that of a document, whole documents are counted, which takes several
+            times as long: then offsets are exact too, and lengths within about a token for each passage.
+        relevant_per_query: most documents for each topic. Their relevant passages are drawn at random, first those that
+            no other topic shares; documents of passages shared with other topics are added. None takes all.
         copies: documents made of each relevant passage, with other filler.
-        distractors: further documents, without a relevant passage; of the same lengths.
-        exclude: which passages are no filler: those relevant for "all" topics taken together, so that no document is
-            relevant but unjudged, or only those of the document's "own" topic, as the paper may have it.
+        distractors: additional documents without a relevant passage, of the same lengths.
+        exclude: which passages are no filler: those relevant for any topic ("all"), so that no document is relevant
+            but unjudged, or only those of the document's "own" topic, as perhaps in the paper.
         min_passage: tokens, at least 1; passages with less are no filler.
         max_passage: tokens; passages with more are neither filler nor, with `unfit="skip"`, relevant.
         unfit: what to do with relevant passages that are missing from the collection, shorter than `min_passage`,
@@ -123,21 +123,21 @@ def far_relevant(
     )  # fmt: skip
     count = token_counter(tokenizer)
     source, topics, relevant = read_source(passages, topics, qrels, variant, min_label)
-    pool = PassagePool(source, count=count, text_field=text_field, judged=set(relevant["docno"]))
-    relevant = pool.located(relevant)
-    known = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
-    qids_of: dict[Any, list[str]] = known.groupby("digest", sort=False)["qid"].agg(list).to_dict()
-    chosen = _fitting(relevant, recipe)
+    pool = PassagePool(source, count=count, text_field=text_field, docnos=set(relevant["docno"]))
+    relevant = pool.locate(relevant)
+    labels = relevant[relevant["passage"] >= 0].drop_duplicates(["qid", "digest"])
+    qids_of: dict[Any, list[str]] = labels.groupby("digest", sort=False)["qid"].agg(list).to_dict()
+    selection = _usable_passages(relevant, recipe)
     if relevant_per_query is not None:
-        chosen = _some(chosen, qids_of, relevant_per_query, seed)
+        selection = _sample(selection, qids_of, relevant_per_query, seed)
     is_filler = (pool.tokens >= min_passage) & (pool.tokens <= (max_passage or np.iinfo(np.int32).max))
     if exclude == "all":
         is_filler &= ~np.isin(pool.digests, list(qids_of))
-    names = (chosen["qid"] + "_" + chosen["docno"]).tolist()
+    names = (selection["qid"] + "_" + selection["docno"]).tolist()
     filler = np.flatnonzero(is_filler).astype(np.int32)
     if not len(filler):
         raise ValueError(f"none of {len(pool)} passages has min_passage={min_passage} tokens and is not relevant")
-    documents = FarDocuments(recipe, pool, qids_of, chosen["passage"].to_numpy(), names, filler, count)
+    documents = FarDocuments(recipe, pool, qids_of, selection["passage"].to_numpy(), names, filler, count)
     qrels = documents.qrels()
     topics = topics[topics["qid"].isin(qrels["qid"])].reset_index(drop=True)
     if splits is not None:
@@ -157,28 +157,28 @@ def far_relevant(
     return PositionedCollection(name, parts, tokenizer=tokenizer, papers=("boytsov-2025-positional",))
 
 
-def _fitting(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataFrame:
+def _usable_passages(relevant: pd.DataFrame, recipe: DocumentRecipe) -> pd.DataFrame:
     """Return the relevant passages that documents can be made of; of those with the same text the first."""
     room = recipe.max_doc_len - recipe.min_offset
     shortest, longest = recipe.min_passage, min(room, recipe.max_passage or recipe.max_doc_len)
     unfit = relevant[~relevant["tokens"].between(shortest, longest)]
     if len(unfit) and (recipe.unfit == "raise" or len(unfit) == len(relevant)):
         first = unfit.iloc[0]
-        found = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
+        size = f"{first['tokens']} tokens" if first["tokens"] >= 0 else "not in the collection"
         raise ValueError(
-            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {found}, not {shortest} to "
+            f"relevant passage {first['docno']!r} of topic {first['qid']!r} is unfit: {size}, not {shortest} to "
             f"{longest} ({len(unfit)} of {len(relevant)} are unfit); leave such passages out with unfit='skip'"
         )
     return relevant.drop(unfit.index).drop_duplicates(["qid", "digest"])
 
 
-def _some(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
+def _sample(relevant: pd.DataFrame, qids_of: Mapping[int, Sequence[str]], per_query: int, seed: int) -> pd.DataFrame:
     """Draw at most `per_query` passages for each topic, first those that no other topic shares."""
-    chosen: list[int] = []
+    rows: list[int] = []
     for qid, digests in relevant["digest"].groupby(relevant["qid"], sort=False):
-        drawn = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
-        chosen.extend(sorted(drawn, key=lambda row: len(qids_of[digests[row]]))[:per_query])
-    return relevant.loc[chosen]
+        order = random.Random(f"{seed}/{qid}").sample(digests.index.tolist(), len(digests))
+        rows.extend(sorted(order, key=lambda row: len(qids_of[digests[row]]))[:per_query])
+    return relevant.loc[rows]
 
 
 @dataclass(frozen=True)
@@ -203,16 +203,16 @@ class DocumentRecipe:
     splits: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
-        validate(self)
+        validate(self, "far_relevant")
         is_length = self.length == "uniform" or callable(self.length) or isinstance(self.length, Integral)
-        for name, ok, needed in (
+        for name, valid, rule in (
             ("max_doc_len", self.max_doc_len > self.min_offset, f"greater than min_offset={self.min_offset}"),
             ("length", is_length, "'uniform', a whole number, or a function"),
             ("splits", self.splits is None or min(self.splits.values(), default=0) > 0, "positive shares"),
             ("separator", self.separator.isspace(), "white space, to keep passages and tokens apart"),
         ):
-            if not ok:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be {needed}")
+            if not valid:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {rule}")
 
     @property
     def beginning(self) -> int:
@@ -220,21 +220,21 @@ class DocumentRecipe:
         return self.min_offset if self.within is None else self.within
 
     def target(self, rng: random.Random, smallest: int) -> int:
-        """Draw the length of a document from `smallest`, what it needs at least, to `max_doc_len`."""
+        """Draw the length of a document, from `smallest` to `max_doc_len`."""
         if self.length == "uniform":
             return between(rng, smallest, self.max_doc_len)
-        drawn = self.length(rng, smallest, self.max_doc_len) if callable(self.length) else int(self.length)
-        if not smallest <= drawn <= self.max_doc_len:
+        length = self.length(rng, smallest, self.max_doc_len) if callable(self.length) else int(self.length)
+        if not smallest <= length <= self.max_doc_len:
             raise ValueError(f"length={self.length!r} gives none from {smallest} to max_doc_len={self.max_doc_len}")
-        return drawn
+        return length
 
-    def slots(self, before: np.ndarray, passage: int) -> tuple[int, int]:
-        """Return the first and last place for a relevant passage, by the `(n + 1,)` tokens before each of them."""
-        first, last = 0, len(before) - 1
+    def slots(self, offsets: np.ndarray, passage: int) -> tuple[int, int]:
+        """Return the first and last place for a relevant passage; `offsets` are the `(n + 1,)` tokens before each."""
+        first, last = 0, len(offsets) - 1
         if self.position == "far":
-            first = int(np.searchsorted(before, self.min_offset))
+            first = int(np.searchsorted(offsets, self.min_offset))
         elif self.position == "early":
-            last = max(0, int(np.searchsorted(before, self.beginning - passage, side="right")) - 1)
+            last = max(0, int(np.searchsorted(offsets, self.beginning - passage, side="right")) - 1)
         return first, last
 
 
@@ -256,12 +256,12 @@ class FarDocuments(StreamedDocuments):
 
     @cached_property
     def lengths_add_up(self) -> bool:
-        """Whether the length of a document is that of its passages together, as some pairs of them show."""
+        """Whether a document is as long as its passages together; a sample of pairs decides."""
         # Word pieces never span white space, so that lengths add up; byte-level pieces take the space before a word.
         rng = random.Random(0)
         pairs = [(_pick(rng, self.filler), _pick(rng, self.filler)) for _ in range(256)]
-        joint = self.count([self._text(pair) for pair in pairs])
-        return joint == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
+        lengths = self.count([self._text(pair) for pair in pairs])
+        return lengths == [int(self.pool.tokens[list(pair)].sum()) for pair in pairs]
 
     def __len__(self) -> int:
         return len(self._with_relevant) + self.recipe.distractors
@@ -284,8 +284,8 @@ class FarDocuments(StreamedDocuments):
         """Return `qid, docno, label`: each document with all topics that its passage is relevant for."""
         docnos = pd.Series(list(self), dtype=str)
         if docnos.duplicated().any():
-            twice = docnos[docnos.duplicated()].iloc[0]
-            raise ValueError(f"two documents are called {twice!r} (qid_passage); rename topics or passages")
+            duplicate = docnos[docnos.duplicated()].iloc[0]
+            raise ValueError(f"two documents are called {duplicate!r} (qid_passage); rename topics or passages")
         qids = [self._qids(passage) for passage in np.repeat(self.relevant, self.recipe.copies)]
         rows = pd.DataFrame({"qid": qids, "docno": docnos[: len(qids)], "label": 1}).explode("qid", ignore_index=True)
         return rows.astype({"qid": str})
@@ -343,68 +343,68 @@ class FarDocuments(StreamedDocuments):
         recipe, rng = self.recipe, random.Random(f"{self.recipe.seed}/{self._docno(i)}")
         if i in self._with_relevant:
             passage = int(self.relevant[i // self.recipe.copies])
-            own = set(self._qids(passage))
+            qids = set(self._qids(passage))
 
-            def barred(value: int) -> bool:
-                return not own.isdisjoint(self.qids_of.get(value, ()))
+            def shares_topic(value: int) -> bool:
+                return not qids.isdisjoint(self.qids_of.get(value, ()))
 
-            filler = _Filler(self.pool, self.filler, rng, self._docno(i), barred)
+            filler = _Filler(self.pool, self.filler, rng, self._docno(i), shares_topic)
             filler.used.add(int(self.pool.digests[passage]))
         else:
             filler = _Filler(self.pool, self.filler, rng, self._docno(i), self.qids_of.__contains__)
             passage = filler.draw(recipe.max_doc_len - recipe.min_offset)
         size = int(self.pool.tokens[passage])
-        before = self._draw(filler, rng, size)
-        slot = between(rng, *recipe.slots(np.cumsum([0, *self.pool.tokens[before]]), size))
+        pieces = self._draw(filler, rng, size)
+        slot = between(rng, *recipe.slots(np.cumsum([0, *self.pool.tokens[pieces]]), size))
         if recipe.position == "far" and not self.lengths_add_up:
-            while self._length(before[:slot]) < recipe.min_offset:
-                before.insert(0, filler.draw())
+            while self._length(pieces[:slot]) < recipe.min_offset:
+                pieces.insert(0, filler.draw())
                 slot += 1
         if recipe.position == "early" and not self.lengths_add_up:
-            while slot and self._length([*before[:slot], passage]) > recipe.beginning:
+            while slot and self._length([*pieces[:slot], passage]) > recipe.beginning:
                 slot -= 1
-        return [*before[:slot], passage, *before[slot:]], slot
+        return [*pieces[:slot], passage, *pieces[slot:]], slot
 
     def _draw(self, filler: _Filler, rng: random.Random, size: int) -> list[int]:
         """Draw the filler of a document with a relevant passage of `size` tokens: steps 1 to 3 of the algorithm."""
         recipe, tokens = self.recipe, self.pool.tokens
         budget = recipe.target(rng, recipe.min_offset + size) - size
-        drawn: list[int] = []
+        pieces: list[int] = []
         total = 0
         while total < recipe.min_offset:
-            drawn.append(filler.draw(None if recipe.extra_passage else recipe.max_doc_len - size - total))
-            total += int(tokens[drawn[-1]])
+            pieces.append(filler.draw(None if recipe.extra_passage else recipe.max_doc_len - size - total))
+            total += int(tokens[pieces[-1]])
         while total < budget:
-            following = filler.draw()
-            total += int(tokens[following])
+            piece = filler.draw()
+            total += int(tokens[piece])
             if total > budget and not recipe.extra_passage:
                 break
-            drawn.append(following)
-        return drawn
+            pieces.append(piece)
+        return pieces
 
 
 @dataclass
 class _Filler:
-    """Draws passages without replacement, none of them with a digest that is barred."""
+    """Draws passages without replacement, except those with a barred digest."""
 
     pool: PassagePool
     indices: np.ndarray
     rng: random.Random
     docno: str
-    barred: Callable[[int], bool]
+    is_barred: Callable[[int], bool]
     used: set[int] = field(default_factory=set)
 
     def draw(self, longest: int | None = None) -> int:
-        """Draw a passage of at most so many tokens; None sets no limit."""
+        """Draw a passage of at most `longest` tokens; None sets no limit."""
         for index in self._candidates():
             value = int(self.pool.digests[index])
             fits = longest is None or self.pool.tokens[index] <= longest
-            if fits and value not in self.used and not self.barred(value):
+            if fits and value not in self.used and not self.is_barred(value):
                 self.used.add(value)
                 return index
         limit = "" if longest is None else f" of at most {longest} tokens"
-        among = f"no further filler passage{limit} among {len(self.indices)}"
-        raise ValueError(f"document {self.docno!r} cannot be completed: {among}; give more, or a smaller length")
+        shortage = f"no further filler passage{limit} among {len(self.indices)}"
+        raise ValueError(f"document {self.docno!r} cannot be completed: {shortage}; give more, or a smaller length")
 
     def _candidates(self) -> Iterator[int]:
         for _ in range(_ATTEMPTS):
@@ -430,19 +430,19 @@ def by_split(qids: Sequence[str], groups: Sequence[Sequence[str]], splits: Mappi
                 smaller, larger = sorted((group_of[first], group_of[other]), key=len)
                 larger.extend(smaller)
                 group_of.update(dict.fromkeys(smaller, larger))
-    joined = list({id(group): group for group in group_of.values()}.values())
-    random.Random(f"{seed}/splits").shuffle(joined)
-    joined.sort(key=len, reverse=True)
+    clusters = list({id(group): group for group in group_of.values()}.values())
+    random.Random(f"{seed}/splits").shuffle(clusters)
+    clusters.sort(key=len, reverse=True)
     size = dict.fromkeys(splits, 0)
     split_of: dict[str, str] = {}
-    for group in joined:
+    for group in clusters:
         name = min(splits, key=lambda split: size[split] / splits[split])
         size[name] += len(group)
         split_of.update(dict.fromkeys(group, name))
     empty = [name for name in splits if not size[name]]
     if empty:
         raise ValueError(
-            f"splits={dict(splits)!r} leave {', '.join(empty)} empty, as {len(joined[0])} of {len(qids)} topics share "
-            f"relevant passages: a small relevant_per_query leaves fewer in common"
+            f"splits={dict(splits)!r} leave {', '.join(empty)} empty, as {len(clusters[0])} of {len(qids)} topics "
+            f"share relevant passages: a small relevant_per_query leaves fewer in common"
         )
     return [split_of[qid] for qid in qids]

@@ -10,16 +10,16 @@ from typing import Any
 from ..common.files import read_jsonl, write_jsonl, write_lines
 from ..common.language import token_counter
 from .collection import GOLD_COLUMNS, CollectionParts, PositionedCollection
-from .rows import SpooledDocuments, check_field, counted_anew, judged_lines, put_once, qrels_frame, topics_frame
+from .rows import SpooledDocuments, check_field, judged_lines, put_once, qrels_frame, recount, topics_frame
 
 _WORDS, _NAMED, _UNNAMED = "words", "named", "unnamed"
-"""What may be written of the tokens that positions are in."""
+"""How `unit.jsonl` names the tokens of positions."""
 
 
 def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, verbose: bool = False) -> None:
     """Write a collection, one document at a time; equal collections give equal bytes.
 
-    The files are those that MS MARCO FarRelevant is released in, FlexNeuART's. Its parts are ``bitext`` (training),
+    The files are those of the released MS MARCO FarRelevant (FlexNeuART's). Its parts are ``bitext`` (training),
     ``dev_official`` and ``dev_official_sample1K``.
 
     ============================================  ============================================================
@@ -27,7 +27,7 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
     ``input_data/PART/QuestionFields.jsonl``      the topics of a part: ``DOCNO`` (the qid), ``text_raw``
     ``input_data/PART/qrels.txt``                 TREC: ``qid iteration docno label``
     ``gold.jsonl``                                where relevant passages stand: the columns of ``gold``
-    ``unit.jsonl``                                in whose tokens its numbers are: the tokenizer's name
+    ``unit.jsonl``                                the name of the tokenizer that counted its numbers
     ============================================  ============================================================
 
     Args:
@@ -49,8 +49,8 @@ def write_far_relevant(collection: PositionedCollection, folder: str | Path, *, 
         topics, qrels = collection.get_topicsqrels(part)
         queries = ({"DOCNO": qid, "text_raw": query} for qid, query in topics.itertuples(index=False))
         write_jsonl(data / (part or "all") / "QuestionFields.jsonl", queries)
-        judged = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
-        write_lines(data / (part or "all") / "qrels.txt", judged)
+        lines = (f"{qid} 0 {docno} {label}" for qid, docno, label in qrels.itertuples(index=False))
+        write_lines(data / (part or "all") / "qrels.txt", lines)
     gold = (dict(zip(GOLD_COLUMNS, row, strict=True)) for row in collection.gold_rows())
     write_jsonl(Path(folder, "gold.jsonl"), gold)
     write_jsonl(Path(folder, "unit.jsonl"), [_unit_of(collection.tokenizer)])
@@ -65,16 +65,16 @@ def read_far_relevant(
     authors' own map of positions is not read.
 
     Args:
-        folder: all files that `write_far_relevant` names are read, wherever they are below it, compressed or not; each
-            folder with topics is a variant of topics and qrels.
-        tokenizer: in whose tokens lengths and positions are counted anew, see `token_counter`. None takes positions as
-            they were written and the tokenizer that was recorded then, which is loaded when texts are to be counted;
-            where none was recorded, words and punctuation marks are counted.
-        default: the part to take if none is asked for; None takes all.
+        folder: holds the files that `write_far_relevant` names, at any depth, compressed or not; each folder with
+            topics is a variant of topics and qrels.
+        tokenizer: counts lengths and positions anew, see `token_counter`. None takes the written positions and the
+            recorded tokenizer, which is loaded when texts are to be counted; if none was recorded, words and
+            punctuation marks are counted.
+        default: the default part; None takes all.
         name: of the collection.
 
     Returns:
-        The collection; its `gold` is empty if there is no such file.
+        The collection; its `gold` is empty if there is no `gold.jsonl`.
 
     Raises:
         FileNotFoundError: if there are no documents, no topics or no qrels.
@@ -85,8 +85,8 @@ def read_far_relevant(
     for part, where, qid, query in _named_texts(folder, "QuestionFields.jsonl"):
         put_once(queries, qid, query, where)
         splits.setdefault(part, []).append(qid)
-    judged = dict.fromkeys(row for file in _found(folder, "qrels.txt") for row in judged_lines(file))
-    gold_files, unit_files = (_found(folder, name, needed=False) for name in ("gold.jsonl", "unit.jsonl"))
+    judgements = dict.fromkeys(row for file in _find_files(folder, "qrels.txt") for row in judged_lines(file))
+    gold_files, unit_files = (_find_files(folder, name, required=False) for name in ("gold.jsonl", "unit.jsonl"))
     gold = list(_gold(gold_files))
     as_written = tokenizer is None and len(unit_files) == len(gold_files)
     if tokenizer is None:
@@ -94,15 +94,15 @@ def read_far_relevant(
     parts = CollectionParts(
         documents,
         topics_frame(queries.items()),
-        qrels_frame(judged),
-        gold if as_written else partial(counted_anew, gold, documents, token_counter(tokenizer)),
+        qrels_frame(judgements),
+        gold if as_written else partial(recount, gold, documents, token_counter(tokenizer)),
         splits=splits,
     )
     return PositionedCollection(name, parts, tokenizer=tokenizer, default=default, papers=("boytsov-2025-positional",))
 
 
 def _unit_of(tokenizer: Any) -> dict[str, str]:
-    """Return what is written of a tokenizer."""
+    """Return the row of `unit.jsonl` for a tokenizer."""
     if tokenizer is None:
         return {"tokens": _WORDS, "name": ""}
     name = str(tokenizer if isinstance(tokenizer, str | Path) else getattr(tokenizer, "name_or_path", ""))
@@ -114,9 +114,9 @@ def _unit_of(tokenizer: Any) -> dict[str, str]:
 def _recorded_tokenizer(folder: str | Path, files: Iterable[Path]) -> str | None:
     """Return the name of the one tokenizer that was written; None for words and punctuation marks."""
     units = {(row["tokens"], row["name"]) for file in files for _, row in read_jsonl(file, ("tokens", "name"))}
-    if len(units) > 1 or any(tokens == _UNNAMED for tokens, _ in units):
-        told = " and ".join(sorted(repr(name) if name else "words and punctuation marks" for _, name in units))
-        raise ValueError(f"{folder} has positions in tokens of {told}: give tokenizer=, by which all is counted anew")
+    if len(units) > 1 or any(tokens not in (_WORDS, _NAMED) for tokens, _ in units):
+        names = " and ".join(sorted(repr(name) if name else "words and punctuation marks" for _, name in units))
+        raise ValueError(f"{folder} has positions in tokens of {names}: give tokenizer= to count all of them anew")
     return next((name for tokens, name in units if tokens == _NAMED), None)
 
 
@@ -130,17 +130,17 @@ def _gold(files: Iterable[Path]) -> Iterator[tuple[Any, ...]]:
 
 def _named_texts(folder: str | Path, name: str) -> Iterator[tuple[str, str, str, str]]:
     """Read part, where, name and text of all rows in files of this name."""
-    for file in _found(folder, name):
+    for file in _find_files(folder, name):
         for where, row in read_jsonl(file, ("DOCNO", "text_raw")):
             yield file.parent.name, where, row["DOCNO"], row["text_raw"]
 
 
-def _found(folder: str | Path, name: str, *, needed: bool = True) -> list[Path]:
+def _find_files(folder: str | Path, name: str, *, required: bool = True) -> list[Path]:
     root = Path(folder).expanduser()
-    found = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
-    if needed and not found:
+    files = sorted([*root.rglob(name), *root.rglob(f"{name}.gz")])
+    if required and not files:
         raise FileNotFoundError(f"{root} holds no {name} or {name}.gz, in no folder below it either")
-    return found
+    return files
 
 
 def _check_names(collection: PositionedCollection) -> None:
@@ -148,8 +148,8 @@ def _check_names(collection: PositionedCollection) -> None:
     names = [("split", part, part not in ("", ".", "..") and not {"/", "\\"} & set(part)) for part in collection.splits]
     for column in ("qid", "docno"):
         names += [(column, name, name.split() == [name]) for name in qrels[column].unique()]
-    for what, name, ok in names:
-        if not ok:
+    for kind, name, valid in names:
+        if not valid:
             raise ValueError(
-                f"{what} {name!r} cannot be written: in qrels.txt names have no white space, and a split is a folder"
+                f"{kind} {name!r} cannot be written: in qrels.txt names have no white space, and a split is a folder"
             )

@@ -1,15 +1,16 @@
-"""A collection of one's own in a folder."""
+"""A user's collection in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ..common.files import checked_row, read_jsonl, read_lines
-from .collection import CollectionParts, PositionedCollection
+from .collection import CollectionParts, Documents, PositionedCollection
 from .rows import judged_lines, qrels_frame, topics_frame, unique_rows
 
 _LAYOUT = "docs.jsonl (docno, text[, title]), topics.tsv (qid<tab>query) and qrels.txt (qid iteration docno label)"
@@ -26,8 +27,8 @@ class FolderDataset(PositionedCollection):
 
     Files are UTF-8 and read at the first use; blank lines are skipped. Qrels may judge documents that are
     not in ``docs.jsonl``, as TREC's often do. A document without a title has the title ``""`` where others
-    have one. ``docs.jsonl`` must be there; the other two files are only missed when asked for. ValueError at the first
-    use if a line is malformed, or a docno or qid stands for two things.
+    have one. ``docs.jsonl`` must be there; the other two files may be missing until they are read. ValueError at the
+    first use if a line is malformed, or two different rows have one docno or qid.
 
     Args:
         path: of the folder.
@@ -35,35 +36,35 @@ class FolderDataset(PositionedCollection):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).expanduser()
-        super().__init__(self.path.name, self._read)
+        super().__init__(self.path.name, CollectionParts({}, topics_frame(()), qrels_frame(())))
         self._file("docs.jsonl")
 
-    def get_topics(self, variant: str | None = None) -> pd.DataFrame:
-        """Return the topics, `qid` and `query`."""
-        self._file("topics.tsv")
-        return super().get_topics(variant)
+    @cached_property
+    def documents(self) -> Documents:
+        """All documents, docno -> {"docno", "text", perhaps "title"}, in order."""
+        rows = unique_rows(_read_documents(self.path / "docs.jsonl"), "docno")
+        has_titles = any("title" in row for row in rows.values())
+        return {docno: {**row, "title": row.get("title", "")} if has_titles else row for docno, row in rows.items()}
 
-    def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
-        """Return the judgements, `qid`, `docno` and `label`."""
-        self._file("qrels.txt")
-        return super().get_qrels(variant)
+    @cached_property
+    def topics(self) -> pd.DataFrame:
+        """All topics, `qid` and `query`."""
+        rows = unique_rows(_read_topics(self._file("topics.tsv")), "qid")
+        return topics_frame((qid, row["query"]) for qid, row in rows.items())
+
+    @cached_property
+    def qrels(self) -> pd.DataFrame:
+        """All judgements, `qid`, `docno` and `label`."""
+        return qrels_frame(judged_lines(self._file("qrels.txt")))
+
+    def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
+        return super(PositionedCollection, self)._topics_and_qrels(split)  # as files may be missing
 
     def _file(self, name: str) -> Path:
         file = self.path / name
         if not file.is_file():
             raise FileNotFoundError(f"{file} is missing; a collection folder holds {_LAYOUT}")
         return file
-
-    def _read(self) -> CollectionParts:
-        rows = unique_rows(_read_documents(self.path / "docs.jsonl"), "docno")
-        titled = any("title" in row for row in rows.values())
-        topics, qrels = self.path / "topics.tsv", self.path / "qrels.txt"
-        queries = unique_rows(_read_topics(topics), "qid") if topics.is_file() else {}
-        return CollectionParts(
-            {docno: {**row, "title": row.get("title", "")} if titled else row for docno, row in rows.items()},
-            topics_frame((qid, row["query"]) for qid, row in queries.items()),
-            qrels_frame(judged_lines(qrels) if qrels.is_file() else ()),
-        )
 
     def _describe_component(self, component: str) -> bool | list[str] | None:
         file = {"corpus": "docs.jsonl", "topics": "topics.tsv", "qrels": "qrels.txt"}.get(component)

@@ -16,7 +16,7 @@ from ..common.citations import of_ir_datasets
 from .collection import Collection, Documents, StreamedDocuments
 
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?\s*([\w.:-]+)", re.IGNORECASE)
-_CHARSETS = {  # as browsers read them, who follow what pages contain, not what they claim
+_CHARSETS = {  # as browsers read them, by what pages contain, not by what they claim
     **{"iso8859-1": "windows-1252", "euc-kr": "cp949", "x-euc-jp": "euc-jp"},
     **dict.fromkeys(("shift-jis", "x-sjis", "windows-31j"), "cp932"),
     **dict.fromkeys(("gb2312", "gbk", "x-gbk"), "gb18030"),
@@ -33,9 +33,8 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
     """Decode a web page.
 
     The encoding is that of the byte order mark, else of the HTTP header, else of an XML declaration or `<meta>`
-    element; where there is none that Python knows, it is UTF-8 if the body is that, else Windows-1252. Names stand for
-    what browsers take them for: ISO-8859-1 for Windows-1252, ASCII for nothing. Bytes that make no sense become
-    replacement characters.
+    element. If Python knows none of these, it is UTF-8 if that fits the body, else Windows-1252. Names are read as
+    browsers read them: ISO-8859-1 means Windows-1252, ASCII means nothing. Invalid bytes become replacement characters.
 
     Example:
         >>> decode_body("naïve".encode("latin-1"), "Content-Type: text/html; charset=ISO-8859-1")
@@ -46,10 +45,10 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
 
     headers = http_headers.decode("latin-1") if isinstance(http_headers, bytes) else http_headers or ""
     body, mark = EncodingDetector.strip_byte_order_mark(body)
-    declared = _charset(EncodingDetector.find_declared_encoding(body, is_html=True) or "")
-    # A declaration that can be read byte by byte is not in UTF-16, whatever it says.
-    in_page = "" if declared.startswith(("utf-16", "utf-32")) else declared
-    for encoding in filter(None, [mark, *map(_charset, _CHARSET.findall(headers)), in_page]):
+    declaration = _charset(EncodingDetector.find_declared_encoding(body, is_html=True) or "")
+    # A declaration that can be read byte by byte is not in UTF-16, even if it says so.
+    page_charset = "" if declaration.startswith(("utf-16", "utf-32")) else declaration
+    for encoding in filter(None, [mark, *map(_charset, _CHARSET.findall(headers)), page_charset]):
         try:
             return body.decode(encoding, errors="replace")
         except (LookupError, UnicodeError):  # no such encoding, or one that knows no replacement
@@ -61,23 +60,23 @@ def decode_body(body: bytes, http_headers: bytes | str = "") -> str:
 
 
 def _charset(name: str) -> str:
-    """Return Python's name of a charset; nothing if there is none."""
+    """Return Python's name of a charset; "" if there is none."""
     try:
-        known = codecs.lookup(name).name
+        codec = codecs.lookup(name).name
     except LookupError:
-        known = name.lower()
-    known = known.replace("_", "-")
-    return "" if known in _NO_CHARSETS else _CHARSETS.get(known, known)
+        codec = name.lower()
+    codec = codec.replace("_", "-")
+    return "" if codec in _NO_CHARSETS else _CHARSETS.get(codec, codec)
 
 
 def html_to_text(html: str) -> tuple[str, str]:
-    r"""Return title and text of a page: what a browser shows, one line for each block.
+    r"""Return title and text of a page, as a browser shows them, one line for each block.
 
     Example:
         >>> html_to_text("<title>A page</title><p>Two<b>fold</b> text</p><table><td>one<td>two</table>")
         ('A page', 'Twofold text\none\ntwo')
     """
-    # Beautiful Soup's get_text takes five times as long, and cannot tell a block from a <b> within a word.
+    # Beautiful Soup's get_text takes five times as long, and takes a <b> within a word for a block.
     from lxml import etree
 
     page = _Page()
@@ -126,7 +125,7 @@ def _lines(parts: list[str]) -> str:
 def document_fields(document: Any) -> dict[str, str]:
     """Return `docno`, `text`, `title` and the other string fields of a document of ir_datasets.
 
-    `text` is the body freed of HTML or, for documents without bytes, what ir_datasets takes for their text.
+    `text` is the body without HTML or, for documents without bytes, the default text of ir_datasets.
     """
     fields = {name: value for name, value in document._asdict().items() if isinstance(value, str)}
     docno = fields.pop("doc_id")
@@ -143,7 +142,7 @@ def document_fields(document: Any) -> dict[str, str]:
 class DecodedDataset(Collection):
     """A collection of ir_datasets with its documents as text: ``pt.get_dataset("longdoc:irds:gov2/trec-tb-2004")``.
 
-    PyTerrier's own ``irds:gov2`` offers no body, since that is bytes. Topics and qrels are PyTerrier's.
+    PyTerrier's own ``irds:gov2`` offers no body, since bodies are bytes. Topics and qrels are PyTerrier's.
 
     Args:
         name: of a dataset of ir_datasets.
@@ -152,27 +151,27 @@ class DecodedDataset(Collection):
     def __init__(self, name: str) -> None:
         self.name = name
         try:
-            self._plain: Any = pt.get_dataset(f"irds:{name}")
+            self._dataset: Any = pt.get_dataset(f"irds:{name}")
         except KeyError as error:
-            # PyTerrier would put an error of its own in the place of a KeyError.
+            # PyTerrier would replace a KeyError with its own.
             raise ValueError(f"ir_datasets has no dataset {name!r}; see https://ir-datasets.com") from error
 
     @property
     def papers(self) -> tuple[str, ...]:  # type: ignore[override]
         """The entries that ir_datasets names."""
-        return of_ir_datasets(self._plain.irds_ref())
+        return of_ir_datasets(self._dataset.irds_ref())
 
     def get_topics(self, variant: str | None = None) -> pd.DataFrame:
         """Return the topics as ``irds:`` gives them."""
-        return self._plain.get_topics(variant)
+        return self._dataset.get_topics(variant)
 
     def get_qrels(self, variant: str | None = None) -> pd.DataFrame:
         """Return the qrels as ``irds:`` gives them."""
-        return self._plain.get_qrels(variant)
+        return self._dataset.get_qrels(variant)
 
     def info_url(self) -> str | None:
         """Return where ir_datasets describes it."""
-        return self._plain.info_url()
+        return self._dataset.info_url()
 
     def text_loader(self, fields: Sequence[str] | str = "text", *, verbose: bool = False) -> pt.Transformer:
         """Return a transformer that adds texts to any frame with a ``docno`` column.
@@ -184,19 +183,19 @@ class DecodedDataset(Collection):
         return super().text_loader(["text", "title"] if fields == "*" else fields, verbose=verbose)
 
     def _fields(self) -> list[str]:
-        # Asked of the class: a collection may be far away, and a pipeline is made before it is run.
-        kinds = self._plain.irds_ref().docs_cls().__annotations__
+        # The class has them without a download: a pipeline is made before it is run.
+        kinds = self._dataset.irds_ref().docs_cls().__annotations__
         strings = (name for name, kind in kinds.items() if kind is str and name != "doc_id")
         return list(dict.fromkeys(["text", "title", *strings]))
 
     @cached_property
     def documents(self) -> Documents:
-        """All documents, docno -> `document_fields`, read and decoded when they are asked for."""
-        return DecodedDocuments(self._plain.irds_ref())
+        """All documents, docno -> `document_fields`, read and decoded on demand."""
+        return DecodedDocuments(self._dataset.irds_ref())
 
     def _describe_component(self, component: str) -> bool | None:
-        has = {"corpus": "has_docs", "topics": "has_queries", "qrels": "has_qrels"}.get(component)
-        return True if has and getattr(self._plain.irds_ref(), has)() else None
+        attribute = {"corpus": "has_docs", "topics": "has_queries", "qrels": "has_qrels"}.get(component)
+        return True if attribute and getattr(self._dataset.irds_ref(), attribute)() else None
 
     def __repr__(self) -> str:
         return f"DecodedDataset({self.name!r})"
@@ -213,9 +212,9 @@ class DecodedDocuments(StreamedDocuments):
         return map(document_fields, self.dataset.docs_iter())
 
     def many(self, docnos: Sequence[str]) -> Documents:
-        """Read those of the documents that there are, in the order of their files."""
-        found = self.dataset.docs_store().get_many_iter(docnos)
-        return {fields["docno"]: fields for fields in map(document_fields, found)}
+        """Read these documents in the order of their files; missing ones are left out."""
+        documents = self.dataset.docs_store().get_many_iter(docnos)
+        return {fields["docno"]: fields for fields in map(document_fields, documents)}
 
     def __getitem__(self, docno: str) -> Mapping[str, str]:
         return self.many([docno])[docno]

@@ -15,17 +15,17 @@ from .collection import PositionedCollection
 def find_leaks(collection: PositionedCollection) -> pd.DataFrame:
     """Look for relevant text that is unjudged, or known from training.
 
-    Texts that differ in letter case and white space only count as equal.
+    Texts that differ only in letter case and white space count as equal.
 
     Args:
-        collection: any; that filler is relevant can be seen only if `far_relevant` has just made the collection.
+        collection: any; relevant filler is found only if `far_relevant` has just made the collection.
 
     Returns:
-        A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`: a "shared query" stands in two splits
-        (`other` is the second), and so does a "shared passage", a relevant one; a "duplicate document" has the text
-        of another one (`other`); "relevant filler" (`other`, a passage) is relevant for a topic of its document; an
-        "unjudged passage" is filler that is relevant for a topic its document is not judged for. Splits that contain
-        another one whole are not compared with it.
+        A row for each leak, with `kind`, `split`, `qid`, `docno` and `other`. A "shared query" and a (relevant) "shared
+        passage" stand in two splits (`other` is the second). A "duplicate document" has the text of another one
+        (`other`). "Relevant filler" (`other`, a passage) is relevant for a topic of its document; an "unjudged passage"
+        is filler that is relevant for a topic without a judgement of its document. A split is not compared with one
+        that contains all of it.
     """
     rows = [*_shared_between_splits(collection), *_duplicates(collection)]
     if collection.parts.relevant_filler is not None:
@@ -55,21 +55,21 @@ def _shared_between_splits(collection: PositionedCollection) -> Iterator[tuple[s
         text = collection.documents[str(docno)]["text"]
         for qid, start, end in places[["qid", "start", "end"]].itertuples(index=False):
             texts_of[qid].append(("shared passage", digest(text[start:end]), str(docno)))
-    found = {
+    texts = {
         split: {(kind, value): (qid, docno) for qid in qids for kind, value, docno in texts_of[qid]}
         for split, qids in splits.items()
     }
     for first, second in combinations(splits, 2):
         if set(splits[first]) <= set(splits[second]) or set(splits[second]) <= set(splits[first]):
             continue
-        for (kind, value), place in found[first].items():
-            if (kind, value) in found[second]:
+        for (kind, value), place in texts[first].items():
+            if (kind, value) in texts[second]:
                 yield (kind, first, *place, second)
 
 
 def _duplicates(collection: PositionedCollection) -> Iterator[tuple[str, ...]]:
-    first_of: dict[int, str] = {}
+    first_docnos: dict[int, str] = {}
     for row in collection.corpus:
-        first = first_of.setdefault(digest(row["text"]), row["docno"])
+        first = first_docnos.setdefault(digest(row["text"]), row["docno"])
         if first != row["docno"]:
             yield ("duplicate document", "", "", row["docno"], first)

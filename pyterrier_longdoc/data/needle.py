@@ -1,4 +1,4 @@
-"""Needle and Passkey: one sentence to be found in a long text, at any place of it (LongEmbed, Zhu et al. 2024)."""
+"""Needle and Passkey: one sentence to find anywhere in a long text (LongEmbed, Zhu et al. 2024)."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def needle(
 ) -> PositionedCollection:
     """Build documents of set lengths with one sentence each that answers a query.
 
-    Each document is the beginning of the background, cut at a word so that it has as many tokens as its length allows,
-    with a sentence of its own between two sentences of the background, those nearest to a token drawn at random.
-    Documents without a query have a sentence that answers another one. White space becomes single spaces.
+    Each document is the beginning of the background, cut at a word so that it has as many tokens as its length allows.
+    A sentence of its own stands between two sentences of the background, those nearest to a random token. Documents
+    without a query have a sentence that answers another one. White space becomes single spaces.
 
     Topics and qrels have a variant for each length ("256", ...); `candidates(pool=...)` gives the documents to rerank.
 
     Args:
-        background: a text, or texts that follow one another, such as those of a collection.
+        background: a text, or consecutive texts, such as those of a collection.
         needles: queries and the sentences that answer them, all different; None invents them (`invented_needles`).
         lengths: of documents, in tokens.
         queries: for each length.
         documents: for each length.
         repeat: start over at the end of a background that is too short.
-        tokenizer: in whose tokens the lengths are, see `token_counter`.
+        tokenizer: counts the tokens of the lengths, see `token_counter`.
         seed: the same seed gives the same bytes.
         name: of the collection.
 
@@ -79,22 +79,23 @@ def needle(
         ValueError: if there is too little of anything, or a needle is blank or stands in the background too.
     """
     count = token_counter(tokenizer)
-    wanted = len(lengths) * documents
-    given = invented_needles(wanted, seed) if needles is None else list(needles)
-    for ok, complaint in (
+    total = len(lengths) * documents
+    pairs = invented_needles(total, seed) if needles is None else list(needles)
+    distinct = len(set(pairs[:total]))
+    for valid, message in (
         (1 <= queries <= documents, f"queries={queries} must be at least 1 and at most documents={documents}"),
         (lengths and len(set(lengths)) == len(lengths), f"lengths={lengths!r} must be different numbers of tokens"),
-        (len(set(given[:wanted])) == wanted, f"needles= must have {wanted} different ones, as documents= asks"),
-        (all(text.strip() for _, text in given), "needles= has one without text"),
+        (distinct == total, f"documents={documents} of each length need {total} different needles, not {distinct}"),
+        (all(text.strip() for _, text in pairs), "needles= has one without text"),
     ):
-        if not ok:
-            raise ValueError(complaint)
+        if not valid:
+            raise ValueError(message)
     source = _Background(background, max(lengths), repeat, count)
     texts: dict[str, dict[str, str]] = {}
     topics: list[tuple[str, str]] = []
     gold: list[tuple[Any, ...]] = []
     splits: dict[str, list[str]] = {str(length): [] for length in lengths}
-    for (query, text), (length, number) in zip(given, product(lengths, range(documents)), strict=False):
+    for (query, text), (length, number) in zip(pairs, product(lengths, range(documents)), strict=False):
         docno, qid = f"{length}-{number}", f"q{length}-{number}"
         document, start, tokens = source.document(random.Random(f"{seed}/{docno}"), text, length)
         texts[docno] = {"docno": docno, "text": document}
@@ -127,8 +128,7 @@ def passkey(
 ) -> PositionedCollection:
     """Build documents of set lengths with somebody's pass key each, for "what is the passkey for ...?".
 
-    The arguments are those of `needle`; the background is a few words without meaning, again and again, unless another
-    text is given.
+    The arguments are those of `needle`; by default the background repeats a few words without meaning.
     """
     sizes: dict[str, Any] = {"lengths": lengths, "queries": queries, "documents": documents, "repeat": repeat}
     keys = passkeys(len(lengths) * documents, seed)
@@ -138,10 +138,10 @@ def passkey(
 def invented_needles(count: int, seed: int = 0) -> list[Needle]:
     """Invent questions about sights that do not exist, and the sentences that answer them; at most 3840."""
     places = ["".join(parts) for parts in product(*(part.split() for part in _PLACES))]
-    drawn = _draw(list(product(places, _SIGHTS)), count, seed, "needles")
+    sample = _draw(list(product(places, _SIGHTS)), count, seed, "needles")
     return [
         (f"What is the {place} {sight}?", f"The {place} {sight} is {_SIGHTS[sight].format(place=place)}.")
-        for place, sight in drawn
+        for place, sight in sample
     ]
 
 
@@ -166,7 +166,7 @@ class _Background:
             if len(words) > longest:  # a word has at least one token
                 break
         distinct = list(dict.fromkeys(words))
-        # With the space in front that some tokenizers count in.
+        # With the space in front, which some tokenizers count as part of the word.
         sizes = dict(zip(distinct, count([f" {word}" for word in distinct]), strict=True))
         tokens = np.array([sizes[word] for word in words])
         if repeat:
@@ -178,17 +178,18 @@ class _Background:
 
     def document(self, rng: random.Random, text: str, length: int) -> tuple[str, int, int]:
         """Make a document of at most `length` tokens with `text` in it; return it, the text's offset and the tokens."""
-        room, there = length - self._count([text])[0], self._tokens_before[-1]
-        if not 1 <= room <= there:
-            there = f"{text!r} has {length - room} tokens, the background {there}"
-            raise ValueError(f"length={length} cannot be met: {there}; give more of it, or repeat=True")
+        room, supply = length - self._count([text])[0], self._tokens_before[-1]
+        if not 1 <= room <= supply:
+            reason = f"{text!r} has {length - room} tokens, the background {supply}"
+            advice = "give more of it, or repeat=True" if room >= 1 else "give greater lengths"
+            raise ValueError(f"length={length} cannot be met: {reason}; {advice}")
         words = int(np.searchsorted(self._tokens_before, room, side="right")) - 1
         starts = self._sentences[self._sentences <= words]
         place = int(starts[np.abs(self._tokens_before[starts] - between(rng, 0, room)).argmin()])
         while True:
             before, after = " ".join(self._words[:place]), " ".join(self._words[place:words])
             document = " ".join(filter(None, (before, text, after)))
-            # Lengths of words need not add up to that of the text, for tokenizers that see the spaces.
+            # Lengths of words need not add up to that of the text, if the tokenizer sees the spaces.
             [tokens] = self._count([document])
             if tokens <= length:
                 break
@@ -199,11 +200,11 @@ class _Background:
         return document, len(before) + bool(before), tokens
 
 
-def _draw(population: Sequence[Any], count: int, seed: int, what: str) -> list[Any]:
-    rng = random.Random(f"{seed}/{what}")
-    left, drawn = list(population), []
-    for _ in range(min(count, len(left))):
-        place = between(rng, 0, len(left) - 1)
-        left[place], left[-1] = left[-1], left[place]
-        drawn.append(left.pop())
-    return drawn
+def _draw(population: Sequence[Any], count: int, seed: int, purpose: str) -> list[Any]:
+    rng = random.Random(f"{seed}/{purpose}")
+    rest, sample = list(population), []
+    for _ in range(min(count, len(rest))):
+        place = between(rng, 0, len(rest) - 1)
+        rest[place], rest[-1] = rest[-1], rest[place]
+        sample.append(rest.pop())
+    return sample

@@ -21,7 +21,7 @@ _BATCH = 2048  # texts that are tokenized at once
 def read_source(
     passages: Any, topics: pd.DataFrame | None, qrels: pd.DataFrame | None, variant: str | None, min_label: int
 ) -> tuple[Iterable[Mapping[str, Any]], pd.DataFrame, pd.DataFrame]:
-    """Find passages (dicts), topics and what is relevant: `qid, docno`, each pair once and of these topics only."""
+    """Find passages (dicts), topics and their relevant pairs: `qid, docno`, each once."""
     if isinstance(passages, str):
         try:
             passages = pt.get_dataset(passages)
@@ -76,7 +76,7 @@ class TextSpool:
 class PassagePool(TextSpool):
     """A passage collection that is read once; docnos and texts are on disk, all else in memory.
 
-    `judged` are the docnos of which the position will be asked for.
+    `docnos` names the passages that `locate` can find.
 
     Attributes:
         tokens: `(P,)` int32, the length of each passage.
@@ -90,17 +90,17 @@ class PassagePool(TextSpool):
         *,
         count: Counter,
         text_field: str | Sequence[str] = "text",
-        judged: Container[str] = (),
+        docnos: Container[str] = (),
     ) -> None:
         self._index_of: dict[str, int] = {}
         tokens, characters, digests = array("i"), array("i"), array("q")
 
         def rows() -> Iterator[tuple[str, str]]:
-            found = (docno_and_text(document, text_field) for document in documents)
-            while batch := list(islice(found, _BATCH)):
+            pairs = (docno_and_text(document, text_field) for document in documents)
+            while batch := list(islice(pairs, _BATCH)):
                 tokens.extend(count([text for _, text in batch]))
                 for docno, text in batch:
-                    if docno in judged and self._index_of.setdefault(docno, len(characters)) != len(characters):
+                    if docno in docnos and self._index_of.setdefault(docno, len(characters)) != len(characters):
                         raise ValueError(f"docno {docno!r} is there twice; docnos must be unique")
                     characters.append(len(text))
                     digests.append(digest(text))
@@ -111,11 +111,11 @@ class PassagePool(TextSpool):
         self.characters = np.frombuffer(characters, dtype=np.int32)
         self.digests = np.frombuffer(digests, dtype=np.int64)
 
-    def located(self, judged: pd.DataFrame) -> pd.DataFrame:
+    def locate(self, pairs: pd.DataFrame) -> pd.DataFrame:
         """Add the `passage` (its position; -1 if it is missing), `tokens` and `digest` of each `docno`."""
-        passages = np.array([self._index_of.get(docno, -1) for docno in judged["docno"]], dtype=np.int32)
+        passages = np.array([self._index_of.get(docno, -1) for docno in pairs["docno"]], dtype=np.int32)
         tokens, digests = np.append(self.tokens, np.int32(-1)), np.append(self.digests, np.int64(0))
-        return judged.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
+        return pairs.assign(passage=passages, tokens=tokens[passages], digest=digests[passages])
 
 
 def docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str]) -> tuple[str, str]:
@@ -126,6 +126,7 @@ def docno_and_text(document: Mapping[str, Any], text_field: str | Sequence[str])
         if isinstance(value, str):
             parts.append(value)
         elif not (pd.api.types.is_scalar(value) and pd.isna(value)):
-            there = ", ".join(map(str, document))
-            raise ValueError(f"text_field: document {docno!r} has no text in {name!r}; its fields are {there}")
+            contents = "bytes, which longdoc:irds:NAME decodes," if isinstance(value, bytes) else "no text"
+            names = ", ".join(map(str, document))
+            raise ValueError(f"text_field: document {docno!r} has {contents} in {name!r}; its fields are {names}")
     return str(docno), " ".join(filter(None, parts)).strip().encode("utf-8", "replace").decode()

@@ -20,7 +20,7 @@ from .needle import LENGTHS, needle, passkey
 from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
 
 LONGEST_PASSAGE = 256
-"""Docstrings of at most so many tokens (`count_tokens`) are the passages of the docstrings collections."""
+"""Most tokens (`count_tokens`) of a docstring that is a passage of the docstrings collections."""
 
 _LENGTHS = [str(length) for length in LENGTHS]
 _SENTENCE_WORDS = 20
@@ -31,8 +31,8 @@ def docstrings_with(position: str, dataset: DocstringsDataset | None = None) -> 
     """Return known-item search in documents of random docstrings: ``pt.get_dataset("longdoc:docstrings-far")``.
 
     The passages are docstrings of up to 256 tokens (`count_tokens`); those with a topic are each relevant in one
-    document, the others are filler. Documents have 768 to 1431 tokens. The three collections have the same documents,
-    but for the place of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or
+    document, the others are filler. Documents have 768 to 1431 tokens. The three collections differ only in the place
+    of the relevant passage: "far" at least 512 tokens into the document, "uniform" anywhere, or
     "early", ending within the first 256 tokens. Variants are train, dev and test (the default).
 
     Args:
@@ -89,10 +89,12 @@ def plain_passkey() -> PositionedCollection:
 
 def _bright(argument: str) -> PositionedCollection:
     domain, _, folder = argument.partition(":")
+    if not folder:
+        raise ValueError(f"longdoc:bright:{argument} names no folder: give longdoc:bright:DOMAIN:PATH")
     return read_bright(folder, domain)
 
 
-_NAMED: dict[str, Callable[[], pt.datasets.Dataset]] = {
+_BY_NAME: dict[str, Callable[[], pt.datasets.Dataset]] = {
     "docstrings": DocstringsDataset,
     "docstrings-far": partial(docstrings_with, "far"),
     "docstrings-uniform": partial(docstrings_with, "uniform"),
@@ -120,21 +122,21 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
         """Return a collection.
 
         Args:
-            name: one of `list_dataset_names`, of which nothing is read yet; ``folder:PATH`` for a collection of your
-                own; ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
+            name: one of `list_dataset_names`, which is read at first use; ``folder:PATH`` for a collection of your own;
+                ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
                 ``squad-posq:PATH``, ``fineweb-posq:PATH`` and ``colder:PATH`` for published files; or ``irds:NAME``
                 for a dataset of ir_datasets, its documents decoded.
         """
-        if name in _NAMED:
-            return _NAMED[name]()
+        if name in _BY_NAME:
+            return _BY_NAME[name]()
         kind, _, argument = name.partition(":")
         if kind in _BY_ARGUMENT and argument:
             return _BY_ARGUMENT[kind][1](argument)
-        named = [*_NAMED, *(f"{kind}:{needed}" for kind, (needed, _) in _BY_ARGUMENT.items())]
-        known = ", ".join(f"longdoc:{each}" for each in named)
-        # No KeyError: PyTerrier would put one of its own in its place, without the names.
-        raise ValueError(f"there is no collection 'longdoc:{name}'; there are {known}")
+        names = [*_BY_NAME, *(f"{kind}:{placeholder}" for kind, (placeholder, _) in _BY_ARGUMENT.items())]
+        choices = ", ".join(f"longdoc:{choice}" for choice in names)
+        # PyTerrier would replace a KeyError with its own, without the names.
+        raise ValueError(f"there is no collection 'longdoc:{name}'; there are {choices}")
 
     def list_dataset_names(self) -> list[str]:
         """Return the names of the collections that need no argument."""
-        return list(_NAMED)
+        return list(_BY_NAME)

@@ -19,7 +19,7 @@ from ..common.presentation import Presented, changed_arguments
 from ..common.progress import counting
 
 Augmentation = Callable[[str, random.Random], str]
-"""Makes another text of a text; the same random numbers give the same."""
+"""Changes a text; the same random numbers give the same result."""
 
 _CUT = re.compile(r"\b(?=\w)")
 
@@ -42,7 +42,7 @@ def rotate(text: str, rng: random.Random) -> str:
 
 
 def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
-    """Put windows of so many words in random order. White space becomes single spaces."""
+    """Put windows of `words` words in random order. White space becomes single spaces."""
     tokens = text.split()
     windows = [" ".join(tokens[start : start + words]) for start in range(0, len(tokens), words)]
     rng.shuffle(windows)
@@ -51,9 +51,9 @@ def shuffle_windows(text: str, rng: random.Random, *, words: int = 100) -> str:
 
 def shuffle_sentences(text: str, rng: random.Random) -> str:
     """Put sentences (`sentences`) in random order, one space between them."""
-    shuffled = sentences(text)
-    rng.shuffle(shuffled)
-    return " ".join(shuffled)
+    parts = sentences(text)
+    rng.shuffle(parts)
+    return " ".join(parts)
 
 
 def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
@@ -64,13 +64,13 @@ def position_augmentation(name: str, *, words: int = 100) -> Augmentation:
         words: length of a window, for "windows".
     """
     check_arguments("int", at_least=1, words=words)
-    known: dict[str, Augmentation] = {
+    augmentations: dict[str, Augmentation] = {
         "rotate": rotate,
         "windows": partial(shuffle_windows, words=words),
         "sentences": shuffle_sentences,
     }
-    check_arguments("str", choices=known.keys(), augmentation=name)
-    return known[name]
+    check_arguments("str", choices=augmentations.keys(), augmentation=name)
+    return augmentations[name]
 
 
 @dataclass(eq=False, repr=False)
@@ -78,7 +78,7 @@ class RotateDocuments(Presented, pt.Transformer):
     """Removes the bias of positions from training documents: rotates each at a random word, or shuffles its parts.
 
     Put it between text loader and model when training, `bm25 >> dataset.text_loader() >> RotateDocuments()`, or before
-    an indexer. A text always becomes the same text, whatever else is in the frame; another seed makes another of it.
+    an indexer. The seed and the text alone decide what a text becomes, whatever else is in the frame.
 
     Args:
         augmentation: "rotate", "windows" or "sentences"; see `position_augmentation`.
@@ -108,10 +108,10 @@ class RotateDocuments(Presented, pt.Transformer):
         pt.validate.columns(inp, includes=[self.text_field], context=self)
         texts = strings(inp[self.text_field], self.text_field)
         augment = position_augmentation(self.augmentation, words=self.words)
-        changed = []
-        # Random numbers of the text itself: a document is changed alike in every run and batch.
-        with counting("RotateDocuments", "doc", len(texts), shown=self.verbose) as done:
+        new_texts = []
+        # The text seeds the random numbers: a document changes in the same way in every run and batch.
+        with counting("RotateDocuments", "doc", len(texts), shown=self.verbose) as advance:
             for text in texts:
-                changed.append(augment(text, random.Random(f"{self.seed}/{text}")))
-                done()
-        return inp.assign(**{self.text_field: pd.Series(changed, dtype=str).array})
+                new_texts.append(augment(text, random.Random(f"{self.seed}/{text}")))
+                advance()
+        return inp.assign(**{self.text_field: pd.Series(new_texts, dtype=str).array})

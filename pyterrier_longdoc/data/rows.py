@@ -1,4 +1,4 @@
-"""What readers of files share: rows of which the malformed one is named, frames, and documents on disk."""
+"""What readers of files share: errors that name the malformed row, frames, and documents on disk."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from .collection import Documents
 from .passages import TextSpool
 
 Rows = Iterable[tuple[str, dict[str, Any]]]
-"""Rows of a file, each with where it stands."""
+"""Rows of a file, each with its place."""
 
 
-def check_field(ok: bool, where: str, field: str, needed: str, value: Any) -> None:
-    """Raise ValueError, naming row and field, if a value is not what is needed."""
-    if not ok:
-        raise ValueError(f"{where}: field {field!r} must {needed}, got {str(value)[:80]!r}")
+def check_field(valid: bool, where: str, field: str, rule: str, value: Any) -> None:
+    """Raise ValueError, naming row and field, for an invalid value."""
+    if not valid:
+        raise ValueError(f"{where}: field {field!r} must {rule}, got {str(value)[:80]!r}")
 
 
-def put_once(found: dict[str, Any], name: str, value: Any, where: str) -> bool:
-    """Put a value under a name and tell if it is new; raise ValueError if the name has another value."""
-    is_new = name not in found
-    if found.setdefault(name, value) != value:
+def put_once(values: dict[str, Any], name: str, value: Any, where: str) -> bool:
+    """Put a value under a name and return if it is new; raise ValueError if the name has another value."""
+    is_new = name not in values
+    if values.setdefault(name, value) != value:
         raise ValueError(f"{where}: {name!r} is there twice, with different contents; names must be unique")
     return is_new
 
 
 def unique_rows(rows: Rows, field: str) -> dict[str, dict[str, Any]]:
-    """Return the rows by a field that must be unique; the same row again is no harm."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the rows by a field that must be unique; equal rows may repeat."""
+    unique: dict[str, dict[str, Any]] = {}
     for where, row in rows:
-        put_once(found, row[field], row, where)
-    return found
+        put_once(unique, row[field], row, where)
+    return unique
 
 
 def judged_lines(file: Path) -> Iterator[tuple[str, str, int]]:
@@ -61,7 +61,7 @@ def qrels_frame(rows: Iterable[tuple[str, str, int]]) -> pd.DataFrame:
 
 
 class SpooledDocuments(Mapping[str, Mapping[str, str]]):
-    """Documents in a temporary file, docno -> `docno, text`, of rows: where, docno, text; the same again is no harm."""
+    """Documents on disk, docno -> `docno, text`, from (place, docno, text) rows; repeated equal rows are ignored."""
 
     def __init__(self, rows: Iterable[tuple[str, str, str]]) -> None:
         digests: dict[str, int] = {}
@@ -80,8 +80,8 @@ class SpooledDocuments(Mapping[str, Mapping[str, str]]):
         return len(self._index_of)
 
 
-def counted_anew(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
-    """Make the rows of `PositionedCollection.gold` with `first_token` and `length` by this counter."""
+def recount(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `PositionedCollection.gold` with `first_token` and `length` by this counter."""
     for qid, docno, start, end, _, _, position, passage in gold:
         text = documents[docno]["text"]
         # The space before a passage belongs to its first token, where tokens have spaces.

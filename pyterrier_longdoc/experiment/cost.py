@@ -18,27 +18,27 @@ SAMPLE_SECONDS = 0.01
 
 @dataclass
 class Cost:
-    """Cost of one run, summed over its batches. All but `seconds` is that of the last stage, the reranker."""
+    """Cost of one run, summed over its batches. All but `seconds` is for the last stage, the reranker."""
 
-    seconds: float = 0.0  # of the whole pipeline; of stages shared with other systems, what they took when they ran
+    seconds: float = 0.0  # of the whole pipeline; shared stages count in full for each system
     rerank_seconds: float = 0.0
     queries: int = 0
-    documents: int = 0  # (query, document) pairs that the last stage was given
-    texts: int = 0  # that it read, each for each of its queries
+    documents: int = 0  # (query, document) pairs that the last stage got
+    texts: int = 0  # that it read, once for each query
     tokens: int = 0  # of these texts
     tokens_read: int = 0
     windows: int = 0
     memory: int = 0  # peak of the process's resident memory in bytes
-    gpu_memory: int = 0  # peaks of what torch had allocated on each GPU, added up, in bytes
+    gpu_memory: int = 0  # sum over GPUs of torch's peak allocation, in bytes
 
     @classmethod
     def total(cls, costs: Sequence[Cost]) -> Cost:
         """Return the cost of several runs, or of parts of one: sums, and the highest of the peaks."""
         values = {f.name: [getattr(cost, f.name) for cost in costs] for f in fields(cls)}
-        return cls(**{name: max(of_all) if "memory" in name else sum(of_all) for name, of_all in values.items()})
+        return cls(**{name: max(numbers) if "memory" in name else sum(numbers) for name, numbers in values.items()})
 
     def add_coverage(self, stage: Any) -> None:
-        """Add what a reranker's `coverage` says of its last run; other stages add nothing."""
+        """Add the `coverage` of a reranker's last run; other stages add nothing."""
         coverage = getattr(stage, "coverage", None)
         if coverage is not None:
             self.texts += coverage.documents
@@ -48,8 +48,8 @@ class Cost:
 
 
 @contextmanager
-def measured(cost: Cost) -> Iterator[None]:
-    """Add time and peak memory of what runs within to `rerank_seconds`, `memory` and `gpu_memory`."""
+def measuring(cost: Cost) -> Iterator[None]:
+    """Add time and peak memory of the block to `rerank_seconds`, `memory` and `gpu_memory`."""
     process, stop = import_extra("psutil", "analysis", "psutil is missing").Process(), threading.Event()
 
     def watch() -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_arguments, check_seeds
+from ..common.arguments import check_arguments, check_seeds, plain
 from ..common.files import import_extra
 from ..common.frames import as_strings, check_columns
 from ..common.progress import counting
 from ..common.warnings import one_system, warn
+from .checks import check_runs
 from .cost import Cost
 from .efficiency import efficiency_table
 from .explain_query import Rankings, relevant_documents
-from .findings import findings
 from .results import ExperimentResults
 from .runner import EvaluatedRun, Runner
 from .runs import QueryEvaluator, RunFolder, experiment_settings
 from .significance import RESAMPLES, Baseline, Statistics, Test, baseline_names
-from .systems import PlannedRun, make_folds, named_systems, planned_runs
+from .systems import RunPart, make_folds, named_systems, runs_of_system
 from .tables import Decimals
 
 
@@ -58,8 +58,8 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     """Compare systems over seeds and folds as Boytsov et al. 2025 do.
 
     Per-query values are averaged over a system's seeds before anything is tested. With one run for each system and
-    one baseline, values, p-values and corrections are those of `pt.Experiment`; only systems with equal values for
-    every query have the p-value 1, where `pt.Experiment` has NaN, also for what is corrected together with them.
+    one baseline, values, p-values and corrections are those of `pt.Experiment`, with one exception: systems with equal
+    values for every query have the p-value 1, not NaN, also in the correction.
 
     Args:
         systems: by name, or a list. A system is one of
@@ -73,35 +73,35 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
         qrels: `qid, docno, label`.
         metrics: measures of ir_measures, or their names or trec_eval's.
         names: of a list's systems.
-        seeds: what factories are called with; 0, 1, 2 in the paper. Also the labels of a list's runs.
+        seeds: arguments of the factories; 0, 1, 2 in the paper. Also the labels of a list's runs.
         folds: a list of qids for each fold. A factory `(seed, fold)` gives the pipeline for that fold's topics, e.g.
             by `fold.fit(pipeline)` with a model that it makes; the folds' runs are put together before they are
             evaluated.
         baseline: a system's name, or its position, or a list of several; every other system is compared to each.
-        partner: for a system the name of the one that its gain is relative to, e.g. its own FirstP.
+        partner: names by system: its gain is relative to this other system, e.g. its own FirstP.
         test: `"t"` (paired, as in the paper), `"wilcoxon"`, `"randomisation"`, `"bootstrap"`, or a function like
             `scipy.stats.ttest_rel`; see `significance.p_values`.
-        correction: `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg), ...: for each measure over the systems
-            compared to one baseline, or to their partners; see `significance.correct`.
+        correction: of `statsmodels`, e.g. `"holm"`, `"bonferroni"`, `"fdr_bh"` (Benjamini-Hochberg): one for each
+            measure, over all systems compared to one baseline, or to their partners; see `significance.CORRECTIONS`.
         alpha: significance level; with a correction, the family's error rate. The paper takes 0.01 for MS MARCO dev
             and 0.05 elsewhere.
-        margin: a system within this share of what it is compared to is equivalent: 0.05 is "within 5 %".
+        margin: a system within this share of its reference is equivalent: 0.05 is "within 5 %".
         resamples: of randomisation and bootstrap.
         round: decimals of means and standard deviations in `.table` and in the papers' layout, for all measures or by
-            measure. None leaves `.table` as it is, and the layout has 3. What is compared is never rounded.
+            measure. None leaves `.table` unrounded, and the layout has 3. Tests never use rounded values.
         filter_by_qrels: leave out topics without judgements before running anything.
-        filter_by_topics: leave out judgements of other topics, which would count as 0.
-        batch_size: so many topics at a time, for little memory.
-        efficiency: measure time, memory and what was read, after a warm-up.
-        save_dir: folder for runs and results. A second call with the same folder goes on where the first one was
-            interrupted: finished runs are read.
-        save_mode: with runs in that folder already, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or raise
-            an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights, settings,
-            first stage and topics by their contents; any other run is made anew. A factory is called anew, and the run
-            of what it makes is reused. Runs with a function as a stage (`pt.apply`) or with code of your own (a class
-            that is made of this package's, without a `describe` of its own) are made anew, as nobody can tell whether
-            it does the same; transformers of other packages without `describe` are compared by what they show of
-            themselves. `.checks` says so.
+        filter_by_topics: leave out judgements of other topics, whose values would be 0.
+        batch_size: topics at a time, to save memory.
+        efficiency: measure time, memory and the text that was read, after a warm-up.
+        save_dir: folder for runs and results. After an interruption a second call with the same folder goes on:
+            finished runs are read.
+        save_mode: what to do with earlier runs in it, as in `pt.Experiment`: `"reuse"` them, `"overwrite"` them or
+            raise an `"error"`. Unlike there, a run is reused only if the same pipeline would make it: weights,
+            settings, first stage and topics are compared by their contents. A factory is always called; the run of the
+            pipeline that it returns may be reused. A run is made anew if a stage is a function (`pt.apply`) or your own
+            subclass of a class of this package without its own `describe`: nobody can tell whether their code is the
+            same. Transformers of other packages without `describe` are compared by their attributes and `repr`.
+            `.checks` names both.
         verbose: show a progress bar of the runs.
 
     Returns:
@@ -116,34 +116,37 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
     qrels = _with_string_qids(qrels, ("qid", "docno", "label"), "qrels")
     if filter_by_qrels:
         topics = topics[topics["qid"].isin(set(qrels["qid"]))]
-    named = named_systems(systems, names)
-    compared_to = baseline_names(baseline, list(named))
-    statistics = Statistics(compared_to, dict(partner or {}), test, correction, alpha, margin, resamples=resamples)
-    statistics.check_names(list(named))
+    by_name = named_systems(systems, names)
+    baselines = baseline_names(baseline, list(by_name))
+    statistics = Statistics(baselines, dict(partner or {}), test, correction, alpha, margin, resamples=resamples)
+    statistics.check_names(list(by_name))
     labels = None if seeds is None else [int(seed) for seed in seeds]
-    prepared = make_folds(folds, topics, qrels) if folds is not None else []
-    planned = {name: planned_runs(name, system, labels, prepared) for name, system in named.items()}
+    fold_list = make_folds(folds, topics, qrels) if folds is not None else []
+    system_runs = {name: runs_of_system(name, system, labels, fold_list) for name, system in by_name.items()}
     evaluator = QueryEvaluator(topics, qrels, metrics, filter_by_topics=filter_by_topics)
-    settings = experiment_settings(topics, prepared, labels)
-    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, named)
+    for measure, decimals in round.items() if isinstance(round, Mapping) else [(evaluator.names[0], round)]:
+        check_arguments("str", choices=evaluator.names, round=measure)
+        check_arguments("int | None", at_least=0, round=decimals)
+    settings = experiment_settings(topics, fold_list, labels)
+    folder = None if save_dir is None else RunFolder(save_dir, settings, save_mode, by_name)
     relevant = relevant_documents(qrels, evaluator.qids)
     docnos = {str(qid): documents.tolist() for qid, documents in relevant.groupby("qid")["docno"]}
     runner = Runner(topics, evaluator, docnos, folder, batch_size, efficiency)
-    evaluated = _evaluate_all(planned, runner, verbose=verbose)
-    costs = {name: [Cost.total(run.costs) for run in runs if run.costs] for name, runs in evaluated.items()}
-    papers = dict.fromkeys(paper for runs in evaluated.values() for run in runs for paper in run.papers)
+    outcomes = _evaluate_all(system_runs, runner, verbose=verbose)
+    costs = {name: [Cost.total(run.costs) for run in runs if run.costs] for name, runs in outcomes.items()}
+    papers = dict.fromkeys(paper for runs in outcomes.values() for run in runs for paper in run.papers)
     results = ExperimentResults(
-        {name: np.stack([run.values for run in runs]) for name, runs in evaluated.items()},
-        {name: [run.seed for run in runs] for name, runs in evaluated.items()},
+        {name: np.stack([run.values for run in runs]) for name, runs in outcomes.items()},
+        {name: [run.seed for run in runs] for name, runs in outcomes.items()},
         evaluator.qids,
         evaluator.names,
         statistics,
-        round=round,
+        round=plain(round),
         efficiency=efficiency_table(costs, statistics.partner) if efficiency else None,
-        checks=findings(evaluated, evaluator.qids, statistics),
+        checks=check_runs(outcomes, evaluator.qids, statistics),
         settings={**settings, "papers": list(papers)},
         folder=None if save_dir is None else Path(save_dir),
-        rankings=Rankings.of(topics, relevant, {name: runs[0].standings for name, runs in evaluated.items()}),
+        rankings=Rankings.of(topics, relevant, {name: runs[0].standings for name, runs in outcomes.items()}),
     )
     if save_dir is not None:
         results.save(save_dir)
@@ -155,15 +158,15 @@ def Experiment(  # noqa: N802 - named like pt.Experiment
 
 
 def _evaluate_all(
-    planned: Mapping[str, Sequence[Sequence[PlannedRun]]], runner: Runner, *, verbose: bool
+    system_runs: Mapping[str, Sequence[Sequence[RunPart]]], runner: Runner, *, verbose: bool
 ) -> dict[str, list[EvaluatedRun]]:
-    number = sum(len(parts) for runs in planned.values() for parts in runs)
-    evaluated: dict[str, list[EvaluatedRun]] = {}
-    with counting("Experiment", "run", number, shown=verbose) as done:
-        for name, runs in planned.items():
+    number = sum(len(parts) for runs in system_runs.values() for parts in runs)
+    outcomes: dict[str, list[EvaluatedRun]] = {}
+    with counting("Experiment", "run", number, shown=verbose) as advance:
+        for name, runs in system_runs.items():
             with one_system(name, set()):
-                evaluated[name] = [runner.evaluate(parts, done, ranks=parts is runs[0]) for parts in runs]
-    return evaluated
+                outcomes[name] = [runner.evaluate(parts, advance, ranks=parts is runs[0]) for parts in runs]
+    return outcomes
 
 
 def _with_string_qids(frame: pd.DataFrame, columns: Sequence[str], what: str) -> pd.DataFrame:

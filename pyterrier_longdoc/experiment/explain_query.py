@@ -1,4 +1,4 @@
-"""One query of an experiment: where systems differ on it, how they rank what is relevant, which windows made it."""
+"""One query of an experiment: how systems differ on it, how they rank relevant documents, and by which windows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..common.runs import stages_of
 from .runs import RunByQuery, run_by_query
 
 SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 10, 100
-"""As many relevant documents, and as much of a window, are printed; the tables have all."""
+"""So many relevant documents, and so much of a window, are printed; the tables have all."""
 
 WINDOW_COLUMNS = [
     "name", "model", "docno", "label", "rank", "window", "windows", "start", "end", "window_score", "weight", "text",
@@ -30,11 +30,11 @@ WINDOW_COLUMNS = [
 
 @dataclass(frozen=True, eq=False)
 class Rankings:
-    """How systems rank the relevant documents of an experiment's queries; of several seeds the first.
+    """How systems rank the relevant documents of an experiment's queries, with the first of several seeds.
 
-    `ranks` has `name, qid, docno, label, rank, tied` for each system and document with a label above 0: its rank, 0 for
-    the first and missing where it was not returned, and whether some scores of the system are equal for this query,
-    missing where it returned nothing.
+    `ranks` has `name, qid, docno, label, rank, tied` for each system and document with a label above 0. `rank` is 0 for
+    the first document and missing where this one was not returned; `tied` says whether the system has equal scores for
+    this query, and is missing where it returned nothing.
     """
 
     topics: pd.DataFrame  # `qid` and, if known, `query`
@@ -47,9 +47,9 @@ class Rankings:
         """Return the rankings of systems, by name and qid."""
         rows = [
             (name, qid, docno, label, standing and standing.ranks.get(docno), standing and standing.tied)
-            for name, of_system in standings.items()
+            for name, by_qid in standings.items()
             for qid, docno, label in relevant[["qid", "docno", "label"]].itertuples(index=False)
-            for standing in [of_system.get(qid)]
+            for standing in [by_qid.get(qid)]
         ]
         frame = pd.DataFrame(rows, columns=["name", "qid", "docno", "label", "rank", "tied"])
         columns = [column for column in ("qid", "query") if column in topics.columns]
@@ -62,7 +62,7 @@ class Rankings:
 
     @classmethod
     def load(cls, folder: Path) -> Rankings | None:
-        """Return what `save` wrote; None if there is nothing of it."""
+        """Return the rankings that `save` wrote; None if there are none."""
         if not (folder / "ranks.csv.gz").is_file():
             return None
         options: dict[str, Any] = {"keep_default_na": False, "na_values": {"rank": [""], "tied": [""]}}
@@ -72,7 +72,7 @@ class Rankings:
 
 
 class Standing(NamedTuple):
-    """How a system answers a query: whether some documents are tied, and the ranks of some."""
+    """How a system answers a query: whether any documents are tied, and the ranks of certain ones."""
 
     tied: bool
     ranks: dict[str, int]
@@ -86,39 +86,39 @@ def relevant_documents(qrels: pd.DataFrame, qids: Sequence[str]) -> pd.DataFrame
 
 
 def standings(run: RunByQuery, documents: Mapping[str, Sequence[str]]) -> dict[str, Standing]:
-    """Return how a run ranks some documents as trec_eval does: in float32, equal ones by docno, descending."""
-    found = {}
-    for qid, asked in documents.items():
+    """Return the ranks of certain documents as in trec_eval: scores in float32, ties by docno, descending."""
+    by_qid = {}
+    for qid, names in documents.items():
         if qid not in run:
             continue
-        ranked = dict(zip(run[qid][0].tolist(), run[qid][1].tolist(), strict=True))  # of one twice the last counts
-        docnos = np.array(list(ranked), dtype=object)
+        score_of = dict(zip(run[qid][0].tolist(), run[qid][1].tolist(), strict=True))  # the last repetition counts
+        docnos = np.array(list(score_of), dtype=object)
         with np.errstate(over="ignore"):
-            scores = np.array(list(ranked.values())).astype("float32")
+            scores = np.array(list(score_of.values())).astype("float32")
         ranks = {}
-        for docno in filter(ranked.__contains__, asked):
-            score = np.float32(ranked[docno])
+        for docno in filter(score_of.__contains__, names):
+            score = np.float32(score_of[docno])
             ranks[docno] = int((scores > score).sum() + (docnos[scores == score] > docno).sum())
-        found[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
-    return found
+        by_qid[qid] = Standing(len(np.unique(scores)) < len(scores), ranks)
+    return by_qid
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QueryExplanation:
-    """What an experiment tells of one query.
+    """The results of an experiment for one query.
 
     Attributes:
         qid: the query.
-        query: its text; None if that is not known.
+        query: its text; None if it is unknown.
         values: a row for each system: its value of each measure, averaged over seeds, and the difference from each
             baseline, e.g. `nDCG@10 - BM25`.
         relevant: a row for each relevant document: `docno, label` and its rank in each system, 0 for the first and
             missing where it was not returned.
-        windows: for each system that was run again its first documents and the relevant ones, as each of its rerankers
-            saw them: `name`, the reranker's class (`model`), `docno, label` (0 also for what was not judged), `rank` in
-            the system, the `window` that scores best of its `windows`, from 0, where it `start`s and `end`s in the text
-            (characters), its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
-        notes: what cannot be told, and what to know of the rest.
+        windows: the first and the relevant documents of each system that was run again, one row for each reranker:
+            `name`, the reranker's class (`model`), `docno, label` (0 also without a judgement), `rank` in the system,
+            the `window` with the best score, from 0, of its `windows`, the characters of the text where it `start`s and
+            `end`s, its `window_score`, its `weight` in the model's attention (missing without) and its `text`.
+        notes: what is unknown, and how to read the rest.
     """
 
     qid: str
@@ -132,14 +132,14 @@ class QueryExplanation:
         """Return a line for each measure: the best and the worst systems."""
         lines = []
         for measure in [column for column in self.values.columns if " - " not in column]:
-            of_system = self.values[measure].round(6)
-            if of_system.nunique(dropna=False) == 1:
-                every = "every system" if len(of_system) > 1 else of_system.index[0]
-                lines.append(f"{measure}: {of_system.iloc[0]:.3f} for {every}")
+            means = self.values[measure].round(6)
+            if means.nunique(dropna=False) == 1:
+                systems = "every system" if len(means) > 1 else means.index[0]
+                lines.append(f"{measure}: {means.iloc[0]:.3f} for {systems}")
                 continue
             ends = []
-            for word, value in (("best", of_system.max()), ("worst", of_system.min())):
-                ends.append(f"{word} {', '.join(of_system.index[of_system == value])} ({value:.3f})")
+            for word, value in (("best", means.max()), ("worst", means.min())):
+                ends.append(f"{word} {', '.join(means.index[means == value])} ({value:.3f})")
             lines.append(f"{measure}: {', '.join(ends)}")
         return lines
 
@@ -163,22 +163,22 @@ class QueryExplanation:
         return f"query {self.qid!r}" if self.query is None else f"query {self.qid!r}: {self.query}"
 
     def _tables(self) -> dict[str, pd.DataFrame]:
-        """Return what is printed of the tables, by title."""
+        """Return the printed tables by title."""
         tables = {"values": self.values.round(3).reset_index()}
         if len(self.relevant):
-            more = len(self.relevant) - SHOWN_DOCUMENTS
+            rest = len(self.relevant) - SHOWN_DOCUMENTS
             title = "ranks of the relevant documents (0 is the first, - was not returned)"
             first = self.relevant.head(SHOWN_DOCUMENTS).astype(object)
-            tables[title + (f"; {more} more in .relevant" if more > 0 else "")] = first.where(first.notna(), "-")
+            tables[title + (f"; {rest} more in .relevant" if rest > 0 else "")] = first.where(first.notna(), "-")
         if len(self.windows):
-            shown = self.windows.drop(columns=["start", "end"])
-            if not shown.duplicated(["name", "docno"]).any():
-                del shown["model"]
-            if shown["weight"].isna().all():
-                del shown["weight"]
-            texts = shown["text"].map(lambda text: " ".join(text.split()))
-            shown["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
-            tables["best windows"] = shown.round(3).astype(object).where(shown.notna(), "-")
+            table = self.windows.drop(columns=["start", "end"])
+            if not table.duplicated(["name", "docno"]).any():
+                del table["model"]
+            if table["weight"].isna().all():
+                del table["weight"]
+            texts = table["text"].map(lambda text: " ".join(text.split()))
+            table["text"] = [text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…" for text in texts]
+            tables["best windows"] = table.round(3).astype(object).where(table.notna(), "-")
         return tables
 
 
@@ -190,7 +190,7 @@ def explain_query(
     systems: Mapping[str, Any] | None,
     top: int,
 ) -> QueryExplanation:
-    """Return what can be told of an evaluated query; see `ExperimentResults.why`."""
+    """Explain an evaluated query; see `ExperimentResults.why`."""
     names, no_windows = list(values.index), pd.DataFrame(columns=WINDOW_COLUMNS)
     if rankings is None:
         relevant = pd.DataFrame(columns=["docno", "label", *names])
@@ -198,16 +198,16 @@ def explain_query(
     topic = rankings.topics[rankings.topics["qid"] == qid]
     ranks = rankings.ranks[rankings.ranks["qid"] == qid]
     relevant, notes = _relevant_table(ranks, names)
-    seeded = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
-    if seeded:
-        notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(seeded)}")
+    first_seeds = [f"{name} ({labels[0]})" for name, labels in seeds.items() if len(labels) > 1]
+    if first_seeds:
+        notes.append(f"values are means over seeds, ranks those of the first seed: {', '.join(first_seeds)}")
     if systems is None or topic.empty:
-        to_do = "the query is no topic" if topic.empty else f"pass the pipelines, why({qid!r}, {{name: pipeline, ...}})"
-        windows, more = no_windows, [f"which windows made it is not in the runs: {to_do}"]
+        hint = "the query is no topic" if topic.empty else f"pass the pipelines, why({qid!r}, {{name: pipeline, ...}})"
+        windows, window_notes = no_windows, [f"runs do not hold the best windows: {hint}"]
     else:
-        windows, more = _best_windows(systems, topic, ranks, top)
+        windows, window_notes = _best_windows(systems, topic, ranks, top)
     query = str(topic["query"].iloc[0]) if "query" in topic.columns and len(topic) else None
-    return QueryExplanation(qid, query, values, relevant, windows, notes + more)
+    return QueryExplanation(qid, query, values, relevant, windows, notes + window_notes)
 
 
 def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
@@ -216,11 +216,11 @@ def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataF
     table = table.sort_values("label", ascending=False, kind="stable").reset_index(drop=True)
     notes = [] if len(table) else ["no document is judged relevant for this query"]
     for name in names if len(table) else ():
-        of_system = ranks[ranks["name"] == name].set_index("docno")
-        table[name] = table["docno"].map(of_system["rank"]).astype("Int64")
-        if of_system["tied"].isna().any():
+        rows = ranks[ranks["name"] == name].set_index("docno")
+        table[name] = table["docno"].map(rows["rank"]).astype("Int64")
+        if rows["tied"].isna().any():
             notes.append(f"{name} returned nothing for this query")
-        elif of_system["tied"].any():
+        elif rows["tied"].any():
             notes.append(f"{name} has tied scores, which rank by docno, descending (trec_eval's rule)")
     return table, notes
 
@@ -228,36 +228,36 @@ def _relevant_table(ranks: pd.DataFrame, names: Sequence[str]) -> tuple[pd.DataF
 def _best_windows(
     systems: Mapping[str, Any], topic: pd.DataFrame, ranks: pd.DataFrame, top: int
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Run pipelines, as they are now, on one query; return the table of `QueryExplanation.windows`, and notes."""
+    """Run the pipelines on one query; return the table of `QueryExplanation.windows`, and notes."""
     qid, labels = topic["qid"].iloc[0], dict(zip(ranks["docno"], ranks["label"], strict=True))
     tables, notes = [], []
     for name, system in systems.items():
-        if (reason := _not_to_be_run(system)) is not None:
+        if (reason := _reason_not_to_run(system)) is not None:
             notes.append(f"{name}: no windows, as it {reason}")
             continue
-        frame, explained = _explained(system, topic)
+        frame, windows = _run_with_windows(system, topic)
         if not len(frame):
             continue
         docnos = as_strings(frame["docno"]).tolist()
-        found = standings(run_by_query(frame, name), {qid: docnos})[qid].ranks
-        evaluated = ranks[(ranks["name"] == name) & ranks["rank"].notna()]
-        if {docno: rank for docno, rank in found.items() if docno in labels} != dict(
-            zip(evaluated["docno"], evaluated["rank"].tolist(), strict=True)
+        ranks_now = standings(run_by_query(frame, name), {qid: docnos})[qid].ranks
+        rows_before = ranks[(ranks["name"] == name) & ranks["rank"].notna()]
+        if {docno: rank for docno, rank in ranks_now.items() if docno in labels} != dict(
+            zip(rows_before["docno"], rows_before["rank"].tolist(), strict=True)
         ):
-            notes.append(f"{name} ranks the relevant documents otherwise now: it is not as it was in the experiment")
-        if not explained:
-            notes.append(f"{name}: no windows, as its reranker did not run: are its scores kept in a cache?")
+            notes.append(f"{name} ranks the relevant documents differently now: it has changed since the experiment")
+        if not windows:
+            notes.append(f"{name}: no windows, as its reranker did not run: are its scores in a cache?")
             continue
-        rows = pd.concat(explained, ignore_index=True).drop_duplicates()
+        rows = pd.concat(windows, ignore_index=True).drop_duplicates()
         rows = rows[rows["docno"].isin(docnos)]  # later stages may have dropped some
-        rows = rows.assign(name=name, rank=rows["docno"].map(found))
+        rows = rows.assign(name=name, rank=rows["docno"].map(ranks_now))
         rows["label"] = [labels.get(docno, 0) for docno in rows["docno"]]
         tables.append(rows[(rows["rank"] < top) | (rows["label"] > 0)].sort_values("rank", kind="stable"))
     table = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     return table.reindex(columns=WINDOW_COLUMNS), notes
 
 
-def _not_to_be_run(system: Any) -> str | None:
+def _reason_not_to_run(system: Any) -> str | None:
     """Return why a system is not run to see its windows; None if it is."""
     if not isinstance(system, pt.Transformer):
         return f"is a {type(system).__name__}, not a pipeline"
@@ -268,25 +268,25 @@ def _not_to_be_run(system: Any) -> str | None:
 
 
 def _all_models(pipeline: pt.Transformer) -> list[Any]:
-    """Return all transformers in a pipeline, with the models of cross-validation, which are no steps of it."""
+    """Return all transformers in a pipeline, among them the models of cross-validation, which are no steps."""
     stages: list[Any] = list(stages_of(pipeline))
     stages += [model for stage in stages if isinstance(stage, Presented) for model in getattr(stage, "models", ())]
     return list({id(stage): stage for stage in stages}.values())
 
 
-def _explained(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
-    """Return the pipeline's results, and of each run of one of its rerankers the best windows."""
-    explained: list[pd.DataFrame] = []
+def _run_with_windows(pipeline: pt.Transformer, topic: pd.DataFrame) -> tuple[pd.DataFrame, list[pd.DataFrame]]:
+    """Return the pipeline's results, and the best windows of each run of a reranker in it."""
+    windows: list[pd.DataFrame] = []
     with ExitStack() as stack:
         for stage in _all_models(pipeline):
-            stack.enter_context(_explaining(stage, explained) if hasattr(stage, "explain") else restoring(stage))
+            stack.enter_context(_recording_windows(stage, windows) if hasattr(stage, "explain") else restoring(stage))
         frame = pipeline.transform(topic.copy())
-    return frame, explained
+    return frame, windows
 
 
 @contextmanager
-def _explaining(model: Any, explained: list[pd.DataFrame]) -> Iterator[None]:
-    """Let each run of a reranker add its best windows: later stages may drop, overwrite or merge its columns."""
+def _recording_windows(model: Any, windows: list[pd.DataFrame]) -> Iterator[None]:
+    """Let each run of a reranker add its best windows, as later stages may drop, overwrite or merge its columns."""
     transform = model.transform
 
     def explain(inp: pd.DataFrame) -> pd.DataFrame:
@@ -294,7 +294,7 @@ def _explaining(model: Any, explained: list[pd.DataFrame]) -> Iterator[None]:
         if len(out):
             fields = window_fields(model.text_field, getattr(model, "repeat", None))
             texts = texts_of(out, fields, model.text_loader)
-            explained.append(_best_window_of_each(out, texts, type(model).__name__))
+            windows.append(_best_window_of_each(out, texts, type(model).__name__))
         return out
 
     with restoring(model, "explain"):

@@ -1,4 +1,4 @@
-"""What an experiment has found: per-query values, means, comparisons, and their folder."""
+"""Results of an experiment: per-query values, means, comparisons, and their folder."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pandas as pd
 from ..common.citations import bibtex
 from ..common.files import write_lines
 from ..common.runs import EXACT_FLOATS, read_run
+from .checks import CHECK_COLUMNS
 from .explain_query import QueryExplanation, Rankings, explain_query
-from .findings import CHECK_COLUMNS
 from .runs import aggregate, run_files
 from .significance import Statistics, Test, baseline_names, compare, mean_over_seeds
 from .tables import Decimals, paper_table
@@ -35,11 +35,11 @@ class ExperimentResults:
         measures: the M measures' names.
         statistics: how systems are compared.
         round: decimals of means and standard deviations in `table` and in the papers' layout, by measure or for all.
-        efficiency: one row for each system; None where it was not measured.
-        checks: one row for each finding of the checks.
+        efficiency: one row for each system; None if it was not measured.
+        checks: one row for each check that fails.
         settings: how the runs were made: versions, folds and so on.
-        folder: where the runs are; None if they were not saved.
-        rankings: how the systems rank the relevant documents; None if that was not noted.
+        folder: holds the runs; None if they were not saved.
+        rankings: how the systems rank the relevant documents; None if unknown.
     """
 
     values: Mapping[str, np.ndarray]
@@ -71,7 +71,7 @@ class ExperimentResults:
 
     @cached_property
     def query_values(self) -> dict[str, np.ndarray]:
-        """For each system `(Q, M)` values, averaged over its seeds: what all tests compare."""
+        """For each system `(Q, M)` values, averaged over its seeds, which all tests compare."""
         return {name: mean_over_seeds(values) for name, values in self.values.items()}
 
     @cached_property
@@ -83,8 +83,8 @@ class ExperimentResults:
     @property
     def stds(self) -> pd.DataFrame:
         """Standard deviation over seeds (n - 1) of a system's mean; NaN for a single run."""
-        of_seeds = {name: aggregate(values, self.measures) for name, values in self.values.items()}  # (S, M)
-        rows = [v.std(0, ddof=1) if len(v) > 1 else np.full(len(self.measures), np.nan) for v in of_seeds.values()]
+        seed_means = {name: aggregate(values, self.measures) for name, values in self.values.items()}  # (S, M)
+        rows = [v.std(0, ddof=1) if len(v) > 1 else np.full(len(self.measures), np.nan) for v in seed_means.values()]
         return pd.DataFrame(np.stack(rows), index=pd.Index(self.names, name="name"), columns=self.measures)
 
     @property
@@ -92,17 +92,17 @@ class ExperimentResults:
         """`name, qid, measure, value`, averaged over seeds: the frame of `pt.Experiment(perquery=True)`."""
         levels = [self.names, self.qids, self.measures]
         index = pd.MultiIndex.from_product(levels, names=["name", "qid", "measure"])
-        values = np.concatenate([of_system.ravel() for of_system in self.query_values.values()])
+        values = np.concatenate([array.ravel() for array in self.query_values.values()])
         return pd.DataFrame({"value": values}, index=index).reset_index()
 
     @property
     def perseed(self) -> pd.DataFrame:
         """`name, seed, qid, measure, value`; the seed is missing for systems without one."""
         frames = []
-        for name, of_system in self.values.items():
+        for name, values in self.values.items():
             levels = [[name], pd.array(self.seeds[name], dtype="Int64"), self.qids, self.measures]
             index = pd.MultiIndex.from_product(levels, names=["name", "seed", "qid", "measure"])
-            frames.append(pd.DataFrame({"value": of_system.ravel()}, index=index).reset_index())
+            frames.append(pd.DataFrame({"value": values.ravel()}, index=index).reset_index())
         return pd.concat(frames, ignore_index=True)
 
     @cached_property
@@ -118,9 +118,9 @@ class ExperimentResults:
         `reject` and `p-value corrected`. With several baselines each such column ends in `(baseline)`. Systems with
         several seeds add `std`, partners add `gain` (0.05 is +5 %) and `gain p-value` and so on.
         """
-        table = self._rounded(self.means).reset_index()
+        table = self._round(self.means).reset_index()
         if any(len(values) > 1 for values in self.values.values()):
-            table = pd.concat([table, self._rounded(self.stds).add_suffix(" std").reset_index(drop=True)], axis=1)
+            table = pd.concat([table, self._round(self.stds).add_suffix(" std").reset_index(drop=True)], axis=1)
         statistics, columns = self.statistics, ["+", "-", "p-value"]
         if statistics.correction is not None:
             columns += ["reject", "p-value corrected"]
@@ -128,63 +128,63 @@ class ExperimentResults:
             rows = self.comparisons[self.comparisons["kind"] == kind]
             if baseline is not None:
                 rows = rows[rows["reference"] == baseline]
-            shown = columns if kind == "baseline" else ["gain", *columns[2:]]
+            kind_columns = columns if kind == "baseline" else ["gain", *columns[2:]]
             suffix = f" ({baseline})" if len(statistics.baseline) > 1 and baseline is not None else ""
             for measure in self.measures:
-                of_measure = rows[rows["measure"] == measure].set_index("name").reindex(self.names)
-                for column in shown:
+                measure_rows = rows[rows["measure"] == measure].set_index("name").reindex(self.names)
+                for column in kind_columns:
                     title = f"{measure} {'gain ' if kind == 'partner' and column != 'gain' else ''}{column}{suffix}"
-                    values = of_measure[column]
+                    values = measure_rows[column]
                     # A system has no comparison with itself: nothing is rejected, all else is missing.
                     table[title] = (values.eq(True) if column == "reject" else values.astype("float64")).to_numpy()
         return table
 
-    def _rounded(self, values: pd.DataFrame) -> pd.DataFrame:
+    def _round(self, values: pd.DataFrame) -> pd.DataFrame:
         """Return values with a column for each measure, rounded as `round` says."""
         if self.round is None:
             return values
-        return values.round(self.round if isinstance(self.round, int) else dict(self.round))
+        return values.round(dict(self.round) if isinstance(self.round, Mapping) else self.round)
 
     def retest(self, **changes: Any) -> ExperimentResults:
-        """Return the same values compared in another way, e.g. `test="wilcoxon", baseline="BM25"`: see `Statistics`."""
+        """Return the same values, compared anew, e.g. by `test="wilcoxon", baseline="BM25"`: see `Statistics`."""
         if "baseline" in changes:
             changes["baseline"] = baseline_names(changes["baseline"], self.names)
         return dataclasses.replace(self, statistics=dataclasses.replace(self.statistics, **changes))
 
     def subset(self, qids: Iterable[str]) -> ExperimentResults:
-        """Return the results on some of the queries only."""
+        """Return the results on these queries only."""
         rows = sorted({self._row(str(qid)) for qid in qids})
-        values = {name: of_system[:, rows] for name, of_system in self.values.items()}
+        values = {name: array[:, rows] for name, array in self.values.items()}
         return dataclasses.replace(self, values=values, qids=[self.qids[row] for row in rows])
 
     def _row(self, qid: str) -> int:
         if qid not in self.qids:
-            some = difflib.get_close_matches(qid, self.qids) or self.qids[:5]
-            raise ValueError(f"qid {qid!r} was not evaluated; others were, such as {', '.join(map(repr, some))}")
+            examples = difflib.get_close_matches(qid, self.qids) or self.qids[:5]
+            raise ValueError(f"qid {qid!r} was not evaluated; others were, such as {', '.join(map(repr, examples))}")
         return self.qids.index(qid)
 
     def why(self, qid: str, systems: Mapping[str, Any] | None = None, *, top: int = 3) -> QueryExplanation:
-        """Tell which systems differ on a query, how they rank its relevant documents, and which windows made it.
+        """Explain how systems differ on a query, how they rank its relevant documents, and by which windows.
 
-        Runs do not keep windows: pipelines that are given, e.g. `results.why("12", {"MaxP": bm25 >> maxp})`, are run
-        once more, on this query alone and with `explain`, unless they ask a language model. What their models read
-        before, have warned of and keep on disk stays as it is.
+        Runs hold no windows: to see them, pass pipelines, e.g. `results.why("12", {"MaxP": bm25 >> maxp})`. These are
+        run once more, on this query alone and with `explain`, unless they ask a language model. The coverage, warnings
+        and caches of their models stay as they were.
 
         Args:
             qid: an evaluated query.
-            systems: pipelines by name; None tells no windows.
-            top: so many of each system's first documents are told of with their windows, and all relevant ones.
+            systems: pipelines by name; None explains without windows.
+            top: number of each system's first documents with windows, besides all relevant ones.
         """
         row = self._row(str(qid))
-        of_system = {name: values[row] for name, values in self.query_values.items()}
-        values = pd.DataFrame.from_dict(of_system, orient="index", columns=self.measures).rename_axis("name")
+        by_name = {name: values[row] for name, values in self.query_values.items()}
+        values = pd.DataFrame.from_dict(by_name, orient="index", columns=self.measures).rename_axis("name")
         for baseline in self.statistics.baseline:
-            differences = values[self.measures] - of_system[baseline]
+            differences = values[self.measures] - by_name[baseline]
             values = values.join(differences.add_suffix(f" - {baseline}"))
         return explain_query(self.qids[row], values, self.seeds, self.rankings, systems, top)
 
     def citations(self) -> str:
-        """Return BibTeX of the papers behind the models that were run and the collections that they read."""
+        """Return BibTeX of the papers behind the models and the collections of the experiment."""
         return bibtex(self.settings.get("papers", ()))
 
     def to_markdown(self, *, digits: int | None = None) -> str:
@@ -212,15 +212,9 @@ class ExperimentResults:
     def save(self, folder: str | Path) -> None:
         """Write settings, per-query values, checks, efficiency and tables, but no runs; `load` restores the results."""
         folder = Path(folder)
-        described = {
-            "systems": self.seeds,
-            "queries": self.qids,
-            "measures": self.measures,
-            "statistics": self.statistics.as_dict(),
-            "round": self.round,
-            **self.settings,
-        }
-        write_lines(folder / "results.json", [json.dumps(described, indent=1)])
+        settings = {"systems": self.seeds, "queries": self.qids, "measures": self.measures, "round": self.round}
+        settings |= {"statistics": self.statistics.as_dict(), **self.settings}
+        write_lines(folder / "results.json", [json.dumps(settings, indent=1)])
         frames = {"perquery.csv.gz": self.perseed, "checks.csv": self.checks, "efficiency.csv": self.efficiency}
         frames |= {"table.csv": self.table, "comparisons.csv": self.comparisons}
         for file, frame in frames.items():
@@ -233,14 +227,14 @@ class ExperimentResults:
 
     @classmethod
     def load(cls, folder: str | Path, *, test: Test | None = None) -> ExperimentResults:
-        """Restore results from a folder; a test that was a function must be given again: only its name is stored."""
+        """Restore results from a folder; pass a test that was a function again: only its name is stored."""
         folder = Path(folder)
-        described = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-        seeds, qids, measures = (described.pop(name) for name in ("systems", "queries", "measures"))
+        settings = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        seeds, qids, measures = (settings.pop(name) for name in ("systems", "queries", "measures"))
         column = pd.read_csv(folder / "perquery.csv.gz", usecols=["value"], **EXACT_FLOATS)["value"]
         ends = len(qids) * len(measures) * np.cumsum([len(labels) for labels in seeds.values()])
         parts = np.split(column.to_numpy(dtype="float64"), ends[:-1])
-        statistics = described.pop("statistics")
+        statistics = settings.pop("statistics")
         statistics |= {"baseline": tuple(statistics["baseline"]), "test": test or statistics["test"]}
         efficiency = folder / "efficiency.csv"
         return cls(
@@ -249,10 +243,10 @@ class ExperimentResults:
             qids,
             measures,
             Statistics(**statistics),
-            round=described.pop("round"),
+            round=settings.pop("round"),
             efficiency=pd.read_csv(efficiency, keep_default_na=False, na_values=[""]) if efficiency.is_file() else None,
             checks=pd.read_csv(folder / "checks.csv", keep_default_na=False),
-            settings=described,
+            settings=settings,
             folder=folder,
             rankings=Rankings.load(folder),
         )

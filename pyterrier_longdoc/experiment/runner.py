@@ -16,32 +16,32 @@ import pyterrier as pt
 from ..common.caches import forget_embeddings
 from ..common.citations import papers_of_pipeline
 from ..common.frames import as_strings
+from ..common.identity import identify
 from ..common.restoring import restoring
 from ..common.runs import read_run
-from .cost import Cost, measured
+from .cost import Cost, measuring
 from .explain_query import Standing, standings
-from .identity import identify
 from .runs import QueryEvaluator, RunByQuery, RunFolder, run_by_query
-from .systems import FittedModels, PlannedRun
+from .systems import FittedModels, RunPart
 
 WARM_UP_TOPICS = 2
 """Run before measuring, so that weights are loaded and kernels compiled."""
 
-DOUBTS = ("missing queries", "NaN or infinite scores", "constant scores", "tied scores", "repeated documents")
+RUN_CHECKS = ("missing queries", "NaN or infinite scores", "constant scores", "tied scores", "repeated documents")
 
 
 @dataclass
 class EvaluatedRun:
-    """What is remembered of a run, since many runs do not fit into memory."""
+    """The results of a run without its rows, since many runs do not fit into memory."""
 
     seed: int | None  # None for a system without
     values: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))  # (Q, M)
     costs: list[Cost] = field(default_factory=list)  # of its parts
-    doubts: dict[str, int] = field(default_factory=dict)  # in how many queries it is doubtful, by why
+    doubtful: dict[str, int] = field(default_factory=dict)  # number of doubtful queries by check
     candidates: dict[str, int] = field(default_factory=dict)  # by query, a hash of its documents
-    standings: dict[str, Standing] = field(default_factory=dict)  # by query, of a system's first run alone
-    unchecked: list[str] = field(default_factory=list)  # of a saved run, what nobody can tell to be as it was
-    differs: list[str] = field(default_factory=list)  # in what a saved run is that of another system
+    standings: dict[str, Standing] = field(default_factory=dict)  # by query; only of a system's first run
+    unchecked: list[str] = field(default_factory=list)  # parts of a saved run's pipeline that cannot be compared
+    mismatches: list[str] = field(default_factory=list)  # differences of a saved run's pipeline
     papers: list[str] = field(default_factory=list)  # behind the pipeline
 
 
@@ -49,8 +49,8 @@ class EvaluatedRun:
 class Runner:
     """Makes runs, or reads finished ones, and evaluates them.
 
-    What all stages but the last one made stays until a pipeline with other stages comes, or a function is called, which
-    may change these: pipelines with the same objects as first stage and text loader run these once.
+    The output of all stages but the last is kept for the next pipeline: pipelines that share the objects of first stage
+    and text loader run these once. It is dropped when a function is called, which may change these objects.
     """
 
     topics: pd.DataFrame
@@ -59,67 +59,67 @@ class Runner:
     folder: RunFolder | None
     batch_size: int | None
     efficiency: bool
-    fitted: FittedModels = field(default_factory=FittedModels)
+    fitted_models: FittedModels = field(default_factory=FittedModels)
     last_candidates: tuple[Sequence[Any], pd.DataFrame, pd.DataFrame, float] | None = None
 
-    def evaluate(self, parts: Sequence[PlannedRun], on_part: Callable[[], object], *, ranks: bool) -> EvaluatedRun:
-        """Return one run of a system, evaluated, of its parts: one, or one for each fold.
+    def evaluate(self, parts: Sequence[RunPart], on_part: Callable[[], object], *, ranks: bool) -> EvaluatedRun:
+        """Make or read one run of a system in its parts (one, or one for each fold), and evaluate it.
 
-        `on_part` is called after each part; `ranks` notes how relevant documents rank.
+        `on_part` is called after each part; `ranks` keeps the ranks of relevant documents.
         """
-        evaluated, run = EvaluatedRun(parts[0].seed), RunByQuery()
-        for planned in parts:
-            run |= run_by_query(self._run(planned, evaluated), str(planned))
+        outcome, run = EvaluatedRun(parts[0].seed), RunByQuery()
+        for part in parts:
+            run |= run_by_query(self._run(part, outcome), str(part))
             on_part()
         qids = self.evaluator.qids
-        evaluated.values = self.evaluator(run)
-        evaluated.doubts = count_doubts(run, qids)
-        evaluated.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
+        outcome.values = self.evaluator(run)
+        outcome.doubtful = count_doubtful(run, qids)
+        outcome.candidates = {qid: hash(frozenset(run[qid][0].tolist())) for qid in qids if qid in run}
         if ranks:
-            evaluated.standings = standings(run, {qid: self.relevant.get(qid, []) for qid in qids})
-        return evaluated
+            outcome.standings = standings(run, {qid: self.relevant.get(qid, []) for qid in qids})
+        return outcome
 
-    def _run(self, planned: PlannedRun, evaluated: EvaluatedRun) -> pd.DataFrame:
-        """Return a run, `qid, docno, score`, made or read; what else is known of it is added to `evaluated`."""
-        if not isinstance(planned.source, pt.Transformer):
+    def _run(self, part: RunPart, outcome: EvaluatedRun) -> pd.DataFrame:
+        """Return a run, `qid, docno, score`, made or read, and add its costs and checks to `outcome`."""
+        if not isinstance(part.source, pt.Transformer):
             self.last_candidates = None
-        made = planned.make()
-        self.fitted.check(made, planned)
-        if not isinstance(made, pt.Transformer):
-            frame = _as_frame(made, planned)
+        pipeline = part.make()
+        self.fitted_models.check(pipeline, part)
+        if not isinstance(pipeline, pt.Transformer):
+            frame = _as_frame(pipeline, part)
             if self.folder is not None:
-                self.folder.write(planned, frame, None, None, measured=False)
+                self.folder.write(part, frame, None, None, efficiency=False)
             return frame
-        evaluated.papers += papers_of_pipeline(made)
-        identity = None if self.folder is None else identify(made)
+        outcome.papers += papers_of_pipeline(pipeline)
+        identity = None if self.folder is None else identify(pipeline)
         if self.folder is not None and identity is not None:
-            saved, differs = self.folder.find(planned, identity, measured=self.efficiency)
-            evaluated.differs += differs
+            saved, mismatches = self.folder.find(part, identity, efficiency=self.efficiency)
+            outcome.mismatches += mismatches
             if saved is not None:
-                evaluated.unchecked += identity.unchecked
+                outcome.unchecked += identity.unchecked
                 frame, cost = saved
-                evaluated.costs.append(cost)
+                outcome.costs.append(cost)
                 return frame
-        frame, cost = self._execute(made, self.topics if planned.fold is None else planned.fold.test_topics)
-        evaluated.costs.append(cost)
+        frame, cost = self._execute(pipeline, self.topics if part.fold is None else part.fold.test_topics)
+        outcome.costs.append(cost)
         if self.folder is not None:
-            self.folder.write(planned, frame, identity, cost, measured=self.efficiency)
+            self.folder.write(part, frame, identity, cost, efficiency=self.efficiency)
         return frame
 
     def _execute(self, pipeline: pt.Transformer, topics: pd.DataFrame) -> tuple[pd.DataFrame, Cost]:
-        """Return `qid, docno, score` and what they cost, without memory and coverage if these are not measured."""
-        *first, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
+        """Return `qid, docno, score` and their cost, without memory and coverage unless `efficiency` is set."""
+        *earlier, last = list(pipeline) if isinstance(pipeline, pt.Compose) else [pipeline]
         if self.efficiency:
             with restoring(last):
-                last.transform(_through(first, topics.head(WARM_UP_TOPICS)))
+                last.transform(_through(earlier, topics.head(WARM_UP_TOPICS)))
             forget_embeddings()
         costs, frames, size = [], [], self.batch_size or max(1, len(topics))
         for start in range(0, len(topics), size):
             batch = topics if size >= len(topics) else topics.iloc[start : start + size]
-            candidates, seconds = self._candidates(first, batch)
-            cost = Cost(queries=len(batch), documents=len(candidates) if first else 0)
+            candidates, seconds = self._candidates(earlier, batch)
+            cost = Cost(queries=len(batch), documents=len(candidates) if earlier else 0)
             begin = time.perf_counter()
-            with measured(cost) if self.efficiency else nullcontext():
+            with measuring(cost) if self.efficiency else nullcontext():
                 frame = last.transform(candidates)
             cost.seconds = seconds + time.perf_counter() - begin
             if self.efficiency:
@@ -129,11 +129,11 @@ class Runner:
         return pd.concat(frames, ignore_index=True), Cost.total(costs)
 
     def _candidates(self, stages: Sequence[Any], topics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
-        """Return a frame of one's own with the results of the stages before the last, and the seconds they took."""
+        """Return a copy of the candidates, and the seconds that they took."""
         if self.last_candidates is not None:
-            known_stages, known_topics, frame, seconds = self.last_candidates
-            # The same objects, as equality of transformers may not look at weights.
-            if known_topics is topics and list(map(id, known_stages)) == list(map(id, stages)):
+            last_stages, last_topics, frame, seconds = self.last_candidates
+            # The same objects: equal transformers may differ in weights.
+            if last_topics is topics and list(map(id, last_stages)) == list(map(id, stages)):
                 return frame.copy(), seconds
         start = time.perf_counter()
         frame = _through(stages, topics)
@@ -150,28 +150,28 @@ def _through(stages: Iterable[Any], topics: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def _as_frame(made: Any, planned: PlannedRun) -> pd.DataFrame:
-    if isinstance(made, str | Path):
-        made = read_run(made)
-    if not isinstance(made, pd.DataFrame):
-        raise ValueError(f"the factory of {planned} returned a {type(made).__name__}, not a pipeline or a run")
-    if planned.fold is not None and "qid" in made.columns:
-        made = made[as_strings(made["qid"]).isin(set(planned.fold.test_topics["qid"])).to_numpy()]
-    return made
+def _as_frame(run: Any, part: RunPart) -> pd.DataFrame:
+    if isinstance(run, str | Path):
+        run = read_run(run)
+    if not isinstance(run, pd.DataFrame):
+        raise ValueError(f"the factory of {part} returned a {type(run).__name__}, not a pipeline or a run")
+    if part.fold is not None and "qid" in run.columns:
+        run = run[as_strings(run["qid"]).isin(set(part.fold.test_topics["qid"])).to_numpy()]
+    return run
 
 
-def count_doubts(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:
-    """Count the queries in which a run is doubtful, by why; scores are compared as trec_eval does, in float32."""
-    found = dict.fromkeys(DOUBTS, 0)
+def count_doubtful(run: RunByQuery, qids: Sequence[str]) -> dict[str, int]:
+    """Count the doubtful queries of a run by check; scores are compared in float32, as in trec_eval."""
+    counts = dict.fromkeys(RUN_CHECKS, 0)
     for qid in qids:
         if qid not in run:
-            found["missing queries"] += 1
+            counts["missing queries"] += 1
             continue
         docnos, scores = run[qid]
         with np.errstate(over="ignore"):
             distinct = len(np.unique(scores.astype("float32"), equal_nan=False))
-        found["NaN or infinite scores"] += not np.isfinite(scores).all()
-        found["constant scores"] += distinct == 1 < len(scores)
-        found["tied scores"] += distinct < len(scores)
-        found["repeated documents"] += len(set(docnos.tolist())) < len(docnos)
-    return found
+        counts["NaN or infinite scores"] += not np.isfinite(scores).all()
+        counts["constant scores"] += distinct == 1 < len(scores)
+        counts["tied scores"] += distinct < len(scores)
+        counts["repeated documents"] += len(set(docnos.tolist())) < len(docnos)
+    return counts

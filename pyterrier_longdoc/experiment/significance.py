@@ -1,7 +1,7 @@
 """Paired comparisons of systems over queries: tests, corrections, equivalence, effect size and intervals.
 
-Shapes: Q queries, K comparisons; `x` and `y` are `(Q, K)` per-query values of systems and of what they are compared to.
-Resampling is shared by all K comparisons, so that many cost little more than one.
+Shapes: Q queries, K comparisons; `x` and `y` are `(Q, K)` per-query values of systems and of their references. All K
+comparisons share the resamples, so that many cost little more than one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Baseline = str | int | Sequence[str | int] | None
 
 @dataclass(frozen=True)
 class Statistics:
-    """How systems are compared: arguments of `Experiment`, which explains them, and two more.
+    """How systems are compared: arguments of `Experiment`, explained there, and two more.
 
     Attributes:
         baseline: the names of all baselines.
@@ -53,16 +53,21 @@ class Statistics:
     partner: Mapping[str, str] = field(default_factory=dict)
     test: Test = "t"
     correction: str | None = argument(None, choices=(None, *CORRECTIONS))
-    alpha: float = argument(0.05, at_least=0, at_most=1)
-    margin: float = argument(0.05, at_least=0, at_most=1)
-    confidence: float = argument(0.95, at_least=0, at_most=1)
+    alpha: float = 0.05
+    margin: float = 0.05
+    confidence: float = 0.95
     resamples: int = argument(RESAMPLES, at_least=1)
     seed: int = 42
 
     def __post_init__(self) -> None:
-        validate(self)
+        validate(self, "Experiment")
         if not callable(self.test):
             check_arguments("str", choices=TESTS, test=self.test)
+        for name in ("alpha", "margin", "confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be between 0 and 1, and neither of them")
+        if self.correction is not None and not (self.baseline or self.partner):
+            raise ValueError(f"correction={self.correction!r} has no effect without baseline= or partner=")
 
     def check_names(self, names: Sequence[str]) -> None:
         """Raise ValueError for a baseline or partner that is no system."""
@@ -71,33 +76,30 @@ class Statistics:
                 raise ValueError(f"{name!r} is a baseline or partner, but no system; systems are {', '.join(names)}")
 
     def references(self, names: Sequence[str]) -> list[tuple[str, str | None, dict[str, str]]]:
-        """Return what is compared, partners first: `(kind, baseline, {system: what it is compared to})`."""
-        kinds: list[tuple[str, str | None, dict[str, str]]] = []
-        if self.partner:
-            kinds.append(("partner", None, {name: self.partner[name] for name in names if name in self.partner}))
-        for baseline in self.baseline:
-            kinds.append(("baseline", baseline, {name: baseline for name in names if name != baseline}))
-        return kinds
+        """Return the comparisons, partners first: `(kind, baseline, {system: its reference})`."""
+        partners = {name: self.partner[name] for name in names if name in self.partner}
+        baselines = [("baseline", base, {name: base for name in names if name != base}) for base in self.baseline]
+        return [("partner", None, partners), *baselines] if self.partner else [*baselines]
 
-    def interval(self, drawn: np.ndarray) -> np.ndarray:
-        """Return the ends, `(2, M)`, of the percentile intervals of `(resamples, M)` drawn values."""
-        return np.quantile(drawn, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
+    def interval(self, samples: np.ndarray) -> np.ndarray:
+        """Return the ends, `(2, M)`, of the percentile intervals of `(resamples, M)` samples."""
+        return np.quantile(samples, [(1 - self.confidence) / 2, (1 + self.confidence) / 2], axis=0)
 
     @property
     def test_name(self) -> str:
-        """The name of the test: of a function its own."""
+        """The name of the test, or of the function that is one."""
         return self.test if isinstance(self.test, str) else getattr(self.test, "__name__", repr(self.test))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON; a test that is a function is stored by its name."""
+        """Return the fields for JSON; a function as test is stored by its name."""
         return {**asdict(self), "test": self.test_name}
 
 
 def baseline_names(baseline: Baseline, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the baselines that `Experiment` is given, by name."""
-    given = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
+    """Return the names of the baselines in the argument of `Experiment`."""
+    items = [] if baseline is None else [baseline] if isinstance(baseline, str | int) else baseline
     by_position = dict(enumerate(names))
-    return tuple(dict.fromkeys(by_position.get(one, str(one)) if isinstance(one, int) else one for one in given))
+    return tuple(dict.fromkeys(by_position.get(item, str(item)) if isinstance(item, int) else item for item in items))
 
 
 def compare(values: Mapping[str, np.ndarray], measures: Sequence[str], statistics: Statistics) -> pd.DataFrame:
@@ -119,7 +121,7 @@ def _against(
     x = without_rounding(np.concatenate([values[name] for name in pairs], axis=1), y)
     names = list(measures) * len(pairs)
     means, reference_means = aggregate(x, names), aggregate(y, names)
-    queries_summed = aggregate(np.ones_like(x), names)  # Q for counts, 1 for means
+    scale = aggregate(np.ones_like(x), names)  # Q for counts, 1 for means
     intervals = bootstrap_intervals(x, y, level=s.confidence, resamples=s.resamples, seed=s.seed)
     equivalence = equivalence_p_values(x, y, s.margin)
     p = p_values(x, y, s.test, resamples=s.resamples, seed=s.seed)
@@ -136,8 +138,8 @@ def _against(
             "mean": means,
             "reference mean": reference_means,
             "difference": means - reference_means,
-            "low": intervals.low * queries_summed,
-            "high": intervals.high * queries_summed,
+            "low": intervals.low * scale,
+            "high": intervals.high * scale,
             "gain": relative_gain(means, reference_means),
             "gain low": intervals.gain_low,
             "gain high": intervals.gain_high,
@@ -155,20 +157,19 @@ def _against(
 
 
 def mean_over_seeds(values: np.ndarray) -> np.ndarray:
-    """Return the means of `(S, ...)` values over S seeds; equal values have themselves as mean, whatever their order.
+    """Return the means of `(S, ...)` values over S seeds; the mean of equal values is exactly their value.
 
-    `(0.1 + 0.1 + 0.1) / 3` is not 0.1: ties with another system would be wins and losses, of which the Wilcoxon test
-    makes much.
+    `(0.1 + 0.1 + 0.1) / 3` is not 0.1: ties with another system would become wins and losses, which weigh much in the
+    Wilcoxon test.
     """
     ordered = np.sort(values, axis=0)
     return ordered[0] + (ordered - ordered[0]).mean(0)
 
 
 def without_rounding(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return `x`, and `y` for comparisons in which all queries differ by no more than the last bits.
+    """Return `x`, with the columns that equal `y` up to rounding set to `y`: tests find 1e-17 highly significant.
 
-    Means are rounded, and tests find a difference of 1e-17 in all queries highly significant. Where only some queries
-    differ so little, they are left as in `pt.Experiment`.
+    If only some queries of a column differ so little, they stay, as in `pt.Experiment`.
     """
     return np.where(np.isclose(x, y, rtol=1e-12, atol=0.0).all(0), y, x)
 
@@ -179,13 +180,13 @@ def p_values(
     """Return the two-sided p-values of the paired differences `x - y`.
 
     - `"t"`, `"wilcoxon"`: `scipy.stats.ttest_rel` and `wilcoxon` with their defaults, as in `pt.Experiment`.
-    - `"randomisation"`: Fisher's: signs of the differences are flipped at random (all `2^Q` ways if these are not
-      more than `resamples`); statistic: the mean difference. Smucker et al. 2007.
+    - `"randomisation"`: Fisher's: signs of the differences are flipped at random, or in all `2^Q` ways if `resamples`
+      allows so many; the statistic is the mean difference. Smucker et al. 2007.
     - `"bootstrap"`: studentised, of the centred differences. Sakai 2006.
-    - a callable: like `scipy.stats.ttest_rel`; the second value that it returns is the p-value.
+    - a callable: like `scipy.stats.ttest_rel`; its second value is the p-value.
 
-    Where all differences are 0 the p-value is 1, whatever the test; scipy and `pt.Experiment` have none (NaN). A test
-    that has no value for other reasons, as the t-test of a single query, gives NaN.
+    Where all differences are 0 the p-value is 1, whatever the test; scipy and `pt.Experiment` give NaN. A test
+    that is undefined for other reasons, as the t-test of a single query, gives NaN.
     """
     if test == "randomisation":
         return _randomisation(x - y, resamples, seed)
@@ -194,7 +195,7 @@ def p_values(
     function = test if callable(test) else {"t": stats.ttest_rel, "wilcoxon": stats.wilcoxon}[test]
     with without_warnings():
         columns = zip(np.ascontiguousarray(x.T), np.ascontiguousarray(y.T), strict=True)
-        p = [1.0 if np.array_equal(of_x, of_y) else float(function(of_x, of_y)[1]) for of_x, of_y in columns]
+        p = [1.0 if np.array_equal(a, b) else float(function(a, b)[1]) for a, b in columns]
     return np.array(p)
 
 
@@ -206,7 +207,7 @@ def p_in_words(p: float) -> str:
 def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Return rejections and corrected p-values, `(K,)` each, of a family with the error rate `alpha`, by statsmodels.
 
-    NaN stays NaN and is never rejected; for the others it counts as a comparison with the p-value 1.
+    NaN stays NaN and is never rejected; in the correction of the others it counts as a p-value of 1.
     """
     from statsmodels.stats.multitest import multipletests
 
@@ -219,16 +220,16 @@ def correct(p: np.ndarray, method: str, alpha: float) -> tuple[np.ndarray, np.nd
 def equivalence_p_values(x: np.ndarray, y: np.ndarray, margin: float) -> np.ndarray:
     """Test `|mean(x - y)| < margin * mean(y)` by two one-sided paired t-tests (TOST) of statsmodels; Schuirmann 1987.
 
-    The bounds are taken as known, though they come from the mean of `y`; with few queries that is optimistic. The
-    larger p-value of the two tests is returned: small values show equivalence. Where all differences are 0 it is 0; of
-    a single query it is NaN.
+    The test takes the bounds as known, though they come from the mean of `y`: with few queries it is optimistic. The
+    larger p-value of the two tests is returned: small values show equivalence. It is 0 if all differences are 0, and
+    NaN for a single query.
     """
     from statsmodels.stats.weightstats import ttost_paired
 
     bound = margin * y.mean(0)
     with without_warnings():
         p = ttost_paired(x, y, -bound, bound)[0]
-    # Without it equal systems with the mean 0 had no bounds to be within.
+    # Otherwise equal systems with the mean 0 would have bounds of width 0.
     return np.where((x == y).all(0) & (len(x) > 1), 0.0, p)
 
 
@@ -259,10 +260,10 @@ def bootstrap_intervals(
 
     `scipy.stats.bootstrap` takes 8 to 19 times as long: it copies the values of all comparisons for each resample.
     """
-    of_x, of_y = (resampled_means(values, resamples=resamples, seed=seed) for values in (x, y))
+    x_means, y_means = (resampled_means(values, resamples=resamples, seed=seed) for values in (x, y))
     ends = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(of_x - of_y, ends, axis=0)
-    gain_low, gain_high = np.quantile(relative_gain(of_x, of_y), ends, axis=0)
+    low, high = np.quantile(x_means - y_means, ends, axis=0)
+    gain_low, gain_high = np.quantile(relative_gain(x_means, y_means), ends, axis=0)
     return Intervals(low, high, gain_low, gain_high)
 
 
@@ -279,7 +280,7 @@ def relative_gain(mean: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Mute warnings of equal systems and single queries, which the checks name."""
+    """Mute warnings of equal systems and single queries, as the checks report them."""
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
@@ -291,10 +292,10 @@ def _randomisation(difference: np.ndarray, resamples: int, seed: int) -> np.ndar
         return np.ones(difference.shape[1])
 
     def statistic(signs: np.ndarray, axis: int) -> np.ndarray:
-        # Sums of equal terms in another order differ in their last bits and still are the same outcome.
+        # Sums of the same terms in another order are the same outcome but for the last bits.
         return np.abs(signs @ difference).round(12)
 
-    # scipy flips the signs of ones; each draw then does for all comparisons.
+    # scipy flips the signs of ones, so that each draw serves all comparisons.
     test = {"permutation_type": "samples", "alternative": "greater", "vectorized": True, "n_resamples": resamples}
     batch, rng = max(1, BLOCK_NUMBERS // queries), np.random.default_rng(seed)
     return stats.permutation_test((np.ones(queries),), statistic, batch=batch, rng=rng, **test).pvalue
@@ -304,11 +305,11 @@ def _bootstrap(difference: np.ndarray, resamples: int, seed: int) -> np.ndarray:
     queries = len(difference)
     observed = np.abs(_t_statistics(difference.mean(0), (difference**2).mean(0), queries))
     centred = difference - difference.mean(0)
-    as_extreme = np.zeros(difference.shape[1])
+    exceedances = np.zeros(difference.shape[1])
     for counts in _resampled_counts(queries, resamples, seed):
         t = _t_statistics(counts @ centred / queries, counts @ centred**2 / queries, queries)
-        as_extreme += (np.abs(t) >= observed).sum(0)
-    return np.where(np.isnan(observed), 1.0, (as_extreme + 1) / (resamples + 1))
+        exceedances += (np.abs(t) >= observed).sum(0)
+    return np.where(np.isnan(observed), 1.0, (exceedances + 1) / (resamples + 1))
 
 
 def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np.ndarray:
@@ -318,9 +319,9 @@ def _t_statistics(mean: np.ndarray, mean_square: np.ndarray, queries: int) -> np
 
 
 def _resampled_counts(queries: int, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield `(rows, Q)` blocks: how often each query is in a resample of Q queries with replacement."""
+    """Yield `(rows, Q)` blocks: how often each query is in a resample of Q queries, with replacement."""
     generator, size = np.random.default_rng(seed), max(1, BLOCK_NUMBERS // queries)
     for start in range(0, resamples, size):
         rows = min(size, resamples - start)
-        drawn = generator.integers(0, queries, (rows, queries)) + queries * np.arange(rows)[:, None]
-        yield np.bincount(drawn.ravel(), minlength=rows * queries).reshape(rows, queries).astype("float64")
+        indices = generator.integers(0, queries, (rows, queries)) + queries * np.arange(rows)[:, None]
+        yield np.bincount(indices.ravel(), minlength=rows * queries).reshape(rows, queries).astype("float64")

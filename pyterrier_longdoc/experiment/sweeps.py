@@ -25,15 +25,15 @@ LABELS = {
     "inference": "windows at inference",
     "depth": "documents that are reranked",
 }
-"""What stands beside the axis of a parameter."""
+"""Axis labels by parameter."""
 
 
 class _Setting(NamedTuple):
-    """One setting of a sweep: what the table shows, what the model is made with, what is set afterwards."""
+    """One setting of a sweep: the table's parameters, the model's arguments, and attributes to set afterwards."""
 
-    shown: Mapping[str, Any]
-    made_with: Mapping[str, Any] = MappingProxyType({})
-    set_to: Mapping[str, Any] = MappingProxyType({})
+    parameters: Mapping[str, Any]
+    arguments: Mapping[str, Any] = MappingProxyType({})
+    attributes: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +64,12 @@ class Sweep:
         table, (first, *second) = self.table, self.parameters.columns
         lines: list[tuple[Any, pd.DataFrame]] = list(table.groupby(second[0])) if second else [("", table)]
         ax = ax or new_axes(len(lines) if second else 0)
-        for line, aside in enumerate(offsets(table[first], len(lines))):
+        for line, shift in enumerate(offsets(table[first], len(lines))):
             value, rows = lines[line]
             rows = rows.sort_values(first)
             label = f"{LABELS.get(second[0], second[0])}: {value}" if second else None
-            look = {"capsize": 3, "label": label, **line_style(line)}
-            ax.errorbar(rows[first] + aside, rows[measure], yerr=rows.get(f"{measure} std"), **look)
+            style = {"capsize": 3, "label": label, **line_style(line)}
+            ax.errorbar(rows[first] + shift, rows[measure], yerr=rows.get(f"{measure} std"), **style)
         ax.set_xticks(sorted(table[first].unique()))
         ax.set_xlabel(LABELS.get(first, first))
         ax.set_ylabel(f"{measure}: mean and standard deviation over seeds" if f"{measure} std" in table else measure)
@@ -95,7 +95,7 @@ def sweep_truncation(
     Args:
         first_stage: retriever and text loader.
         model: a transformer, whose attributes are varied at inference, or a function `model(seed=..., max_doc_len=...)`
-            that makes it, and trains it as in the paper, with each setting.
+            that makes a model for each setting, and trains it as in the paper.
         topics: `qid, query`.
         qrels: `qid, docno, label`.
         metrics: measures.
@@ -120,7 +120,7 @@ def sweep_windows(
     strides: Sequence[int] = (75, 150, 300),
     **experiment: Any,
 ) -> Sweep:
-    """Try all combinations of window size and stride in which no text is left out (stride <= window size).
+    """Try all combinations of window size and stride that read all text (stride <= window size).
 
     `window_sizes` (150 in Boytsov et al. 2025) and `strides` are in tokens; a function as model gets `window_size` and
     `stride`. The other arguments are those of `sweep_truncation`.
@@ -147,8 +147,10 @@ def sweep_passages(
     `model(seed=..., max_windows=...)` makes and trains a model, once for each seed and number. The other
     arguments are those of `sweep_truncation`.
     """
-    # Systems come one after the other, each with all seeds and folds: the models of one training number are kept.
-    trained = functools.lru_cache(maxsize=len(seeds) * len(experiment.get("folds") or [None]))(model)
+    if isinstance(model, pt.Transformer):
+        raise ValueError(f"model= must be a function of seed and max_windows that makes and trains one, not {model!r}")
+    # Systems come one after the other, each with all seeds and folds: the cache holds the models of one of them.
+    cached_model = functools.lru_cache(maxsize=len(seeds) * len(experiment.get("folds") or [None]))(model)
     settings = {
         f"{a} at training, {b} at inference": _Setting(
             {"inference": b, "training": a}, {"max_windows": a}, {"max_windows": b}
@@ -156,7 +158,7 @@ def sweep_passages(
         for a in train
         for b in test
     }
-    return _sweep(first_stage, trained, settings, topics, qrels, metrics, {"seeds": seeds, **experiment})
+    return _sweep(first_stage, cached_model, settings, topics, qrels, metrics, {"seeds": seeds, **experiment})
 
 
 def sweep_depth(
@@ -187,26 +189,24 @@ def _sweep(
     metrics: Sequence[Any],
     experiment: dict[str, Any],
 ) -> Sweep:
-    with_folds = experiment.get("folds") is not None
-    systems = {name: _system(first_stage, model, setting, with_folds=with_folds) for name, setting in settings.items()}
+    systems = {name: _system(first_stage, model, setting) for name, setting in settings.items()}
     first, *others = systems or [""]
     arguments = {"partner": dict.fromkeys(others, first), **experiment}
     results = Experiment(systems, topics, qrels, metrics, **arguments)
-    return Sweep(results, pd.DataFrame([setting.shown for setting in settings.values()]))
+    return Sweep(results, pd.DataFrame([setting.parameters for setting in settings.values()]))
 
 
-def _system(
-    first_stage: pt.Transformer, model: ModelOrFactory, setting: _Setting, *, with_folds: bool
-) -> Callable[..., pt.Transformer]:
-    """Return a factory: each setting's model is made when its turn comes and dropped after it."""
-    stage = first_stage % setting.shown["depth"] if "depth" in setting.shown else first_stage
+def _system(first_stage: pt.Transformer, model: ModelOrFactory, setting: _Setting) -> Callable[..., pt.Transformer]:
+    """Return a factory, so that each setting's model is made in its turn and dropped after it."""
+    stage = first_stage % setting.parameters["depth"] if "depth" in setting.parameters else first_stage
     if isinstance(model, pt.Transformer):
-        return lambda: stage >> _with_attributes(model, {**setting.made_with, **setting.set_to})
-    if with_folds:
-        return lambda seed, fold: (
-            stage >> _with_attributes(model(seed=seed, fold=fold, **setting.made_with), setting.set_to)
-        )
-    return lambda seed: stage >> _with_attributes(model(seed=seed, **setting.made_with), setting.set_to)
+        return lambda: stage >> _with_attributes(model, {**setting.arguments, **setting.attributes})
+
+    def make(seed: int, fold: Any = None) -> pt.Transformer:
+        arguments = {**setting.arguments, **({} if fold is None else {"fold": fold})}
+        return stage >> _with_attributes(model(seed=seed, **arguments), setting.attributes)
+
+    return make
 
 
 def _with_attributes(model: pt.Transformer, attributes: Mapping[str, Any]) -> pt.Transformer:

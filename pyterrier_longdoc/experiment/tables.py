@@ -52,7 +52,7 @@ class PaperTable:
 
     Attributes:
         results: by the name of the test set, which is empty if there is only one.
-        digits: after the point; None for those of the results' `round`, or 3.
+        digits: decimals; None for those of the results' `round`, or 3.
         average: add a column with the mean of each system's gains.
     """
 
@@ -62,7 +62,7 @@ class PaperTable:
 
     def __repr__(self) -> str:
         systems = dict.fromkeys(name for results in self.results.values() for name in results.names)
-        columns = [f"{test_set} {measure}".strip() for test_set, of in self.results.items() for measure in of.measures]
+        columns = [f"{test_set} {m}".strip() for test_set, results in self.results.items() for m in results.measures]
         return f"PaperTable({', '.join(systems)}; {', '.join(columns)})"
 
     def _repr_html_(self) -> str:
@@ -73,18 +73,18 @@ class PaperTable:
         gains: dict[str, list[float]] = {name: [] for results in self.results.values() for name in results.names}
         frame = pd.DataFrame(index=pd.Index([notation.escape(name) for name in gains], name="System"), dtype=object)
         for test_set, results in self.results.items():
-            marks, of_set = _marks_and_gains(results, self._letters)
+            marks, set_gains = _marks_and_gains(results, self._letters)
             for measure in results.measures:
                 means, digits, texts = results.means[measure], self._digits(results, measure), []
                 best = means.round(digits).max()
                 for name in gains:
-                    gain = of_set.get((name, measure))
+                    gain = set_gains.get((name, measure))
                     gains[name] += [] if gain is None else [gain]
                     mark = marks.get((name, measure), "")
                     texts.append(_cell(means.get(name), digits, best, mark, gain, notation))
                 frame[notation.escape(f"{test_set} {measure}".strip())] = texts
         if self.average:
-            averages = [float(np.mean(of_system)) if of_system else np.nan for of_system in gains.values()]
+            averages = [float(np.mean(values)) if values else np.nan for values in gains.values()]
             frame["Average gain"] = [_percent(average, notation) for average in averages]
         return frame
 
@@ -111,7 +111,7 @@ class PaperTable:
 
     @property
     def _letters(self) -> dict[tuple[str, str | None], str]:
-        """The letters by kind and baseline; a partner of all that is a baseline too has none but that one's."""
+        """The letters by kind and baseline; a partner that is also a baseline has the baseline's letter only."""
         statistics = next(iter(self.results.values())).statistics
         references = [(kind, baseline) for kind, baseline, _ in statistics.references([])]
         if len(self._partners) == 1 and self._partners <= set(statistics.baseline):
@@ -121,11 +121,11 @@ class PaperTable:
     def _digits(self, results: Results, measure: str) -> int:
         if self.digits is not None:
             return self.digits
-        of_results = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
-        return DIGITS if of_results is None else of_results
+        decimals = results.round.get(measure) if isinstance(results.round, Mapping) else results.round
+        return DIGITS if decimals is None else decimals
 
     def note(self, notation: Notation = HTML) -> str:
-        """Return what explains the table."""
+        """Return the line that explains the table."""
         first = next(iter(self.results.values()))
         s, note = first.statistics, "Best in bold."
         seeds = max(len(labels) for results in self.results.values() for labels in results.seeds.values())
@@ -141,12 +141,12 @@ class PaperTable:
         test = TEST_NAMES.get(s.test_name, s.test_name)
         corrected = f", {s.correction} correction over systems" if s.correction else ""
         alphas = ", ".join(dict.fromkeys(f"{results.statistics.alpha:g}" for results in self.results.values()))
-        how = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
-        compared = references[0][2]
-        pairs = "; ".join(f"{reference} for {name}" for name, reference in compared.items())
-        several = notation.escape(f" ({pairs})") if len(set(compared.values())) > 1 else ""
-        gain = next(iter(names.values())) + several
-        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {how}"
+        method = notation.escape(f"({test} on per-query values{corrected}, alpha {alphas}).")
+        partners = references[0][2]
+        pairs = "; ".join(f"{reference} for {name}" for name, reference in partners.items())
+        detail = notation.escape(f" ({pairs})") if len(set(partners.values())) > 1 else ""
+        gain = next(iter(names.values())) + detail
+        return f"{note} In parentheses: gain over {gain}. Significant difference: {marks} {method}"
 
 
 def _cell(mean: float | None, digits: int, best: float, marks: str, gain: float | None, notation: Notation) -> str:
@@ -168,12 +168,12 @@ def paper_table(
 ) -> PaperTable:
     """Lay out results as Boytsov et al. 2025 do in their Tables 1 and 4.
 
-    Superscripts: the first letters stand for the partner, if there are partners, and the baselines in their order. A
-    partner of all systems that is a baseline too has one letter, the baseline's, with that one's correction.
+    Superscripts: the first letters stand for the partner, if there are partners, and for the baselines in their order.
+    If one baseline is everybody's partner, it has one letter, with the correction of the baseline.
 
     Args:
         results: of one experiment, or of several by the name of the test set, side by side.
-        digits: after the point; None for those of the results' `round`, or 3.
+        digits: decimals; None for those of the results' `round`, or 3.
         average: add the systems' mean gain over all columns; None adds it if there are partners and several columns.
 
     Returns:
@@ -189,14 +189,14 @@ def paper_table(
         if legend != legends[0]:
             raise ValueError(f"{name!r} differs from the other results in baselines, partners, test or correction")
     if average is None:
-        average = bool(first.partner) and sum(len(of_set.measures) for of_set in sets.values()) > 1
+        average = bool(first.partner) and sum(len(columns.measures) for columns in sets.values()) > 1
     return PaperTable(sets, digits, average)
 
 
 def _marks_and_gains(
     results: Results, letters: Mapping[tuple[str, str | None], str]
 ) -> tuple[dict[tuple[str, str], str], dict[tuple[str, str], float]]:
-    """Return by system and measure the letters of what it differs from, and the gain over its first reference."""
+    """Return by system and measure the letters of significant differences, and the gain over the first reference."""
     first = next(((kind, baseline) for kind, baseline, _ in results.statistics.references(results.names)), None)
     marks: dict[tuple[str, str], str] = {}
     gains: dict[tuple[str, str], float] = {}

@@ -1,4 +1,4 @@
-"""How a model answers which of some documents are best: by naming all in order, or by its first token alone."""
+"""How a model answers which documents are best: by an order of all, or by its first token alone."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ FIRST_TOKEN_PROMPT = ListwisePrompt(
 class AnswerForm(Cited, ABC):
     """How a model is asked for an order of documents, and how its order is read."""
 
-    prompt: ListwisePrompt  # what is asked where `RankGPT` is given no prompt
-    asks_again: bool  # another call may help where a reply cannot be read
+    prompt: ListwisePrompt  # the prompt of a `RankGPT` without `prompt=`
+    asks_again: bool  # whether another call may help after an unreadable reply
 
     @abstractmethod
     def check(self, client: LLMClient, prompt: Prompt) -> None:
-        """Raise ValueError for a model or a prompt that this form cannot be had from, without asking anything."""
+        """Raise ValueError if model or prompt does not allow this form; the model is not asked."""
 
     @abstractmethod
-    def most(self, prompt: Prompt) -> int | None:
+    def max_documents(self, prompt: Prompt) -> int | None:
         """Return the most documents in a prompt; None for no limit."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Permutation(ShowsChanges, AnswerForm):
         if names(prompt) == string.ascii_uppercase:
             raise ValueError("prompt= has identifiers='letters', for answer=FirstToken(); orders are read from numbers")
 
-    def most(self, prompt: Prompt) -> int | None:
+    def max_documents(self, prompt: Prompt) -> int | None:
         return None
 
     def ask(self, client: LLMClient, qid: str, messages: list[Message], prompt: Prompt) -> Reply:
@@ -86,15 +86,15 @@ class Permutation(ShowsChanges, AnswerForm):
 class FirstToken(ShowsChanges, AnswerForm):
     """The order is that of the log-probabilities of the documents' identifiers as first token of the answer.
 
-    Source: FIRST (Reddy et al. 2024, arXiv 2406.15657), whose identifiers are letters; one token is written for a
-    prompt instead of a ranking. Their models were trained for it; others are asked in this package's own words. The
-    probability of an identifier is that of all tokens that are it but for white space. Letters make at most 26
-    documents in a prompt, numbers 9, as the first token of 12 may be 1.
+    Source: FIRST (Reddy et al. 2024, arXiv 2406.15657), whose identifiers are letters. The model writes one token for a
+    prompt instead of a ranking. FIRST's models were trained for it; the prompt's wording is this package's own. The
+    probability of an identifier is the sum over all tokens that differ from it by white space alone. A prompt has at
+    most 26 documents with letters, and 9 with numbers, as the first token of 12 may be 1.
 
-    A server gives no more than `top_logprobs` log-probabilities, and other tokens may be among them. Documents of
-    whose identifiers it gives none are less likely than those of which it does, and nothing tells their order: they are
-    counted as left out (`llm_missing`) with a warning, as those that a written ranking does not name. A reply without
-    any identifier is a failure (`on_failure`); it would be the same again, so that `retries` are of no use.
+    A server gives at most `top_logprobs` log-probabilities, also of other tokens. Documents whose identifier is missing
+    rank below the others, in their old order. They count as left out (`llm_missing`) with a warning, like documents
+    that a written ranking does not name. A reply without any identifier is a failure (`on_failure`); it is
+    not asked for again (`retries`), as it would be the same.
 
     Args:
         top_logprobs: log-probabilities to ask for, at least as many as there are documents in a prompt. OpenAI gives at
@@ -114,7 +114,7 @@ class FirstToken(ShowsChanges, AnswerForm):
     def check(self, client: LLMClient, prompt: Prompt) -> None:
         check_gives_logprobs(client, f"answer={self!r}")
 
-    def most(self, prompt: Prompt) -> int | None:
+    def max_documents(self, prompt: Prompt) -> int | None:
         return min(len(names(prompt)), self.top_logprobs)
 
     def ask(self, client: LLMClient, qid: str, messages: list[Message], prompt: Prompt) -> Reply:
@@ -123,11 +123,11 @@ class FirstToken(ShowsChanges, AnswerForm):
     def parse(self, reply: Reply, n: int, prompt: Prompt) -> ParsedReply | None:
         """Return the order by falling log-probability; documents without one stay behind in their order."""
         values = [logprob(reply.logprobs or {}, name) for name in names(prompt)[:n]]
-        known = [document for document, value in enumerate(values) if value > -math.inf]
-        if not known:
+        scored = [document for document, value in enumerate(values) if value > -math.inf]
+        if not scored:
             return None
-        rest = [document for document, value in enumerate(values) if value == -math.inf]
-        return ParsedReply([*sorted(known, key=values.__getitem__, reverse=True), *rest], len(rest), 0, 0)
+        others = [document for document, value in enumerate(values) if value == -math.inf]
+        return ParsedReply([*sorted(scored, key=values.__getitem__, reverse=True), *others], len(others), 0, 0)
 
     def unchanged(self, n: int, prompt: Prompt) -> Reply:
         logprobs = {name: -float(rank) for rank, name in enumerate(names(prompt)[:n], 1)}
@@ -135,26 +135,26 @@ class FirstToken(ShowsChanges, AnswerForm):
 
 
 def names(prompt: Prompt) -> str:
-    """Return the identifiers of documents that a token can hold; functions are to number them."""
+    """Return the one-token identifiers of a prompt's documents: letters, or 1 to 9, as a function must use."""
     return string.ascii_uppercase if getattr(prompt, "identifiers", "") == "letters" else string.digits[1:]
 
 
 def logprob(logprobs: Mapping[str, float], word: str, *, fold: bool = False) -> float:
-    """Return the log-probability that a token is a word but for white space, and for case with `fold`; -inf for none.
+    """Return the log-probability of a word with any white space around it, with `fold` in any case; -inf for none.
 
     Example:
         >>> round(logprob({"A": -1.5, " A": -3.0, "B": -0.5}, "A"), 4)
         -1.2986
     """
-    wanted = word.casefold() if fold else word
+    target = word.casefold() if fold else word
     stripped = [(token.strip(), value) for token, value in logprobs.items() if value > -math.inf]
-    told = [value for token, value in stripped if (token.casefold() if fold else token) == wanted]
-    most = max(told, default=-math.inf)
+    matches = [value for token, value in stripped if (token.casefold() if fold else token) == target]
+    highest = max(matches, default=-math.inf)
     # Relative to the likeliest: exp(-746) is 0.
-    return most + math.log(math.fsum(math.exp(value - most) for value in told)) if told else most
+    return highest + math.log(math.fsum(math.exp(value - highest) for value in matches)) if matches else highest
 
 
-def check_gives_logprobs(client: LLMClient, asked_by: str) -> None:
+def check_gives_logprobs(client: LLMClient, user: str) -> None:
     """Raise ValueError for a backend that never gives log-probabilities."""
     if not hasattr(client.backend, "first_token"):
-        raise ValueError(f"{client.backend!r} gives no log-probabilities, which {asked_by} needs; {LOGPROBS_FROM}")
+        raise ValueError(f"{client.backend!r} gives no log-probabilities, which {user} needs; {LOGPROBS_FROM}")

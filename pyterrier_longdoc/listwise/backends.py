@@ -1,4 +1,4 @@
-"""Ways to ask a language model; the libraries behind them are imported when the first question is asked."""
+"""Ways to ask a language model; their libraries are imported at the first question."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..common.servers import (
 )
 from .prompts import Message
 
-# Of all local models while they generate: a lock of each could not be pickled.
+# One lock for all local models: a lock of each could not be pickled.
 _GENERATING = threading.Lock()
 
 
@@ -36,8 +36,8 @@ class Reply:
         text: what it wrote.
         input_tokens: tokens of the prompt; None if the backend does not know.
         output_tokens: tokens of the answer, reasoning included; None if the backend does not know.
-        logprobs: natural log-probabilities of the likeliest first tokens, by their text, where `first_token` asked for
-            them and the backend has them; None otherwise.
+        logprobs: natural log-probabilities of the likeliest first tokens, by text; None unless `first_token` was called
+            and the backend has them.
     """
 
     text: str
@@ -49,13 +49,12 @@ class Reply:
 class Backend(Protocol):
     """Asks one model.
 
-    A backend that can tell how likely first tokens are has `first_token(messages, words, top_logprobs) -> Reply` too,
-    whose reply has `logprobs`: at least of the `words`, which the answer may be, or, where a server decides about it,
-    of the `top_logprobs` likeliest.
+    A backend with log-probabilities also has `first_token(messages, words, top_logprobs) -> Reply`, whose reply has
+    `logprobs` for each of `words`, or for the server's `top_logprobs` likeliest tokens.
 
     Attributes:
         model: its name.
-        settings: what else a reply depends on, JSON-able, without keys and addresses.
+        settings: all else that a reply depends on, JSON-able, without keys and addresses.
     """
 
     @property
@@ -64,25 +63,24 @@ class Backend(Protocol):
     def settings(self) -> Mapping[str, Any]: ...  # noqa: D102
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        """Send a conversation, for several threads at a time; BackendError if there is no reply, never a text."""
+        """Send a conversation; raise BackendError if there is no reply. Several threads may call at a time."""
 
 
 class CallableBackend:
     """Any function from messages to text, as a backend.
 
     Args:
-        function: gets the list of `{"role", "content"}` messages, returns a string or a `Reply`, with `logprobs`
-            where first tokens are asked for. Its own exceptions end the run; `ContextOverflowError` asks for shorter
-            documents.
-        name: stands for the function in the replay cache: change it when the function changes its answers. Default:
-            the module and name of a plain function.
+        function: gets the list of `{"role", "content"}` messages and returns a string, or a `Reply` with `logprobs` for
+            `first_token`. Its exceptions end the run, but after `ContextOverflowError` documents are shortened.
+        name: name of the function in the replay cache; change it when the answers of the function change. Default: the
+            module and name of a plain function.
     """
 
     def __init__(self, function: Callable[[list[Message]], str | Reply], name: str | None = None) -> None:
         self.function = function
-        plain = getattr(function, "__qualname__", None)
-        self.named = name is not None or (plain is not None and "<" not in plain)
-        self.model = name or f"{getattr(function, '__module__', '')}.{plain or type(function).__qualname__}"
+        function_name = getattr(function, "__qualname__", None)
+        self.has_name = name is not None or (function_name is not None and "<" not in function_name)
+        self.model = name or f"{getattr(function, '__module__', '')}.{function_name or type(function).__qualname__}"
         self.settings: Mapping[str, Any] = {}
 
     def __repr__(self) -> str:
@@ -91,6 +89,8 @@ class CallableBackend:
     def __call__(self, messages: Sequence[Message]) -> Reply:
         """Call the function."""
         reply = self.function([dict(message) for message in messages])
+        if not isinstance(reply, str | Reply):
+            raise TypeError(f"{self.model} returned {type(reply).__name__}; it must return a string or a Reply")
         return Reply(reply) if isinstance(reply, str) else reply
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
@@ -102,20 +102,19 @@ class CallableBackend:
 class OpenAIBackend:
     """A model behind an OpenAI-compatible server: OpenAI's, Anthropic's, vLLM, SGLang, Ollama, llama.cpp, gateways.
 
-    Time-outs, rate limits (429) and server errors are retried by the `openai` client, with exponential back-off up to
-    8 seconds, jitter, and the server's Retry-After (up to two minutes); a bad key or a bad request ends the run at
-    once.
+    The `openai` client retries after time-outs, rate limits (429) and server errors, with exponential back-off up to 8
+    seconds, jitter, and the server's Retry-After (up to two minutes). A bad key or a bad request ends the run at once.
 
     Args:
         model: its name on the server.
         base_url: the server, mostly with `/v1` at its end, e.g. `"http://localhost:8000/v1"`, or
             `"https://api.anthropic.com/v1"` for Claude; None for OpenAI's.
         key_variable: the environment variable with the key. Default: `OPENAI_API_KEY` for OpenAI's server and no key
-            for any other, so that a key never goes to a server it was not made for.
+            for any other, so that no key goes to a wrong server.
         client: an `openai.OpenAI` client of your own, instead of the two above, `timeout` and `max_retries`.
         parameters: of the request, e.g. `{"temperature": 0, "max_tokens": 300}`, the default being a temperature of 0.
         timeout: seconds to wait for a reply.
-        max_retries: most further requests after failed ones.
+        max_retries: most requests after a failed one.
 
     Raises:
         ValueError: for parameters that could hold keys.
@@ -155,7 +154,7 @@ class OpenAIBackend:
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
         """Ask for one token and the log-probabilities of the likeliest; the server says how many it gives at most."""
-        # Newer models of OpenAI's know the one name alone, most other servers the other.
+        # OpenAI's newer models know one name alone, most other servers the other.
         newer = "max_completion_tokens"
         bound = newer if newer in self.parameters else "max_tokens"
         return self._ask(messages, {**self.parameters, bound: 1, "logprobs": True, "top_logprobs": top_logprobs})
@@ -164,23 +163,23 @@ class OpenAIBackend:
         openai, client = llm_library("openai"), self.client
         try:
             client = client or self._connect(openai)
-            # The client retries what servers and networks do, and not what is no answer of the API.
+            # The client itself retries all but malformed replies.
             reply: Reply = retrying(self.max_retries, MalformedReplyError)(self._request, client, messages, parameters)
             return reply
         except openai.OpenAIError as error:
             response: Any = getattr(error, "response", None)
-            said = str(error.__cause__ or error) if response is None else words_of(response)
+            message = str(error.__cause__ or error) if response is None else words_of(response)
             url = getattr(getattr(error, "request", None), "url", self.base_url or "")
-            too_long = is_too_long(getattr(error, "status_code", None), f"{said} {getattr(error, 'code', '')}")
-            reason = f"{self.model}: {type(error).__name__} at {without_secrets(url)}: {said}"
+            too_long = is_too_long(getattr(error, "status_code", None), f"{message} {getattr(error, 'code', '')}")
+            reason = f"{self.model}: {type(error).__name__} at {without_secrets(url)}: {message}"
             key = getattr(client, "api_key", None)
             failure = (ContextOverflowError if too_long else BackendError)(public(reason, key))
-        # Not within "except": the original would hang on it, with the request, which has the key.
+        # Not within "except": the error would hold the original one, with the request and its key.
         raise failure
 
     def _connect(self, openai: Any) -> Any:
         if self._connection is None:
-            # Other servers than OpenAI's often want some key, but not that one.
+            # Other servers often want any key, but must not get OpenAI's.
             key = None if self.base_url is None else "no-key"
             if self.key_variable is not None:
                 key = key_in(self.key_variable, self.model)
@@ -192,19 +191,19 @@ class OpenAIBackend:
         completions = client.chat.completions.with_raw_response
         raw = completions.create(model=self.model, messages=list(messages), **parameters)
         try:
-            return _read(raw.parse())
+            return _reply_of(raw.parse())
         except (ValueError, AttributeError, IndexError, TypeError):
-            said = f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {words_of(raw.http_response)}"
-        raise MalformedReplyError(public(f"{self.model}: {said}", client.api_key))
+            message = f"no answer of OpenAI's API at {without_secrets(client.base_url)}: {words_of(raw.http_response)}"
+        raise MalformedReplyError(public(f"{self.model}: {message}", client.api_key))
 
 
-def _read(answer: Any) -> Reply:
-    """Return what is in an answer of OpenAI's API."""
+def _reply_of(answer: Any) -> Reply:
+    """Return the reply in an answer of OpenAI's API."""
     choice, usage = answer.choices[0], answer.usage
     text = choice.message.content or getattr(choice.message, "refusal", None) or ""
-    told = getattr(getattr(choice, "logprobs", None), "content", None)
-    # Several tokens may have one text, of which the first is the likeliest.
-    logprobs = {each.token: each.logprob for each in reversed(told[0].top_logprobs)} if told else None
+    positions = getattr(getattr(choice, "logprobs", None), "content", None)
+    # Of several tokens with one text the first, the likeliest, counts.
+    logprobs = {each.token: each.logprob for each in reversed(positions[0].top_logprobs)} if positions else None
     tokens = getattr(usage, "prompt_tokens", None), getattr(usage, "completion_tokens", None)
     return Reply(text, *tokens, logprobs=logprobs)
 
@@ -217,11 +216,11 @@ class HuggingFaceBackend:
     without one: `ListwisePrompt(system="")`. For many prompts, a server such as vLLM behind `OpenAIBackend` is faster.
 
     Args:
-        model: a model on the hub or a folder, which is told by the contents of its files as they are at the first look.
+        model: a model on the hub, or a folder, which is identified by the contents of its files when first read.
         parameters: of `generate`. Default: greedy, at most 256 new tokens.
         device: `"cuda"`, `"cpu"`, ...; None for a GPU if there is one.
         dtype: `"float32"`, `"bfloat16"` or `"float16"`; None for that of the checkpoint.
-        trust_remote_code: run modelling code that the checkpoint brings along.
+        trust_remote_code: run modelling code of the checkpoint.
     """
 
     model: str
@@ -234,8 +233,8 @@ class HuggingFaceBackend:
     def __post_init__(self) -> None:
         self.model = str(self.model)
         self._loaded: tuple[Any, Any] | None = None
-        self._files: str | None = None  # of a folder, once it was looked at
-        self._ids: dict[str, list[int]] = {}  # of all tokens, by their text without white space around it
+        self._files: str | None = None  # digest of a folder at first use
+        self._ids: dict[str, list[int]] = {}  # of all tokens, by text without white space around it
 
     def __repr__(self) -> str:
         return f"HuggingFaceBackend({Path(self.model).name!r})"
@@ -250,21 +249,21 @@ class HuggingFaceBackend:
         return {"api": "transformers", "files": self._files, "dtype": self.dtype, **self.parameters}
 
     def __call__(self, messages: Sequence[Message]) -> Reply:
-        """Generate an answer; ContextOverflowError if it has no room in the positions of the model."""
+        """Generate an answer; raise ContextOverflowError if the model has too few positions for it."""
         import torch
 
         with _GENERATING, torch.inference_mode():
             model, tokenizer = self._load()
             inputs, length = self._inputs(messages, self.parameters.get("max_new_tokens", 1))
             generated = model.generate(**inputs, **{"pad_token_id": tokenizer.eos_token_id, **self.parameters})
-            new = generated[0, length:]
-            return Reply(tokenizer.decode(new, skip_special_tokens=True), length, len(new))
+            answer = generated[0, length:]
+            return Reply(tokenizer.decode(answer, skip_special_tokens=True), length, len(answer))
 
     def first_token(self, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return the log-probabilities of the words, from one pass; exact ones.
+        """Return the exact log-probabilities of the words, from one pass.
 
-        A word's is that of all tokens that are it but for white space, `Yes` and the `▁Yes` of SentencePiece; a word of
-        several tokens has none.
+        A word's is the sum over all tokens that differ from it by white space alone, such as `Yes` and SentencePiece's
+        `▁Yes`; a word of several tokens has none.
         """
         import torch
 
@@ -276,11 +275,11 @@ class HuggingFaceBackend:
             if not self._ids:
                 for i in range(min(len(tokenizer), len(logprobs))):
                     self._ids.setdefault(tokenizer.decode([i]).strip(), []).append(i)
-            found = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
-            return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=found)
+            values = {word: logprobs[self._ids[word]].logsumexp(0).item() for word in words if word in self._ids}
+            return Reply(tokenizer.decode(logits.argmax()), length, 1, logprobs=values)
 
     def _inputs(self, messages: Sequence[Message], answer: int) -> tuple[Any, int]:
-        """Return a conversation in the model's form, and its tokens."""
+        """Return a conversation as inputs of the model, and the number of its tokens."""
         model, tokenizer = self._load()
         inputs = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -302,7 +301,7 @@ class HuggingFaceBackend:
             from ..modelling.devices import in_own_memory
 
             if folder_digest(self.model) != self.settings["files"]:
-                raise ValueError(f"{self!r}: the folder has changed since this backend looked at it: make a new one")
+                raise ValueError(f"{self!r}: the folder has changed since this backend's first use: make a new one")
             options: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
             place = reachable(self.model)
             tokenizer = AutoTokenizer.from_pretrained(place, **options)

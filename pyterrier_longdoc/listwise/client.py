@@ -1,4 +1,4 @@
-"""A model with its cache and its ledger, asked until its reply can be read."""
+"""A model with its cache and its ledger, and retries after unreadable replies."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ Parsed = TypeVar("Parsed")
 
 
 class NotInCacheError(LookupError):
-    """A run that may only replay its cache asked something new."""
+    """A run that may only replay its cache has a new prompt."""
 
 
 class NoLogprobsError(BackendError):
-    """A model answered without the log-probabilities that were asked for."""
+    """A model answered without log-probabilities."""
 
 
 def reply_key(model: str, settings: Mapping[str, Any], messages: Sequence[Message]) -> str:
@@ -52,16 +52,16 @@ class LLMClient:
 
     Args:
         llm: a backend, or a function from messages to text.
-        cache: a SQLite file of replies by model, settings and messages, of which it holds hashes, and neither keys nor
-            addresses; several threads and processes may use it. Replies in it are not asked for again, and a reply is
-            stored before its ranking is used, so that a run that was stopped goes on without paying twice. None for no
+        cache: a SQLite file of replies, by a hash of model, settings and messages; several threads and processes may
+            use it. It stores hashes of these, never API keys or addresses. Replies in it are not paid for again. A
+            reply is stored before its ranking is used, so that no reply is lost when a run is stopped. None for no
             cache.
         prices: of a million tokens.
-        max_cost: no call is made once this object's calls, and the model's replies that are in the cache as this object
-            is made, have cost so much; those under way may still pass it, one for each thread. Needs `prices`.
+        max_cost: no call starts once this much is spent; earlier replies of this model in the cache count. Calls under
+            way, one for each thread, may still pass it. Needs `prices`.
         tokenizer: counts tokens where the backend reports none: a Hugging Face tokenizer or its name, a tiktoken
             encoding or a function; None counts four characters as one.
-        replay_only: ask nothing that is not in the cache; needs neither key nor network.
+        replay_only: read all replies from the cache; needs neither key nor network.
 
     Attributes:
         ledger: the calls so far.
@@ -81,39 +81,39 @@ class LLMClient:
             raise ValueError(f"llm={llm!r} must be a backend, an LLMClient, or a function from messages to text")
         is_backend = hasattr(llm, "model") and hasattr(llm, "settings")
         self.backend: Backend = llm if is_backend else CallableBackend(llm)
-        if cache is not None and isinstance(self.backend, CallableBackend) and not self.backend.named:
+        if cache is not None and isinstance(self.backend, CallableBackend) and not self.backend.has_name:
             raise ValueError(
-                f"{self.backend!r} has no name of its own by which the cache could know its replies: "
+                f"{self.backend!r} has no name by which the cache could know its replies: "
                 f"use CallableBackend(function, name=...)"
             )
         self.cache = None if cache is None else Store(cache)
         self.ledger = Ledger(prices, max_cost)
         if self.cache is not None and max_cost is not None:
-            of_model = (each for each in self.cache.values() if each["model"] == self.backend.model)
-            costs = (self.ledger.cost_of(each["input_tokens"], each["output_tokens"]) for each in of_model)
-            self.ledger.earlier = sum(costs)
+            replies = (reply for reply in self.cache.values() if reply["model"] == self.backend.model)
+            costs = (self.ledger.cost_of(reply["input_tokens"], reply["output_tokens"]) for reply in replies)
+            self.ledger.earlier_cost = sum(costs)
         self.tokens = Tokens(tokenizer)
         self.replay_only = replay_only
-        self._busy: dict[str, threading.Lock] = {}
+        self._locks: dict[str, threading.Lock] = {}
 
     def __repr__(self) -> str:
         return f"LLMClient({self.backend!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_busy": {}}
+        return {**self.__dict__, "_locks": {}}
 
     def ask(self, qid: str, messages: Sequence[Message]) -> Reply:
-        """Return the model's reply, from the cache if it is there, and enter it in the ledger for the qid."""
+        """Return the model's reply, from the cache if it has one, and enter it in the ledger for the qid."""
         return self._reply(qid, messages, self.backend, self.backend.settings)
 
     def first_token(self, qid: str, messages: Sequence[Message], words: Sequence[str], top_logprobs: int) -> Reply:
-        """Return a reply, as `ask`, with log-probabilities of its first token.
+        """Return a reply, as `ask` does, with log-probabilities of its first token.
 
-        The answer may be one of `words`; a server is asked for its `top_logprobs` likeliest tokens.
+        These are for each of `words`, or for the server's `top_logprobs` likeliest tokens.
         """
         backend: Any = self.backend
-        unbound = {name: value for name, value in backend.settings.items() if name not in ANSWER_BOUNDS}
-        settings = {**unbound, "max_tokens": 1, "top_logprobs": top_logprobs, "words": list(words)}
+        parameters = {name: value for name, value in backend.settings.items() if name not in ANSWER_BOUNDS}
+        settings = {**parameters, "max_tokens": 1, "top_logprobs": top_logprobs, "words": list(words)}
 
         def send(messages: Sequence[Message]) -> Reply:
             reply: Reply = backend.first_token(messages, words, top_logprobs)
@@ -133,36 +133,36 @@ class LLMClient:
         send: Callable[[Sequence[Message]], Reply],
         settings: Mapping[str, Any],
     ) -> Reply:
-        """Return the reply of `send`, or that of the cache to the same messages with the same settings."""
+        """Return the cache's reply to these messages with these settings, or else that of `send`."""
         key = reply_key(self.backend.model, settings, messages)
-        # The same prompt of two queries at the same time is paid for once, where there is a cache.
-        with nullcontext() if self.cache is None else self._busy.setdefault(key, threading.Lock()):
+        # With a cache, the same prompt of two queries at the same time is paid for once.
+        with nullcontext() if self.cache is None else self._locks.setdefault(key, threading.Lock()):
             entry = None if self.cache is None else self.cache.get_many([key]).get(key)
             replayed = entry is not None
             if entry is None:
                 if self.replay_only:
                     raise NotInCacheError(f"query {qid!r}: no reply to this prompt of {self.backend!r} in {self.cache}")
-                entry = self._paid(messages, send)
+                entry = self._new_reply(messages, send)
                 if self.cache is not None:
                     self.cache.put_many({key: entry})
         self.ledger.add(Call(qid, replayed, entry["input_tokens"], entry["output_tokens"], entry["estimated"]))
         return Reply(entry["text"], entry["input_tokens"], entry["output_tokens"], entry["logprobs"])
 
-    def _paid(self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Reply]) -> dict[str, Any]:
-        """Return a new reply as the cache stores it; tokens that the backend does not report are counted."""
+    def _new_reply(self, messages: Sequence[Message], send: Callable[[Sequence[Message]], Reply]) -> dict[str, Any]:
+        """Return a new reply in the cache's form; tokens that the backend does not report are counted."""
         self.ledger.check_cap()
         reply = send(messages)
-        # Half of a surrogate pair, which models do emit, is no text to servers, to which reminders repeat it.
+        # Models emit halves of surrogate pairs, which servers refuse in the reminder that repeats the reply.
         reply = replace(reply, text=reply.text.encode("utf-8", "replace").decode("utf-8"))
         estimated = reply.input_tokens is None or reply.output_tokens is None
         tokens_in = self.tokens.count_messages(messages) if reply.input_tokens is None else reply.input_tokens
         tokens_out = self.tokens.count(reply.text) if reply.output_tokens is None else reply.output_tokens
-        counted = replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
-        return {"model": self.backend.model, "estimated": estimated, **asdict(counted)}
+        reply = replace(reply, input_tokens=tokens_in, output_tokens=tokens_out)
+        return {"model": self.backend.model, "estimated": estimated, **asdict(reply)}
 
 
 class AsksLLM:
-    """What transformers have in common whose argument `llm` is a client, a backend or a function."""
+    """Base of transformers whose argument `llm` is a client, a backend or a function."""
 
     llm: Any
     _client_of: tuple[Any, LLMClient] | None = None
@@ -189,9 +189,9 @@ def read_reply(
     request: str,
     retries: int,
 ) -> tuple[Parsed | None, list[Reply]]:
-    """Read a reply, and ask again as long as `parse` finds nothing, with the conversation, the reply and `request`.
+    """Parse a reply; if that fails, ask again with the conversation, the reply and `request`.
 
-    What was found is returned, and the replies in which nothing was.
+    Return the parsed answer (None after all retries) and the unreadable replies.
     """
     unreadable: list[Reply] = []
     while (parsed := parse(reply)) is None:
@@ -199,8 +199,8 @@ def read_reply(
         if len(unreadable) > retries:
             break
         # Some servers refuse messages that are empty or end in white space.
-        answered = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
-        messages = [*messages, {"role": "assistant", "content": answered}, {"role": "user", "content": request}]
+        answer = reply.text.strip()[:REPEATED_CHARACTERS].rstrip() or "(no answer)"
+        messages = [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": request}]
         try:
             reply = ask(messages)
         except ContextOverflowError:  # no room for a reminder

@@ -1,4 +1,4 @@
-"""The calls of a model: what they have cost, and the cap on it."""
+"""The calls of a model: their cost, and the cap on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pandas as pd
 from ..common.arguments import argument, validate
 from ..common.presentation import readable
 
-# Of all ledgers: a lock of each could not be pickled.
+# One lock for all ledgers: a lock of each could not be pickled.
 _ADDING = threading.Lock()
 
 
 class SpendCapError(RuntimeError):
-    """The calls have cost `max_cost`, and no further one is made."""
+    """The calls have cost `max_cost`, and no call starts any more."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run is expected to take.
+    """The calls, tokens and cost that a run is expected to take.
 
     Attributes:
-        calls: prompts, without retries and shortened prompts sent again; the most there can be where answers decide.
+        calls: prompts, without retries and shortened prompts; the largest possible number where answers decide.
         input_tokens: of the prompts.
         output_tokens: of answers that hold nothing but the ranking; reasoning models write far more.
-        cost: at the given prices; None without prices.
+        cost: at the ledger's prices; None without prices.
     """
 
     calls: int
@@ -79,30 +79,30 @@ class Ledger:
 
     Args:
         prices: for costs; None leaves costs at zero.
-        max_cost: no call starts once `earlier` and the cost have reached it, so that it is passed by no more than the
-            calls under way cost, one for each thread; None for no cap. Replayed calls are free.
-        earlier: what the replies in a cache have cost before.
+        max_cost: no call starts once `earlier_cost` and the cost reach it; calls under way, one for each thread, may
+            still pass it. None for no cap. Replayed calls are free.
+        earlier_cost: cost of the replies that were in the cache before.
 
     Attributes:
         calls: one entry per reply, in order.
-        cost: what was paid: replayed calls are free.
+        cost: cost of the calls; replayed ones are free.
     """
 
     prices: Prices | None = None
     max_cost: float | None = argument(None, at_least=0, needs="prices")
-    earlier: float = 0.0
+    earlier_cost: float = 0.0
 
     def __post_init__(self) -> None:
-        validate(self)
+        validate(self, "LLMClient")
         self.calls: list[Call] = []
         self.cost = 0.0
 
     def __repr__(self) -> str:
-        paid = sum(not call.replayed for call in self.calls)
-        return f"Ledger({paid} calls, {len(self.calls) - paid} replayed, cost {readable(self.cost, 6)})"
+        new_calls = sum(not call.replayed for call in self.calls)
+        return f"Ledger({new_calls} calls, {len(self.calls) - new_calls} replayed, cost {readable(self.cost, 6)})"
 
     def estimate(self, calls: int, input_tokens: int, output_tokens: int) -> Estimate:
-        """Return what so many calls and tokens would take, at these prices."""
+        """Return the estimate of a run with so many calls and tokens, at the ledger's prices."""
         cost = None if self.prices is None else self.prices.cost(input_tokens, output_tokens)
         return Estimate(calls, input_tokens, output_tokens, cost)
 
@@ -112,10 +112,10 @@ class Ledger:
 
     def check_cap(self) -> None:
         """Raise SpendCapError if nothing may be spent any more."""
-        spent = self.earlier + self.cost
+        spent = self.earlier_cost + self.cost
         if self.max_cost is not None and spent >= self.max_cost:
             raise SpendCapError(
-                f"max_cost={self.max_cost} is spent: {readable(spent, 6)}, {readable(self.earlier, 6)} of it by "
+                f"max_cost={self.max_cost} is spent: {readable(spent, 6)}, {readable(self.earlier_cost, 6)} of it by "
                 f"earlier runs. Raise the cap (.ledger.max_cost, or max_cost= of a new LLMClient with the same cache=) "
                 f"and run again: with cache= only the rest is paid for"
             )
@@ -130,8 +130,8 @@ class Ledger:
     def table(self) -> pd.DataFrame:
         """Return one row per query, in order of first call.
 
-        `qid, calls, replayed, estimated` are numbers of calls (`calls` counts all), `input_tokens, output_tokens` those
-        of all, `cost` what was paid and `saved` what the replayed calls would cost.
+        `calls` counts all calls, `replayed` and `estimated` such calls; `input_tokens` and `output_tokens` are those of
+        all calls; `cost` is that of new calls, and `saved` what the replayed calls would cost.
         """
         rows = []
         for call in self.calls:

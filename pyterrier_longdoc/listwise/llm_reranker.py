@@ -1,4 +1,4 @@
-"""What transformers that show documents to a language model have in common."""
+"""Base of the transformers that show documents to a language model."""
 
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
@@ -48,49 +48,49 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
         self._check()
 
     def __repr__(self) -> str:
-        shown = [repr(self.client.backend)]
-        shown += changed_arguments(self, ("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
-        return f"{type(self).__name__}({', '.join(shown)})"
+        parts = [repr(self.client.backend)]
+        parts += changed_arguments(self, ("llm", "tokenizer", "text_loader", "verbose", "concurrency"))
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     def cited(self) -> list[str]:
-        """Return the papers behind it as it is set up, with those of what chooses the passages that are shown."""
+        """Return the papers behind this transformer and its selector of passages."""
         return [*super().cited(), *papers_of(self.preselect)]
 
     def describe(self) -> dict[str, Any]:
-        """Return who this transformer is, JSON-able: the model by its name and settings, and what it is asked."""
+        """Return what identifies this transformer, JSON-able: name and settings of the model, and the arguments."""
         backend = self.client.backend
         if isinstance(backend, CallableBackend):
-            raise ValueError(f"{self!r} asks a function, of which it cannot be told whether it stays the same")
-        asked = arguments_of(self, "head", "windows", "input")
-        arguments: dict[str, Any] = {name: described(value) for name, value in asked.items()}
+            raise ValueError(f"{self!r} asks a function, and functions cannot be compared between runs")
+        values = arguments_of(self, "head", "windows", "input")
+        arguments: dict[str, Any] = {name: described(value) for name, value in values.items()}
         if self.preselect is not None:
             arguments["preselect"] = self.preselect.identity()
-        known = {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
-        return {**known, **own_code(self, *(value for name, value in asked.items() if name != "tokenizer"))}
+        identity = {"model": backend.model, "settings": dict(backend.settings), "arguments": arguments}
+        return {**identity, **own_code(self, *(value for name, value in values.items() if name != "tokenizer"))}
 
     def _check(self) -> None:
-        """Raise ValueError for arguments that can never work, without asking anything."""
+        """Raise ValueError for arguments that can never work; the model is not asked."""
         validate(self)
         field_names(self.text_field)
         check_preselection(self.preselect, self.windows)
 
     def _budget(self, prompt: Prompt, pairs: Iterable[tuple[str, str]]) -> PromptBudget:
-        """Return what makes the prompts of a run; passages of its documents are chosen before any thread starts."""
+        """Return the budget that makes a run's prompts; passages are chosen here, before any thread starts."""
         passages, chosen_by = None, f"preselect={self.preselect!r}"
         if self.preselect is not None:
-            distinct = list(dict.fromkeys(pairs))
-            with counting(type(self).__name__, "document", len(distinct), shown=self.verbose) as done:
-                passages = best_passages(self.preselect, self.windows, distinct, on_pairs=done)
+            distinct_pairs = list(dict.fromkeys(pairs))
+            with counting(type(self).__name__, "document", len(distinct_pairs), shown=self.verbose) as advance:
+                passages = best_passages(self.preselect, self.windows, distinct_pairs, on_pairs=advance)
         return PromptBudget(prompt, self.tokenizer, self.max_doc_len, self.max_prompt_tokens, passages, chosen_by)
 
     def _texts(self, inp: pd.DataFrame) -> list[str]:
-        """Return the text of each row, after a look at columns and arguments."""
+        """Check columns and arguments, and return the text of each row."""
         columns = validated(inp, self.text_field, self.text_loader, self)
         self._check()
         return texts_of(inp, columns, self.text_loader) if len(inp) else []
 
     def _note_coverage(self, budget: PromptBudget, inp: pd.DataFrame, texts: list[str]) -> None:
-        """Remember what was read, and warn of what was cut, and of rows without text or query."""
+        """Note the coverage; warn of cut text and of rows without text or query."""
         self.coverage = coverage = budget.coverage(inp["query"].nunique(dropna=False))
         warn_of_cuts(self, self.warned, coverage.lost, f" did not read {in_words(coverage.lost)}")
         warn_of_empty(self, coverage, inp, map(is_blank, texts))

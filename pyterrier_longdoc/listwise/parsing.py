@@ -1,4 +1,4 @@
-"""What a model answers: rankings in replies, and what is none."""
+"""Rankings in the replies of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINKS = {
     "arrow": re.compile(r"\s*>+\s*"),
     "weak": re.compile(r"[\s,;]*"),
 }
-# What may stand before a ranking, or behind it: also the next id of a reply that was cut off.
+# May stand before or behind a ranking: also the next id of a reply that was cut off.
 _BARE = re.compile(rf"\s*{_BULLET}\[?\s*|[\s\].]*(?:>\s*(?:\[\s*\d*)?)?")
 _LONGEST_GAP = 40
 _ANNOUNCED = re.compile(rf"(?::|<\w+>)\s*{_BULLET}\[?\s*\Z")
@@ -33,7 +33,7 @@ _IN_WORDS = re.compile(
     re.IGNORECASE,
 )
 _THEN = re.compile(r"then|followed", re.IGNORECASE)
-# Of whoever speaks, or at the beginning of a sentence; "I can't find" is none, nor "I can't be sure, but here is:"
+# Said by the model, or at the start of a sentence; "I can't find" and "I can't be sure, but here is:" are none.
 _REFUSAL = re.compile(
     r"(?:\b(?:I|we)\b(?:['\u2019]m)?(?: \w+){0,3}? |(?:\A|[.!?\n])\W{0,9})"
     r"(?:can['\u2019]t|can ?not|could(?:n['\u2019]t| not)|won['\u2019]t|will not|unable|"
@@ -45,18 +45,18 @@ _REFUSAL = re.compile(
 
 
 class IncompleteReplyWarning(UserWarning):
-    """Replies could not be read, or left documents out, and the run went on without them."""
+    """Replies were unreadable or left documents out, and the run continued without them."""
 
 
 class UnreadableReplyError(ValueError):
-    """The model's text is no ranking (or no grade), after all retries."""
+    """After all retries the model's reply has no ranking (or grade)."""
 
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """The order that a reply asks for, and how many documents it leaves out, names again, or invents.
+    """The order in a reply, and how many documents the reply leaves out, repeats, or invents.
 
-    The order has all positions 0..n-1 once: those named, best first, then those missing in their given order.
+    The order has all positions 0..n-1 once: the reply's, best first, then the missing ones in their given order.
     """
 
     order: list[int]
@@ -66,7 +66,7 @@ class ParsedReply:
 
 
 def without_reasoning(reply: str) -> str:
-    """Return the reply after its reasoning block; nothing is left of a reply that ends within one."""
+    """Return the reply after its reasoning block; a reply that ends within the block is empty."""
     # Chat templates often contain the opening mark, so that only the closing one is in the reply.
     answer = _THINK_CLOSE.split(reply)[-1]
     return _THINK_OPEN.split(answer)[0]
@@ -90,25 +90,25 @@ def parse_ranking(reply: str, n: int) -> ParsedReply | None:
         True
     """
     text = _FENCE.sub("\n", unicodedata.normalize("NFKC", without_reasoning(reply)).translate(_BRACKETS))
-    begins = text.find("[")
-    begun = _is_bare(text[: min(begins, _LONGEST_GAP + 1)])
-    refused = _REFUSAL.search(text)
+    first_bracket = text.find("[")
+    begins_bare = _is_bare(text[: min(first_bracket, _LONGEST_GAP + 1)])
+    refusal = _REFUSAL.search(text)
     best: ParsedReply | None = None
-    for start, ids, on_own_lines in _found(text, n):
-        known = [i - 1 for i in ids if 1 <= i <= n]
-        named = dict.fromkeys(known)
-        rest = [position for position in range(n) if position not in named]
-        given = (begun and (on_own_lines or start == begins)) or _is_announced(text, start)
-        # Two are as many as a quotation of the request's form names.
-        given = given or (not rest and (on_own_lines or n > 2))
-        is_order = known and given and (refused is None or start < refused.end())
-        if is_order and (best is None or len(rest) <= best.missing):
-            best = ParsedReply([*named, *rest], len(rest), len(known) - len(named), len(ids) - len(known))
+    for start, ids, on_own_lines in _possible_rankings(text, n):
+        valid = [i - 1 for i in ids if 1 <= i <= n]
+        ranking = dict.fromkeys(valid)
+        missing = [position for position in range(n) if position not in ranking]
+        is_ranking = (begins_bare and (on_own_lines or start == first_bracket)) or _is_announced(text, start)
+        # A quotation of the request's form names two.
+        is_ranking = is_ranking or (not missing and (on_own_lines or n > 2))
+        is_order = valid and is_ranking and (refusal is None or start < refusal.end())
+        if is_order and (best is None or len(missing) <= best.missing):
+            best = ParsedReply([*ranking, *missing], len(missing), len(valid) - len(ranking), len(ids) - len(valid))
     return best
 
 
-def _found(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
-    """Yield what may be rankings: where each begins, its ids, and whether it stands on lines of its own."""
+def _possible_rankings(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
+    """Yield possible rankings: the start of each, its ids, and whether it stands on lines of its own."""
     yield from _chains(text, n)
     for match in _IN_WORDS.finditer(text):
         ids = [_number(digits) for digits in _DIGITS.findall(match[0])]
@@ -120,24 +120,24 @@ def _found(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
 
 def _chains(text: str, n: int) -> Iterator[tuple[int, list[int], bool]]:
     """Yield runs of bracketed ids with nothing but separators between them."""
-    found = list(_ID.finditer(text))
-    if not found:
+    matches = list(_ID.finditer(text))
+    if not matches:
         return
-    alone = _is_bare(text[: found[0].start()]) and _is_bare(text[found[-1].end() :])
-    links = [_link(text[a.end() : b.start()], weak=alone) for a, b in pairwise(found)]
+    only_ids = _is_bare(text[: matches[0].start()]) and _is_bare(text[matches[-1].end() :])
+    links = [_link(text[a.end() : b.start()], weak=only_ids) for a, b in pairwise(matches)]
     if "arrow" in links:  # then each line is a ranking of its own: an echo of the request's example, a second try
         links = [None if link == "line" else link for link in links]
     start = 0
     for end, link in enumerate([*links, None], 1):
         if link is not None:
             continue
-        ids, joined_by = found[start:end], links[start : end - 1]
-        # No more of the line than tells whether it is bare: lines may be very long, and have very many ids.
-        before = _just_before(text, ids[0].start()).rpartition("\n")[2]
-        after = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
-        on_own_lines = _is_bare(before) and _is_bare(after)
-        within_prose = set(joined_by) == {"arrow"} and 2 * len(ids) > n
-        if (on_own_lines or within_prose) and (len(ids) > 1 or (alone and len(found) == 1)):
+        ids, separators = matches[start:end], links[start : end - 1]
+        # A part of the line shows whether it is bare: lines may be very long, with very many ids.
+        prefix = _just_before(text, ids[0].start()).rpartition("\n")[2]
+        suffix = text[ids[-1].end() : ids[-1].end() + _LONGEST_GAP + 1].partition("\n")[0]
+        on_own_lines = _is_bare(prefix) and _is_bare(suffix)
+        in_prose = set(separators) == {"arrow"} and 2 * len(ids) > n
+        if (on_own_lines or in_prose) and (len(ids) > 1 or (only_ids and len(matches) == 1)):
             yield ids[0].start(), [_number(match[1]) for match in ids], on_own_lines
         start = end
 
@@ -147,7 +147,7 @@ def _just_before(text: str, start: int) -> str:
 
 
 def _is_announced(text: str, start: int) -> bool:
-    """Return whether what begins there comes after a colon, or an opening tag."""
+    """Return whether the text before a place ends with a colon, or an opening tag."""
     return _ANNOUNCED.search(_DECORATION.sub("", _just_before(text, start))) is not None
 
 
@@ -160,9 +160,9 @@ def _link(gap: str, *, weak: bool) -> str | None:
     """Return how the text between two ids joins them: `"arrow"`, `"line"`, `"weak"` or not at all."""
     if len(gap) > _LONGEST_GAP:
         return None
-    plain = _DECORATION.sub("", gap)
+    separator = _DECORATION.sub("", gap)
     for name, pattern in _LINKS.items():
-        if pattern.fullmatch(plain) and (weak or name != "weak"):
+        if pattern.fullmatch(separator) and (weak or name != "weak"):
             return name
     return None
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from ..common.arguments import argument
 from ..common.frames import strings, with_scores
-from ..common.parallel import Together, in_parallel
+from ..common.parallel import RunAll, in_parallel
 from ..common.progress import counting
 from ..common.warnings import warn
 from .answer_forms import check_gives_logprobs, logprob
@@ -31,20 +31,20 @@ Document: {text}
 Does the document answer the query? Answer with Yes or No and nothing else."""
 
 WORDS = ("Yes", "No", "yes", "no")
-"""Tokens that are an answer; another case of them counts too, where a server tells of it."""
+"""Tokens of an answer; other cases of them count too, where a server gives their log-probabilities."""
 
 
 @dataclass(eq=False, repr=False)
 class Pointwise(LLMReranker):
     """Scores each document by itself: log p(yes) - log p(no) as the first token of a language model's answer.
 
-    Source: Nogueira et al. 2020 (monoT5), who train a model to say true or false; without training as the pointwise
-    methods of Zhuang et al. 2023. The wording is this package's own. The likelihood of the query (UPR, Sachan et al.
-    2022) cannot be had over chat APIs, which tell nothing of the tokens of a prompt.
+    Source: Nogueira et al. 2020 (monoT5), who train a model to say true or false; Zhuang et al. 2023 do it without
+    training. The wording is this package's own. The likelihood of the query (UPR, Sachan et al. 2022) needs
+    log-probabilities of the prompt, which chat APIs do not give.
 
     Reads a frame with `qid, query, docno` and the text column(s), and returns the same rows, columns and index with new
-    `score` and `rank`; `1 / (1 + exp(-score))` is the share of yes. A document's score depends on no other one. Rows
-    with the same query and text are asked about once. An outage ends the run.
+    `score` and `rank`; `1 / (1 + exp(-score))` is the share of yes. A document's score depends on no other document.
+    Rows with the same query and text share one prompt. An outage ends the run.
 
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend that gives log-probabilities (`OpenAIBackend`,
@@ -53,12 +53,12 @@ class Pointwise(LLMReranker):
         top_logprobs: log-probabilities to ask a server for; OpenAI gives at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
         max_prompt_tokens: most tokens in a prompt, to which a document is shortened: the model's context less one. None
-            leaves it to the server: what it finds too long is shortened by quarters.
+            sets no limit: documents of a prompt that the server refuses as too long are shortened by quarters.
         on_failure: if yes or no is not among the log-probabilities: `"raise"`, or `"nan-free-bottom"`: the document
             goes to the bottom of its query, one below the lowest score, or 0 if there is none.
 
     Attributes:
-        coverage: how much of the documents the last `transform` showed; None before.
+        coverage: how much of the documents the last `transform` put into prompts; None before.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("nogueira-2020-document",)
@@ -81,28 +81,29 @@ class Pointwise(LLMReranker):
         budget = self._budget(self._prompt, pairs)
         qid_of = dict(zip(reversed(pairs), map(str, reversed(inp["qid"].tolist())), strict=True))
 
-        def score(pair: tuple[str, str], together: Together) -> float:
-            (value,) = together([partial(self._score, qid_of[pair], *pair, budget)])
+        def score(pair: tuple[str, str], run_all: RunAll) -> float:
+            (value,) = run_all([partial(self._score, qid_of[pair], *pair, budget)])
             return float(value)
 
-        with counting(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as done:
-            asked = list(dict.fromkeys(pairs))
-            found = dict(zip(asked, in_parallel(score, asked, self.concurrency, on_task=done), strict=True))
-        if failed := sum(map(math.isnan, found.values())):
+        with counting(type(self).__name__, "prompt", len(qid_of), shown=self.verbose) as advance:
+            distinct_pairs = list(dict.fromkeys(pairs))
+            values = in_parallel(score, distinct_pairs, self.concurrency, on_task=advance)
+        score_of = dict(zip(distinct_pairs, values, strict=True))
+        if failures := sum(map(math.isnan, score_of.values())):
             warn(
-                f"{type(self).__name__}: {failed} of {len(found)} documents had no log-probability of yes or of no; "
-                f"they are at the bottom of their queries (on_failure={self.on_failure!r}).",
+                f"{type(self).__name__}: {failures} of {len(score_of)} documents had no log-probability of yes or no "
+                f"and are at the bottom of their queries (on_failure={self.on_failure!r}).",
                 IncompleteReplyWarning,
             )
         self._note_coverage(budget, inp, [text for _, text in pairs])
-        return with_scores(inp, _failed_at_the_bottom(np.array([found[pair] for pair in pairs]), inp["qid"]))
+        return with_scores(inp, _failures_at_the_bottom(np.array([score_of[pair] for pair in pairs]), inp["qid"]))
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return what `transform` would take, as `RankGPT.estimate` does, with one token for each answer."""
+        """Return an estimate of `transform`, as `RankGPT.estimate` does, with one token for each answer."""
         pairs = self._pairs(inp)
         budget = self._budget(self._prompt, pairs)
-        unasked = Reply("")
-        prompts = [budget.ask(lambda messages: unasked, query, [text])[0] for query, text in dict.fromkeys(pairs)]
+        no_reply = Reply("")
+        prompts = [budget.ask(lambda messages: no_reply, query, [text])[0] for query, text in dict.fromkeys(pairs)]
         return self.ledger.estimate(len(prompts), sum(map(budget.count_messages, prompts)), len(prompts))
 
     def _pairs(self, inp: pd.DataFrame) -> list[tuple[str, str]]:
@@ -114,7 +115,7 @@ class Pointwise(LLMReranker):
         return [{"role": "user", "content": self.request.format(query=clean(query), text=clean(texts[0]))}]
 
     def _score(self, qid: str, query: str, text: str, budget: PromptBudget) -> float:
-        """Return log p(yes) - log p(no); NaN where the model tells nothing of one of them."""
+        """Return log p(yes) - log p(no); NaN if the model does not give both."""
 
         def send(messages: list[Message]) -> Reply:
             return self.client.first_token(qid, messages, WORDS, self.top_logprobs)
@@ -138,8 +139,8 @@ class Pointwise(LLMReranker):
         check_template("request", self.request, {"query", "text"}, required={"query", "text"})
 
 
-def _failed_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:
-    """Return scores with a number, one below the lowest of its query, for each that is missing."""
-    found = pd.Series(scores)
-    lowest = found.groupby(qids.to_numpy()).transform("min")
-    return found.fillna(lowest - 1).fillna(0.0).to_numpy()
+def _failures_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:
+    """Return the scores, and for NaN a score one below the lowest of its query."""
+    values = pd.Series(scores)
+    lowest = values.groupby(qids.to_numpy()).transform("min")
+    return values.fillna(lowest - 1).fillna(0.0).to_numpy()

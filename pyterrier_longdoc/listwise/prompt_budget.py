@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,20 +20,20 @@ CHARACTERS_PER_TOKEN = 4
 """Without a tokenizer: OpenAI's rule of thumb for English. Other scripts have fewer characters per token."""
 
 TOKENS_PER_MESSAGE = 4
-"""What chat templates add around a message: role and marks of begin and end."""
+"""Tokens that chat templates add to a message: role and marks of begin and end."""
 
 SHRINK = 0.75
 SHRINK_ATTEMPTS = 8
-"""A prompt that the server finds too long is sent again with 3/4 of its documents' tokens, down to a tenth."""
+"""A prompt that is too long for the server is sent again with 3/4 of its documents' tokens, down to a tenth."""
 
-# Tokenizers refuse to be used by two threads at the same time; a lock of each could not be pickled.
+# Two threads must not use a tokenizer at the same time; a lock of each tokenizer could not be pickled.
 _COUNTING = threading.Lock()
 
 Send = Callable[[list[Message]], Reply]
 
 
 class Tokens:
-    """Counts and cuts by the tokens of a model, as well as they are known; None counts four characters as a token."""
+    """Counts and cuts by a model's tokenizer; without one, four characters count as a token."""
 
     def __init__(self, tokenizer: Any = None) -> None:
         self._counts = token_counter(_estimate if tokenizer is None else tokenizer)
@@ -42,7 +44,7 @@ class Tokens:
             return self._counts([text])[0]
 
     def cut(self, text: str, limit: int) -> str:
-        """Return the longest beginning of a text that was found to have at most `limit` tokens."""
+        """Return the longest beginning of a text with at most `limit` tokens, as far as a search shows."""
         end = max(limit, 1) * CHARACTERS_PER_TOKEN
         while end < len(text) and self.count(text[:end]) <= limit:
             end *= 2
@@ -64,20 +66,20 @@ def fair_limit(lengths: Sequence[int], budget: int) -> int:
     return bisect_right(limits, budget, key=lambda limit: sum(min(length, limit) for length in lengths)) - 1
 
 
-class Shown(NamedTuple):
-    """What of a document stands in a prompt: text, tokens without marks, passages (1 of a beginning), what cut it."""
+class Excerpt(NamedTuple):
+    """The part of a document that a prompt shows; `cut_by` names the limit of all documents that shortened it."""
 
     text: str
-    tokens: int
-    passages: int = 1
+    tokens: int  # without marks
+    passages: int = 1  # 1 for a beginning
     cut_by: str = ""
 
 
 class PromptBudget(Tokens):
-    """Makes the prompts of a run, with documents that are short enough, and remembers how much of each was shown.
+    """Makes the prompts of a run, with documents that are short enough, and notes the excerpts in them.
 
-    `passages` has for each query and text those that may be shown, which `chosen_by` tells; None shows beginnings. The
-    limits are `RankGPT`'s.
+    `passages` maps a query and a text to the passages that may be shown, chosen by the argument `chosen_by`; None takes
+    the beginning of documents. The limits are `RankGPT`'s.
     """
 
     def __init__(
@@ -96,113 +98,111 @@ class PromptBudget(Tokens):
         self.max_prompt_tokens = max_prompt_tokens
         self.passages = passages
         self._length: dict[str, int] = {}
-        self._least_shown: dict[tuple[str, str], Shown] = {}
+        self._shortest: dict[tuple[str, str], Excerpt] = {}
         self._lock = threading.Lock()
 
     def ask(self, send: Send, query: str, texts: Sequence[str]) -> tuple[list[Message], Reply]:
-        """Ask with documents that are short enough for the budget, and for the server; return prompt and reply."""
-        room = self._room(query, len(texts))
+        """Ask with documents that are short enough for budget and server; return prompt and reply."""
+        room, room_by = self._room(query, len(texts)), f"max_prompt_tokens={self.max_prompt_tokens}"
         attempts_left = SHRINK_ATTEMPTS
         while True:
-            shown, messages = self._fitted(query, texts, room)
+            excerpts, messages = self._fit(query, texts, room, room_by)
             try:
                 reply = send(messages)
             except ContextOverflowError:
                 if not attempts_left:
                     raise
                 attempts_left -= 1
-                room = int(SHRINK * sum(self.count(each.text) for each in shown))
+                room, room_by = int(SHRINK * sum(self.count(excerpt.text) for excerpt in excerpts)), "the server"
             else:
-                self._note(query, texts, shown)
+                with self._lock:
+                    for text, excerpt in zip(texts, excerpts, strict=True):
+                        shortest = self._shortest.get((query, text), excerpt)
+                        self._shortest[query, text] = min(excerpt, shortest, key=lambda candidate: candidate.tokens)
                 return messages, reply
 
     def ask_again(
         self, send: Send, query: str, texts: Sequence[str], messages: list[Message], reminder: list[Message]
     ) -> Reply:
-        """Go on with a conversation, in which the documents make room for its end."""
+        """Continue a conversation, with documents that leave room for the reminder."""
         room = self._room(query, len(texts), reminder)
-        begun = messages if room is None else self._fitted(query, texts, room, reminder)[1]
-        return send([*begun, *reminder])
+        prompt = messages if room is None else self._fit(query, texts, room, "", reminder)[1]
+        return send([*prompt, *reminder])
 
     def coverage(self, queries: int) -> Coverage:
-        """Return what was read of the texts shown so far, each for each of its queries, with the shortest length."""
+        """Return the coverage of all prompts so far: for each query and text the shortest excerpt counts."""
         coverage = Coverage(queries=queries)
-        for (_, text), shown in self._least_shown.items():
-            whole = self._tokens_of(text)
-            coverage.add(Reading(whole, shown.tokens, shown.passages, cut={shown.cut_by: whole - shown.tokens}))
+        for (query, text), excerpt in self._shortest.items():
+            length, tokens = self._length_of(text), excerpt.tokens
+            eligible = max(tokens, self._excerpt(query, text, sys.maxsize).tokens)
+            cut = Counter({self.chosen_by: length - eligible})
+            cut[f"max_doc_len={self.max_doc_len}"] = eligible - max(tokens, min(self.max_doc_len or eligible, eligible))
+            cut[excerpt.cut_by] += length - tokens - cut.total()
+            coverage.add(Reading(length, tokens, excerpt.passages, cut=cut))
         return coverage
 
     def _room(self, query: str, n: int, reminder: Sequence[Message] = ()) -> int | None:
-        """Return the tokens left for the documents of a prompt; None where nothing bounds them."""
+        """Return the tokens that a prompt has for documents; None for no limit."""
         if self.max_prompt_tokens is None:
             return None
         empty = [*self.prompt(query, [""] * n), *reminder]
-        left = self.max_prompt_tokens - self.count_messages(empty)
-        return self._checked(left, n, reminder)
+        room = self.max_prompt_tokens - self.count_messages(empty)
+        return self._checked(room, n, reminder)
 
-    def _checked(self, left: int, n: int, reminder: Sequence[Message]) -> int:
-        """Return the tokens that are left; a reminder for which there is no room is a failure of the reply."""
-        if left < n:
+    def _checked(self, room: int, n: int, reminder: Sequence[Message]) -> int:
+        """Return the room; too little is an error, and with a reminder the failure of a reply."""
+        if room < n:
             raise (ContextOverflowError if reminder else ValueError)(
                 f"max_prompt_tokens={self.max_prompt_tokens} leaves no room for {n} document{'s' * (n > 1)} beside the "
-                f"query and the instructions: raise it, or give schedule= with fewer documents in a prompt"
+                f"query and the instructions: raise it" + ", or give schedule= with smaller prompts" * (n > 1)
             )
-        return left
+        return room
 
-    def _fitted(
-        self, query: str, texts: Sequence[str], room: int | None, reminder: Sequence[Message] = ()
-    ) -> tuple[list[Shown], list[Message]]:
-        """Return the documents within so many tokens, and the prompt with them."""
+    def _fit(
+        self, query: str, texts: Sequence[str], room: int | None, room_by: str, reminder: Sequence[Message] = ()
+    ) -> tuple[list[Excerpt], list[Message]]:
+        """Return excerpts of at most `room` tokens together, and the prompt with them."""
         while True:
-            shown = self._shorten(query, texts, room)
-            messages = self.prompt(query, [each.text for each in shown])
+            excerpts = self._shorten(query, texts, room, room_by)
+            messages = self.prompt(query, [excerpt.text for excerpt in excerpts])
             if self.max_prompt_tokens is None or room is None:
-                return shown, messages
-            # A whole may have more tokens than its parts together, and other templates other text around documents.
-            over = self.count_messages([*messages, *reminder]) - self.max_prompt_tokens
-            if over <= 0:
-                return shown, messages
-            room = self._checked(room - over, len(texts), reminder)
+                return excerpts, messages
+            # A prompt may have more tokens than its parts together, and a template text around documents.
+            excess = self.count_messages([*messages, *reminder]) - self.max_prompt_tokens
+            if excess <= 0:
+                return excerpts, messages
+            room = self._checked(room - excess, len(texts), reminder)
 
-    def _shorten(self, query: str, texts: Sequence[str], room: int | None) -> list[Shown]:
-        """Shorten documents to `max_doc_len` each and to `room` together; short ones leave their share to long ones."""
-        lengths = [self._tokens_of(self._all(query, text)) for text in texts]
+    def _shorten(self, query: str, texts: Sequence[str], room: int | None, room_by: str) -> list[Excerpt]:
+        """Shorten documents to `max_doc_len` each and to `room` together; long ones get what short ones leave."""
+        lengths = [self._length_of(self._full_excerpt(query, text)) for text in texts]
         limit = max(lengths) if self.max_doc_len is None else self.max_doc_len
         cut_by = f"max_doc_len={self.max_doc_len}"
         if room is not None and (share := fair_limit([min(length, limit) for length in lengths], room)) < limit:
-            limit = share
-            cut_by = f"max_prompt_tokens={self.max_prompt_tokens}" if self.max_prompt_tokens else "the server"
-        cut_by = cut_by if self.passages is None else self.chosen_by
-        return [self._shown(query, text, limit)._replace(cut_by=cut_by) for text in texts]
+            limit, cut_by = share, room_by
+        return [self._excerpt(query, text, limit)._replace(cut_by=cut_by) for text in texts]
 
-    def _all(self, query: str, text: str) -> str:
-        """Return what is shown of a document where there is room."""
-        return text if self.passages is None else self.passages[query, text].shown(self.passages[query, text].best)
+    def _full_excerpt(self, query: str, text: str) -> str:
+        """Return the excerpt of a document without a limit."""
+        return text if self.passages is None else self.passages[query, text].excerpt(self.passages[query, text].best)
 
-    def _shown(self, query: str, text: str, limit: int) -> Shown:
-        whole = self._tokens_of(text)
-        if whole <= limit and self._all(query, text) == text:
-            return Shown(text, whole)
+    def _excerpt(self, query: str, text: str, limit: int) -> Excerpt:
+        length = self._length_of(text)
+        if length <= limit and self._full_excerpt(query, text) == text:
+            return Excerpt(text, length)
         if self.passages is None:
             part = self.cut(text, limit)
-            return Shown(part, self.count(part))
+            return Excerpt(part, self.count(part))
         of_pair = self.passages[query, text]
-        chosen = of_pair.within(limit, self.count)
-        if not chosen:  # the beginning of the best passage, without marks for which there may be no room
-            part = self.cut(of_pair.shown(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
-            return Shown(part, self.count(part.removesuffix(MARK)))
-        parts = (self.count(text[slice(*of_pair.spans[number])]) for number in chosen)
-        return Shown(of_pair.shown(chosen), min(sum(parts), whole), len(chosen))
+        numbers = of_pair.best_within(limit, self.count)
+        if not numbers:  # the beginning of the best passage, as there may be no room for marks
+            part = self.cut(of_pair.excerpt(of_pair.best[:1]).removeprefix(MARK).strip(), limit)
+            return Excerpt(part, self.count(part.removesuffix(MARK)))
+        parts = (self.count(text[slice(*of_pair.spans[number])]) for number in numbers)
+        return Excerpt(of_pair.excerpt(numbers), min(sum(parts), length), len(numbers))
 
-    def _tokens_of(self, text: str) -> int:
-        """Return the number of tokens of a text, counted once."""
+    def _length_of(self, text: str) -> int:
+        """Return the number of tokens of a text; each text is counted once."""
         if text not in self._length:
             self._length[text] = self.count(text)
         return self._length[text]
-
-    def _note(self, query: str, texts: Sequence[str], shown: Sequence[Shown]) -> None:
-        """Remember what a model has read of documents."""
-        with self._lock:
-            for text, part in zip(texts, shown, strict=True):
-                least = self._least_shown.get((query, text), part)
-                self._least_shown[query, text] = min(part, least, key=lambda each: each.tokens)

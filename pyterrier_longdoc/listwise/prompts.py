@@ -1,4 +1,4 @@
-"""What a model is asked: messages made of a query and documents."""
+"""Prompts: messages made of a query and documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Message = dict[str, str]
 Prompt = Callable[[str, Sequence[str]], list[Message]]
 """`(query, texts) -> messages`; the texts are numbered from 1 in their order."""
 
-# Full-width brackets too: models and the parser take them for the mark of an id as well.
+# Full-width brackets too: models and the parser read them as the mark of an id.
 _BRACKETED = re.compile(r"[\[［【〔](\s*\d[\d\s,;>]*)[\]］】〕]")  # noqa: RUF001
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -49,7 +49,7 @@ class ListwisePrompt(ShowsChanges):
         document: one document; must use `{number}` and `{text}`.
         noted: the model's answer to a document (chat form only); may use `{number}`.
         closing: after the documents; may use `{query}` and `{n}`.
-        identifiers: what `{number}` is: `"numbers"` from 1, or `"letters"` A to Z for `FirstToken`, which make at most
+        identifiers: `{number}` stands for `"numbers"` from 1, or for `"letters"` A to Z for `FirstToken`, with at most
             26 documents in a prompt.
 
     Example:
@@ -85,26 +85,26 @@ class ListwisePrompt(ShowsChanges):
         """Return the messages that ask for an order of `texts`; both arguments are cleaned first."""
         n = len(texts)
         numbers = string.ascii_uppercase[:n] if self.identifiers == "letters" else map(str, range(1, n + 1))
-        named = list(zip(numbers, map(clean, texts), strict=True))
+        pairs = list(zip(numbers, map(clean, texts), strict=True))
         fields = {"query": clean(query), "n": n}
         opening, closing = self.opening.format(**fields), self.closing.format(**fields)
-        documents = [self.document.format(number=number, text=text) for number, text in named]
+        documents = [self.document.format(number=number, text=text) for number, text in pairs]
         messages = [{"role": "system", "content": self.system}] if self.system else []
         if self.form == "single":
             return [*messages, {"role": "user", "content": "\n\n".join([opening, "\n".join(documents), closing])}]
-        answers = [self.ready, *(self.noted.format(number=number) for number, _ in named)]
-        for asked, answered in zip([opening, *documents], answers, strict=True):
-            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        answers = [self.ready, *(self.noted.format(number=number) for number, _ in pairs)]
+        for question, answer in zip([opening, *documents], answers, strict=True):
+            messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         return [*messages, {"role": "user", "content": closing}]
 
 
 def check_template(name: str, template: str, allowed: Set[str], required: Set[str] = frozenset()) -> None:
-    """Raise ValueError for a template for `str.format` with fields that are not allowed, or without required ones."""
+    """Raise ValueError for a template of `str.format` with wrong fields, or without required ones."""
     try:
-        used = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
+        fields = {field for _, field, _, _ in string.Formatter().parse(template) if field is not None}
     except ValueError:
-        used = {template}  # no template at all
-    if used - allowed or required - used:
+        fields = {template}  # no template at all
+    if fields - allowed or required - fields:
         raise ValueError(
             f"{name}={template!r} may use the fields {sorted(allowed)}, must use {sorted(required)}, and writes {{{{ "
             f"for a brace"

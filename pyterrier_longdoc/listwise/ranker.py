@@ -1,4 +1,4 @@
-"""One query's documents, ranked by a schedule: shuffles, failures."""
+"""Ranks one query's documents by a schedule, with shuffles and failures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ..common.parallel import Together
+from ..common.parallel import RunAll
 from .answer_forms import ANSWER_AGAIN
 from .backends import Reply
 from .client import read_reply
@@ -19,7 +19,7 @@ from .prompts import Message
 from .schedules.base import Answer, PromptGroup
 
 COUNTS = ("prompts", "rounds", "missing", "duplicates", "unknown", "refusals", "retries", "failed")
-"""What is counted while a query is ranked; `RankGPT` explains it."""
+"""Counts of the ranking of a query, which `RankGPT` explains."""
 
 Ask = Callable[[str, list[Message]], Reply]
 """`(qid, messages) -> reply`."""
@@ -27,7 +27,7 @@ Ask = Callable[[str, list[Message]], Reply]
 
 @dataclass(frozen=True, eq=False)
 class QueryDocuments:
-    """The documents of one query, best first: the texts of the `top_k` to be ranked, and the rows of each of all."""
+    """The documents of one query, best first: texts of the `top_k` that are ranked, and the rows of every document."""
 
     qid: Any
     query: str
@@ -37,9 +37,9 @@ class QueryDocuments:
 
 @dataclass
 class Ranked:
-    """A query's documents, best first, without the sunk ones, which a failure sends to the bottom; and what happened.
+    """The order of a query's documents (failed ones apart, in `sunk`) and the counts.
 
-    `rounds` has the documents in each prompt of each round; prompts of one round do not depend on each other.
+    `rounds` has the number of documents in each prompt of each round; prompts of one round are independent.
     """
 
     order: list[int] = field(default_factory=list)
@@ -56,51 +56,52 @@ class ListRanker:
     budget: PromptBudget
     settings: Any
 
-    def rank(self, one: QueryDocuments, together: Together) -> Ranked:
-        """Rank the documents of a query; prompts of a round are asked together."""
-        ranked, order, n = Ranked(), list[int](), len(one.texts)
+    def rank(self, documents: QueryDocuments, run_all: RunAll) -> Ranked:
+        """Rank the documents of a query; prompts of a round run at the same time."""
+        ranked, order, n = Ranked(), list[int](), len(documents.texts)
         if n > 1:
             schedule = self.settings.schedule.rank(n)
             try:
                 groups = next(schedule)
                 while True:
-                    groups = schedule.send(self._answers(groups, one, ranked, together))
+                    groups = schedule.send(self._answers(groups, documents, ranked, run_all))
             except StopIteration as end:
                 order = self._checked(end.value, n)
-        # Documents that the schedule has left out stand behind the others.
+        # Documents that the schedule leaves out stand behind the others.
         order = [*order, *sorted(set(range(n)) - set(order))]
         ranked.order = [document for document in order if document not in ranked.sunk]
         ranked.counts.update(prompts=sum(map(len, ranked.rounds)), rounds=len(ranked.rounds))
         return ranked
 
     def _answers(
-        self, groups: list[PromptGroup], one: QueryDocuments, ranked: Ranked, together: Together
+        self, groups: list[PromptGroup], documents: QueryDocuments, ranked: Ranked, run_all: RunAll
     ) -> list[Answer]:
-        """Return the orders of the groups of a round; sunk documents are not shown again and stay behind."""
-        live = [[each for each in self._checked(group, len(one.texts)) if each not in ranked.sunk] for group in groups]
-        shown = [self._shuffled(one, group, ranked.counts["groups"] + i) for i, group in enumerate(live)]
+        """Return the orders of the groups of a round; sunk documents get into no prompt and stay behind."""
+        n, sunk = len(documents.texts), ranked.sunk
+        live = [[document for document in self._checked(group, n) if document not in sunk] for group in groups]
+        prompts = [self._shuffles(documents, group, ranked.counts["groups"] + i) for i, group in enumerate(live)]
         ranked.counts["groups"] += len(groups)
-        given = [each for of_group in shown for each in of_group]
-        if given:
-            ranked.rounds.append([len(each) for each in given])
-        outcomes = iter(together([partial(self._order, one, each) for each in given]))
+        of_round = [prompt for of_group in prompts for prompt in of_group]
+        if of_round:
+            ranked.rounds.append(list(map(len, of_round)))
+        outcomes = iter(run_all([partial(self._order, documents, prompt) for prompt in of_round]))
         answers: list[Answer] = []
-        for group, left, of_group in zip(groups, live, shown, strict=True):
-            found = [next(outcomes) for _ in of_group]
-            for _, counts in found:
+        for group, rest, of_group in zip(groups, live, prompts, strict=True):
+            replies = [next(outcomes) for _ in of_group]
+            for _, counts in replies:
                 ranked.counts.update(counts)
-            order = mean_order(left, [order for order, _ in found]) if found else left
+            order = mean_order(rest, [order for order, _ in replies]) if replies else rest
             if order is None and self.settings.on_failure == "nan-free-bottom":
-                ranked.sunk.update(left)
-            answers.append(None if order is None else [*order, *(each for each in group if each not in left)])
+                sunk.update(rest)
+            answers.append(None if order is None else [*order, *(each for each in group if each not in rest)])
         return answers
 
-    def _shuffled(self, one: QueryDocuments, group: PromptGroup, number: int) -> list[PromptGroup]:
-        """Return the orders in which a group is shown; none of one document."""
+    def _shuffles(self, documents: QueryDocuments, group: PromptGroup, number: int) -> list[PromptGroup]:
+        """Return the orders of a group's prompts; none for a single document."""
         if len(group) < 2:
             return []
-        # Of its own seed for each group, so that neither other queries nor threads change it.
-        rng = random.Random(f"{self.settings.seed}|{one.qid}|{number}")
+        # A seed for each group, so that neither other queries nor threads change its orders.
+        rng = random.Random(f"{self.settings.seed}|{documents.qid}|{number}")
         return [rng.sample(group, len(group)) for _ in range(self.settings.shuffles)] or [group]
 
     def _checked(self, group: PromptGroup, n: int) -> PromptGroup:
@@ -110,38 +111,39 @@ class ListRanker:
             )
         return group
 
-    def _order(self, one: QueryDocuments, given: PromptGroup) -> tuple[Answer, Counter[str]]:
+    def _order(self, documents: QueryDocuments, group: PromptGroup) -> tuple[Answer, Counter[str]]:
         """Ask for an order of a group; None without a readable reply."""
         settings, prompt = self.settings, self.budget.prompt
-        most = settings.answer.most(prompt)
-        if most is not None and len(given) > most:
+        limit = settings.answer.max_documents(prompt)
+        if limit is not None and len(group) > limit:
             raise ValueError(
-                f"{settings.schedule!r} shows {len(given)} documents in a prompt, of which {settings.answer!r} can "
-                f"order {most} at most: give schedule= with fewer, e.g. BackToFront({most}, {max(most // 2, 1)}), or "
-                f"raise top_logprobs= where that is the limit"
+                f"{settings.schedule!r} has prompts of {len(group)} documents, but {settings.answer!r} orders at most "
+                f"{limit}: give schedule= with fewer, e.g. BackToFront({limit}, {max(limit // 2, 1)}), or raise "
+                f"top_logprobs= where that is the limit"
             )
-        shown = [one.texts[document] for document in given]
-        send = partial(self.ask, str(one.qid))
-        messages, reply = self.budget.ask(send, one.query, shown)
+        texts = [documents.texts[document] for document in group]
+        send = partial(self.ask, str(documents.qid))
+        messages, reply = self.budget.ask(send, documents.query, texts)
+        ask_again = partial(self.budget.ask_again, send, documents.query, texts, messages)
         retries = settings.retries if settings.answer.asks_again else 0
         parsed, unreadable = read_reply(
-            lambda begun: self.budget.ask_again(send, one.query, shown, messages, begun[len(messages) :]),
+            lambda conversation: ask_again(conversation[len(messages) :]),
             messages,
             reply,
-            lambda reply: settings.answer.parse(reply, len(given), prompt),
-            request=ANSWER_AGAIN.format(n=len(given)),
+            lambda reply: settings.answer.parse(reply, len(group), prompt),
+            request=ANSWER_AGAIN.format(n=len(group)),
             retries=retries,
         )
         counts = Counter(refusals=len(unreadable), retries=min(len(unreadable), retries))
         if parsed is not None:
             counts.update(missing=parsed.missing, duplicates=parsed.duplicates, unknown=parsed.unknown)
-            return [given[position] for position in parsed.order], counts
+            return [group[position] for position in parsed.order], counts
         if settings.on_failure == "raise":
-            numbers = ", ".join(str(document + 1) for document in given)
+            numbers = ", ".join(str(document + 1) for document in group)
             raise UnreadableReplyError(
-                f"query '{one.qid}', documents {numbers} of the first stage: no ranking in the reply after {retries} "
-                f"retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or let the run go on with "
-                f"on_failure='keep' or 'nan-free-bottom'"
+                f"query '{documents.qid}', documents {numbers} of the first stage: no ranking in the reply after "
+                f"{retries} retries: {unreadable[-1].text[:200]!r}. Raise retries=, change prompt=, or let the run "
+                f"continue with on_failure='keep' or 'nan-free-bottom'"
             )
         counts["failed"] += 1
         return None, counts

@@ -1,4 +1,4 @@
-"""RankGPT: a language model puts groups of documents in order, and a schedule makes a ranking of that."""
+"""RankGPT: a language model orders groups of documents, and a schedule makes a ranking of the orders."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ REPORT_COLUMNS = tuple(f"llm_{name}" for name in COUNTS)
 class RankGPT(LLMReranker):
     """Zero-shot listwise reranking by a language model, which orders groups of documents that a schedule chooses.
 
-    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; the other schedules are those of its
-    successors, see `pyterrier_longdoc.listwise.schedules`. A FirstP variant reads `max_doc_len=512` of each document, a
+    Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; other schedules are those of successors, see
+    `pyterrier_longdoc.listwise.schedules`. A FirstP variant reads `max_doc_len=512` of each document, a
     LongP variant (`None`) all of it, as in Boytsov et al. 2025. Prompt wording and parser are this package's own.
 
-    With `preselect` a document is shown by its best passages for the query instead of its beginning: in document order,
-    with `[...]` wherever text was left out, and as many of them as fit into `max_doc_len` and `max_prompt_tokens`.
+    With `preselect` the model reads a document's best passages for the query instead of its beginning: in document
+    order, with `[...]` for omitted text, and as many as fit into `max_doc_len` and `max_prompt_tokens`.
 
-    Reads a frame with `qid, query, docno` and the text column(s); within a query documents are taken by falling
-    `score`, then rising `rank`, then in the order of the rows. Returns the same rows, columns and index with new
+    Reads a frame with `qid, query, docno` and the text column(s); within a query the given order is by falling
+    `score`, then rising `rank`, then the order of the rows. Returns the same rows, columns and index with new
     `score` (n for the best of n documents, n - 1 for the next, ...) and `rank`. Rows with the same docno and text are
-    one document. A reply that holds no ranking is a failure, never an order of documents; an outage ends the run.
+    one document. A reply without a ranking is a failure, never an order of documents; an outage ends the run.
 
     Args:
         llm: an `LLMClient` (cache, prices, spend cap), a backend (`OpenAIBackend`, `HuggingFaceBackend`)
@@ -51,39 +51,37 @@ class RankGPT(LLMReranker):
             `TopDown`, `ParallelBlocks`, `Tournament`, `SetwiseHeapsort`, `SetwiseInsertion`, `PairwiseAll`,
             `PairwiseBubble`, or one of your own.
         top_k: rerank the best so many documents of a query; the others keep their order below. None for all.
-        preselect: chooses the passages of a document that are shown, for each query: `FirstK`, `BM25Windows`,
-            `EmbeddingWindows` or `CrossEncoderWindows`, at most `k` of them. None shows documents from their beginning.
-        windows: the passages that `preselect` chooses from, their tokens being words and punctuation marks. Default:
+        preselect: chooses at most `k` passages of a document for each query: `FirstK`, `BM25Windows`,
+            `EmbeddingWindows` or `CrossEncoderWindows`. None takes the beginning of documents.
+        windows: the passages that `preselect` chooses from; their tokens are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
-        max_doc_len: show at most so many tokens of a document; None for all.
+        max_doc_len: most tokens of a document in a prompt; None for all.
         max_prompt_tokens: most tokens in a prompt, reminders included: the model's context less its longest answer. The
-            longest documents of a prompt are shortened to it, so that short ones leave their share to long ones. None
-            leaves it to the server: what it finds too long is shortened by quarters.
+            longest documents of a prompt are shortened to fit; short ones stay whole. None sets no limit: documents of
+            a prompt that the server refuses as too long are shortened by quarters.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function; None counts
             four characters as one.
-        answer: `Permutation()`: the model writes an order; or `FirstToken()`: the order is that of the probabilities of
-            the documents' letters as first token, for models that give log-probabilities.
+        answer: `Permutation()`: the model writes an order; or `FirstToken()`: the probabilities of the documents'
+            letters as first token give the order, for models with log-probabilities.
         prompt: a `ListwisePrompt`, or a function from a query and texts to messages; None for that of `answer`.
-        on_failure: if a prompt has no readable reply after all retries: `"raise"`; `"keep"`: nothing is made of it,
-            and each schedule says what that leaves; or `"nan-free-bottom"`: its documents go to the bottom of the
-            query, all with score 0, and are not shown again.
-        retries: further calls after an unreadable reply, each with a reminder of what was asked.
+        on_failure: if a prompt has no readable reply after all retries: `"raise"`; `"keep"`: it has no effect, and
+            each schedule says what order that leaves; or `"nan-free-bottom"`: its documents go to the bottom of the
+            query, all with score 0, and get into no other prompt.
+        retries: most calls after an unreadable reply, each with a reminder of the request.
         shuffles: ask about each group so many times in random orders and average the ranks (permutation
             self-consistency, Tang et al. 2024); 0 asks once, in the given order.
         seed: of the shuffles.
-        concurrency: prompts in flight at the same time, of one query (where its schedule has several in a round) or of
-            several.
-        report: add columns with what happened to the row's query: `llm_prompts` asked for an order, in `llm_rounds`
-            that had to wait for each other, `llm_missing`
-            documents were not named in replies and kept their order behind the others, `llm_duplicates` were named
-            again, `llm_unknown` ids were no document's, `llm_refusals` were replies without a readable ranking,
-            `llm_retries` calls because of those, and `llm_failed` prompts had no readable reply in the end.
+        concurrency: prompts in flight at the same time, of several queries or of one round of a schedule.
+        report: add columns of counts for the row's query: `llm_prompts` in `llm_rounds` that wait for each other;
+            `llm_missing` documents that replies do not name, which keep their order behind the others;
+            `llm_duplicates`, documents named again; `llm_unknown` ids of no document; `llm_refusals`, replies without a
+            readable ranking; `llm_retries`, calls after those; and `llm_failed` prompts without a readable reply.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
         text_loader: supplies the text where the column is absent.
         verbose: show a progress bar.
 
     Attributes:
-        coverage: how much of the shown documents the last `transform` showed; None before.
+        coverage: how much of the documents the last `transform` put into prompts; None before.
         counts: one row per query of the last `transform`: `qid` and the columns of `report`; None before.
         rounds: for each query of the last `transform`, the number of documents in each prompt of each round; None
             before. Prompts of one round do not wait for each other.
@@ -108,7 +106,7 @@ class RankGPT(LLMReranker):
         self.rounds: dict[Any, list[list[int]]] | None = None
 
     def cited(self) -> list[str]:
-        """Return the papers behind it as it is set up: of schedule, answers, choice of passages, and shuffles."""
+        """Return the papers behind schedule, answers, choice of passages, and shuffles."""
         shuffled = ["tang-2024-found"] if self.shuffles else []
         return [*super().cited(), *papers_of(self.schedule, self.answer), *shuffled]
 
@@ -118,7 +116,7 @@ class RankGPT(LLMReranker):
         Raises:
             ValueError: for arguments that cannot work, or a qid with several queries.
             UnreadableReplyError: for a reply without a ranking, if `on_failure` is `"raise"`.
-            BackendError: if the model cannot be asked. Replies so far are in the cache.
+            BackendError: if the model gives no reply. Replies so far are in the cache.
             SpendCapError: if the cap is spent. Replies so far are in the cache.
         """
         texts = self._texts(inp)
@@ -126,15 +124,16 @@ class RankGPT(LLMReranker):
         if not texts:
             return with_scores(inp, [], **{name: np.empty(0, "int64") for name in report})
         candidates = self._candidates(inp, texts)
-        budget = self._budget(self._prompt, ((one.query, text) for one in candidates for text in one.texts))
+        pairs = ((each.query, text) for each in candidates for text in each.texts)
+        budget = self._budget(self._prompt, pairs)
         rankings = self._rank_all(candidates, budget, self._ask, verbose=self.verbose)
         scores = np.zeros(len(inp))
         rows = []
-        for one, ranked in zip(candidates, rankings, strict=True):
-            rows.append([one.qid, *(ranked.counts[name] for name in COUNTS)])
-            for rank, document in enumerate([*ranked.order, *range(len(one.texts), len(one.rows))]):
-                scores[one.rows[document]] = len(one.rows) - rank
-        self.rounds = {one.qid: ranked.rounds for one, ranked in zip(candidates, rankings, strict=True)}
+        for documents, ranked in zip(candidates, rankings, strict=True):
+            rows.append([documents.qid, *(ranked.counts[name] for name in COUNTS)])
+            for rank, document in enumerate([*ranked.order, *range(len(documents.texts), len(documents.rows))]):
+                scores[documents.rows[document]] = len(documents.rows) - rank
+        self.rounds = {documents.qid: ranked.rounds for documents, ranked in zip(candidates, rankings, strict=True)}
         self.counts = pd.DataFrame(rows, columns=["qid", *REPORT_COLUMNS])
         self._tell_of_failures(self.counts)
         self._note_coverage(budget, inp, texts)
@@ -144,32 +143,34 @@ class RankGPT(LLMReranker):
         )
 
     def estimate(self, inp: pd.DataFrame) -> Estimate:
-        """Return what `transform` of the same frame would take: make prompts and ask nothing.
+        """Return an estimate of `transform` of the same frame; prompts are made and not sent.
 
         Returns:
-            Calls, tokens and cost at the prices of `llm` (None if it has none). Every answer is reckoned as that of a
-            full list; replies in the cache are not deducted. With `preselect` passages are chosen as in a run. Where
-            answers decide how many prompts there are, the most that there can be, each as long as those of a model that
-            changes no order.
+            Calls, tokens and cost at the prices of `llm` (None if it has none). Every answer counts as that of a full
+            list, and replies in the cache are not deducted. With `preselect` passages are chosen as in a run. Where
+            answers decide about the number of prompts, it is the largest possible number, with prompts as long as those
+            of a model that changes no order.
         """
         candidates = self._candidates(inp, self._texts(inp))
-        budget = self._budget(self._prompt, ((one.query, text) for one in candidates for text in one.texts))
+        pairs = ((each.query, text) for each in candidates for text in each.texts)
+        budget = self._budget(self._prompt, pairs)
         tokens_in: Counter[str] = Counter()
-        most = max((len(one.texts) for one in candidates), default=0)
-        answers = [self.answer.unchanged(n, self._prompt) for n in range(most + 1)]
+        largest = max((len(documents.texts) for documents in candidates), default=0)
+        answers = [self.answer.unchanged(n, self._prompt) for n in range(largest + 1)]
 
         def ask(qid: str, messages: list[Message]) -> Reply:
             tokens_in[qid] += budget.count_messages(messages)
             return answers[-1]
 
-        written = [budget.count(each.text) if each.output_tokens is None else each.output_tokens for each in answers]
+        tokens_out = [budget.count(a.text) if a.output_tokens is None else a.output_tokens for a in answers]
         total = np.zeros(3)
-        for one, ranked in zip(candidates, self._rank_all(candidates, budget, ask, verbose=False), strict=True):
+        for documents, ranked in zip(candidates, self._rank_all(candidates, budget, ask, verbose=False), strict=True):
             sizes = [size for of_round in ranked.rounds for size in of_round]
-            # Where answers decide about further prompts, these have not come about.
-            prompts = self._most_prompts(one)
-            more = prompts / max(len(sizes), 1)
-            total += [prompts, tokens_in[str(one.qid)] * more, sum(written[size] for size in sizes) * more]
+            # Prompts that depend on answers are not among these.
+            prompts = self._most_prompts(documents)
+            factor = prompts / max(len(sizes), 1)
+            tokens = np.array([tokens_in[str(documents.qid)], sum(tokens_out[size] for size in sizes)]) * factor
+            total += [prompts, *tokens]
         return self.ledger.estimate(*np.ceil(total).astype(int).tolist())
 
     @property
@@ -179,22 +180,22 @@ class RankGPT(LLMReranker):
     def _ask(self, qid: str, messages: list[Message]) -> Reply:
         return self.answer.ask(self.client, qid, messages, self._prompt)
 
-    def _most_prompts(self, one: QueryDocuments) -> int:
-        return self.schedule.estimate(len(one.texts)) * max(self.shuffles, 1)
+    def _most_prompts(self, documents: QueryDocuments) -> int:
+        return self.schedule.estimate(len(documents.texts)) * max(self.shuffles, 1)
 
     def _rank_all(
         self, candidates: list[QueryDocuments], budget: PromptBudget, ask: Ask, *, verbose: bool
     ) -> list[Ranked]:
         ranker = ListRanker(ask, budget, self)
         total = sum(map(self._most_prompts, candidates))
-        with counting(type(self).__name__, "prompt", total, shown=verbose) as done:
+        with counting(type(self).__name__, "prompt", total, shown=verbose) as advance:
             return in_parallel(
                 ranker.rank,
                 candidates,
                 self.concurrency,
-                on_task=done,
-                # Prompts that a query turns out not to need are done with it.
-                on_done=lambda one, ranked: done(self._most_prompts(one) - ranked.counts["prompts"]),
+                on_task=advance,
+                # A query that needs fewer prompts than the most counts as all of them.
+                on_done=lambda documents, ranked: advance(self._most_prompts(documents) - ranked.counts["prompts"]),
             )
 
     def _candidates(self, inp: pd.DataFrame, texts: list[str]) -> list[QueryDocuments]:
@@ -210,8 +211,8 @@ class RankGPT(LLMReranker):
             documents: dict[tuple[Any, str], list[int]] = {}
             for row in rows:
                 documents.setdefault((docnos[row], texts[row]), []).append(row)
-            shown = [text for _, text in documents][: self.top_k]
-            candidates.append(QueryDocuments(qid, queries[rows[0]], shown, list(documents.values())))
+            top_texts = [text for _, text in documents][: self.top_k]
+            candidates.append(QueryDocuments(qid, queries[rows[0]], top_texts, list(documents.values())))
         return candidates
 
     def _check(self) -> None:
@@ -224,13 +225,13 @@ class RankGPT(LLMReranker):
             warn(
                 f"{type(self).__name__}: in {incomplete.sum()} of {len(counts)} queries, {total['llm_failed']} of "
                 f"{total['llm_prompts']} prompts had no readable reply (on_failure={self.on_failure!r}) and replies "
-                f"left out {total['llm_missing']} documents, which kept their order behind the others (see .counts).",
+                f"left out {total['llm_missing']} documents, which keep their order behind the others (see .counts).",
                 IncompleteReplyWarning,
             )
 
 
 def _first_stage_order(inp: pd.DataFrame) -> list[int]:
-    """Return the rows by falling score, then rising rank; those without one come last."""
+    """Return the rows by falling score, then rising rank; rows without one come last."""
     keys = [name for name in ("score", "rank") if name in inp.columns]
     if not keys:
         return list(range(len(inp)))

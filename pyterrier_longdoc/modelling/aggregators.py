@@ -1,7 +1,7 @@
 """Transformers that read vectors instead of words: PARADE's aggregators and LATEIR's interaction.
 
-Shapes: B sequences, n vectors of one part of them, S vectors of the longest sequence, E width that the transformer
-reads, A width of its states.
+Shapes: B sequences, n vectors of one part, S vectors of the longest sequence, E width of the vectors that the
+transformer reads, A width of its states.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _WITHOUT_POSITIONS = ("bert", "electra", "roberta", "xlm-roberta", "camembert")
 
 @dataclass(eq=False)
 class VectorTransformer:
-    """A transformer whose table of word embeddings is gone: it is never read."""
+    """A transformer without its table of word embeddings, which nothing reads."""
 
     model: Any  # the transformer, without pooler and head
-    special: torch.Tensor | None  # `(2, E)` word embeddings of `[CLS]` and `[SEP]`; None where there were none
+    special_embeddings: torch.Tensor | None  # `(2, E)` word embeddings of `[CLS]` and `[SEP]`, if it has them
     max_vectors: int | None  # the longest sequence; None where nothing limits it
     width: int  # E
 
@@ -53,10 +53,10 @@ def vector_transformer(source: str | dict[str, Any]) -> VectorTransformer:
             f"attends to its whole input, such as BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT"
         )
     words, tokenizer = backbone.model.get_input_embeddings().weight.detach(), backbone.tokenizer
-    special = None
+    special_embeddings = None
     if tokenizer is not None and None not in (tokenizer.cls_token_id, tokenizer.sep_token_id):
-        special = words[[tokenizer.cls_token_id, tokenizer.sep_token_id]].clone()
-    return VectorTransformer(_without_words(backbone.model), special, backbone.longest_input, words.shape[1])
+        special_embeddings = words[[tokenizer.cls_token_id, tokenizer.sep_token_id]].clone()
+    return VectorTransformer(_without_words(backbone.model), special_embeddings, backbone.longest_input, words.shape[1])
 
 
 def random_transformer(
@@ -93,40 +93,40 @@ def without_positions(model: Any) -> Any:
     return model
 
 
-def projection(width: int, other: int) -> nn.Module:
+def projection(width: int, output_width: int) -> nn.Module:
     """Return a linear layer from one width to another; the identity where they are the same."""
-    if width == other:
+    if width == output_width:
         return nn.Identity()
-    layer = nn.Linear(width, other)
+    layer = nn.Linear(width, output_width)
     nn.init.xavier_uniform_(layer.weight)
     return layer
 
 
 def random_vector(width: int) -> nn.Parameter:
-    """Return a special vector, drawn from N(0, 1) / sqrt(width) as in Boytsov et al. 2025."""
+    """Return a special vector with random values, N(0, 1) / sqrt(width) as in Boytsov et al. 2025."""
     return nn.Parameter(torch.randn(width) / width**0.5)
 
 
 class Part(NamedTuple):
-    """Vectors of a sequence."""
+    """Some of the vectors of a sequence."""
 
     vectors: torch.Tensor  # `(B, n, E)`, or `(E,)` one for all
     mask: torch.Tensor  # `(B, n)` bool, or `(B, 1)`
-    segment: int  # of all of them
+    segment: int  # the segment of all of them
     fixed: bool = False  # whether padding keeps its place, as in the papers' fixed input layout
 
 
 def join(parts: Sequence[Part]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Put the real vectors of all parts one after the other.
 
-    Padding of a part leaves no gap, unless it is the same in any batch: the positions of what follows must not depend
-    on the batch. Returns `(B, S, E)` vectors, a `(B, S)` mask and `(B, S)` segments.
+    Padding leaves no gap, unless it is the same in any batch: positions must not depend on the batch. Returns
+    `(B, S, E)` vectors, a `(B, S)` mask and `(B, S)` segments.
     """
     vectors = torch.cat([p.vectors.expand(len(p.mask), 1, -1) if p.vectors.dim() == 1 else p.vectors for p in parts], 1)
     mask = torch.cat([part.mask for part in parts], 1)
     types = torch.cat([torch.full_like(part.mask, part.segment, dtype=torch.long) for part in parts], 1)
-    kept = torch.cat([part.mask | part.fixed for part in parts], 1)
-    order = (~kept).long().argsort(dim=1, stable=True)[:, : int(kept.sum(1).max())]  # (B, S)
+    occupied = torch.cat([part.mask | part.fixed for part in parts], 1)
+    order = (~occupied).long().argsort(dim=1, stable=True)[:, : int(occupied.sum(1).max())]  # (B, S)
     index = order.unsqueeze(-1).expand(-1, -1, vectors.shape[-1])
     return vectors.gather(1, index), mask.gather(1, order), types.gather(1, order)
 
@@ -140,7 +140,7 @@ def first_state(model: Any, vectors: torch.Tensor, mask: torch.Tensor, types: to
 
 
 class _VectorsAsTheyAre(nn.Module):
-    """In place of an embedding module, where vectors get neither positions nor segments."""
+    """Replace an embedding module: vectors get neither positions nor segments."""
 
     def forward(self, inputs_embeds: torch.Tensor, **_: Any) -> torch.Tensor:
         return inputs_embeds

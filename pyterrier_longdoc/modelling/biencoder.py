@@ -1,4 +1,4 @@
-"""The model behind `BiEncoder`: embeds queries and windows apart and compares them.
+"""The model behind `BiEncoder`: embeds queries and windows separately and compares them.
 
 Shapes: B documents, N windows of a document, V token sequences, H width of an embedding.
 """
@@ -23,7 +23,7 @@ from ..common.packaged import encoder_folder
 from .backbones.load import Backbone, load_encoder
 from .backbones.sentence_transformers_files import Dense, load_dense, pooling_of, read_json
 from .devices import current_dtype
-from .encoder import WindowEncoder, of_distinct
+from .encoder import WindowEncoder, map_distinct
 from .inputs import NOTHING, Encoded, InputFormat, Pairs, QueryStates, to_dense
 from .tokens import TokenCache
 from .weights import WeightsWatch
@@ -33,16 +33,16 @@ SIMILARITIES = ("cosine", "dot")
 
 
 class EmbeddingEncoder(WindowEncoder):
-    """Embeds queries and windows apart: each distinct one once, as long as it is remembered.
+    """Embeds queries and windows separately, each distinct one once while it is remembered.
 
     Args:
         shared: the loaded encoder with its remembered embeddings, which are forgotten when its weights change.
-        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for what
-            the checkpoint names, else `"mean"`.
-        similarity: `"cosine"` or `"dot"`; None for what the checkpoint names, else cosine.
-        query_prefix: put before every query; None for what the checkpoint names.
-        passage_prefix: put before every window; None for what the checkpoint names.
-        position_step: positions of short inputs are this far apart; see `spread_positions`.
+        pooling: `"mean"` of the token states (special tokens included) or `"cls"`, the first token's; None for that of
+            the checkpoint, else `"mean"`.
+        similarity: `"cosine"` or `"dot"`; None for that of the checkpoint, else cosine.
+        query_prefix: put before every query; None for that of the checkpoint.
+        passage_prefix: put before every window; None for that of the checkpoint.
+        position_step: the distance between positions of short inputs; see `spread_positions`.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class EmbeddingEncoder(WindowEncoder):
         passage_prefix: str | None = None,
         position_step: int = 1,
     ) -> None:
-        trained = shared.settings
-        query_prefix = trained.query_prefix if query_prefix is None else query_prefix
-        passage_prefix = trained.passage_prefix if passage_prefix is None else passage_prefix
-        if (query_prefix or passage_prefix) and not trained.pools_prompt:
-            raise ValueError("this checkpoint leaves its prompt out of the mean, which BiEncoder's prefixes do not")
-        pooling = _known("pooling", pooling, trained.pooling, EMBEDDING_POOLINGS)
+        defaults = shared.settings
+        query_prefix = defaults.query_prefix if query_prefix is None else query_prefix
+        passage_prefix = defaults.passage_prefix if passage_prefix is None else passage_prefix
+        if (query_prefix or passage_prefix) and not defaults.pools_prompt:
+            raise ValueError("this checkpoint leaves its prompt out of the mean, but BiEncoder's prefixes count in it")
+        pooling = _choose("pooling", pooling, defaults.pooling, EMBEDDING_POOLINGS)
         self.prefixes = {"query_prefix": query_prefix, "passage_prefix": passage_prefix}
         self.position_step = position_step
-        super().__init__(replace(shared.backbone, pooling=pooling, representation=trained.projection))
+        super().__init__(replace(shared.backbone, pooling=pooling, representation=defaults.projection))
         self.shared = shared
-        self.similarity = _known("similarity", similarity, trained.similarity, SIMILARITIES)
+        self.similarity = _choose("similarity", similarity, defaults.similarity, SIMILARITIES)
 
     def make_format(self, backbone: Backbone) -> InputFormat:
         forms = []
@@ -76,24 +76,24 @@ class EmbeddingEncoder(WindowEncoder):
             form = spread_positions(form, backbone, self.position_step)
             forms.append((replace(form, longest=backbone.longest_input), lead))
         (query, query_lead), (text, text_lead) = forms
-        return replace(text, of_query=query, query_lead=query_lead, text_lead=text_lead)
+        return replace(text, query_format=query, query_lead=query_lead, text_lead=text_lead)
 
     def refresh(self) -> None:
         self.shared.forget_if_changed(self)
 
     def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Embed P documents' windows, `cls (P, N, H)`, and their queries, `query.states (P, 1, H)`."""
-        embedded = self._embed(pairs.queries, self.format.of_query or self.format, coverage)
-        of_query = embedded[list(pairs.query)]  # (P, H)
-        of_text = replace(self.format, of_query=None, query_lead="")  # windows serve all prefixes of queries
-        made = self._embed(list(chain.from_iterable(pairs.documents)), of_text, coverage)
-        of_document = made.split(list(map(len, pairs.documents)))
-        of_window = torch.cat([of_document[number] for number in pairs.document])  # (V, H)
-        mask = torch.ones(len(of_query), 1, dtype=torch.bool, device=self.device)
-        return replace(to_dense(of_window, pairs.counts), query=QueryStates(of_query.unsqueeze(1), mask))
+        distinct_vectors = self._embed(pairs.queries, self.format.query_format or self.format, coverage)
+        query_vectors = distinct_vectors[list(pairs.query)]  # (P, H)
+        window_format = replace(self.format, query_format=None, query_lead="")  # windows serve all prefixes of queries
+        vectors = self._embed(list(chain.from_iterable(pairs.documents)), window_format, coverage)
+        document_vectors = vectors.split(list(map(len, pairs.documents)))
+        window_vectors = torch.cat([document_vectors[number] for number in pairs.document])  # (V, H)
+        mask = torch.ones(len(query_vectors), 1, dtype=torch.bool, device=self.device)
+        return replace(to_dense(window_vectors, pairs.counts), query=QueryStates(query_vectors.unsqueeze(1), mask))
 
     def _embed(self, sequences: Sequence[np.ndarray], form: InputFormat, coverage: Coverage | None) -> torch.Tensor:
-        """Return `(V, H)` fp32 embeddings of V token sequences; those seen before are not encoded again."""
+        """Return `(V, H)` fp32 embeddings of V token sequences; remembered ones are not encoded again."""
 
         def embed(new: list[np.ndarray]) -> np.ndarray:
             vectors = self.vectors([NOTHING], [0] * len(new), new, form, coverage)
@@ -101,13 +101,13 @@ class EmbeddingEncoder(WindowEncoder):
                 vectors = nn.functional.normalize(vectors, dim=-1)
             return vectors.cpu().numpy()
 
-        setting = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type)
-        found = of_distinct(sequences, lambda distinct: self.shared.cache.through(setting, distinct, embed))
-        return torch.from_numpy(np.stack(found)).to(self.device)
+        key = (form, self.pooling, self.similarity, current_dtype(self.device), self.device.type)
+        embeddings = map_distinct(sequences, lambda distinct: self.shared.cache.through(key, distinct, embed))
+        return torch.from_numpy(np.stack(embeddings)).to(self.device)
 
 
 class Similarity(nn.Module):
-    """The head of a bi-encoder: `(B, N)` products of window and query embeddings, of which one makes the score."""
+    """The head of a bi-encoder: aggregates the `(B, N)` products of window and query embeddings."""
 
     needs = "query"
 
@@ -135,19 +135,19 @@ class Similarity(nn.Module):
         """Accept any number."""
 
 
-def _known(what: str, given: str | None, trained: str | None, known: tuple[str, ...]) -> str:
-    """Return what is asked for, else what the checkpoint was trained with, else the first of what is known."""
-    chosen = given or trained or known[0]
-    if chosen not in known:
+def _choose(argument: str, value: str | None, default: str | None, choices: tuple[str, ...]) -> str:
+    """Return the value, else the checkpoint's, else the first choice; ValueError if it is not one of the choices."""
+    choice = value or default or choices[0]
+    if choice not in choices:
         raise ValueError(
-            f"this checkpoint was trained with the {what} {chosen!r}, which BiEncoder does not have; {what}="
-            f"{' or '.join(map(repr, known))} asks for another one all the same"
+            f"this checkpoint was trained with the {argument} {choice!r}, which BiEncoder does not have: "
+            f"{argument}={' or '.join(map(repr, choices))} uses another one"
         )
-    return chosen
+    return choice
 
 
 class SharedEncoder:
-    """A loaded encoder, which this package never trains, with its remembered embeddings and tokens."""
+    """A loaded encoder with its remembered embeddings and tokens; this package never trains it."""
 
     def __init__(self, backbone: Backbone, settings: EmbeddingSettings) -> None:
         self.backbone = backbone
@@ -157,7 +157,7 @@ class SharedEncoder:
         self._weights = WeightsWatch()
 
     def forget_if_changed(self, encoder: nn.Module) -> None:
-        """Forget the embeddings if someone has changed the weights of what makes them."""
+        """Forget the embeddings if the weights that made them have changed."""
         if self._weights.changed(encoder, contents=True):
             self.cache.clear()
 
@@ -168,10 +168,9 @@ _LOADED: weakref.WeakValueDictionary[tuple[Any, ...], SharedEncoder] = weakref.W
 def shared_encoder(name: str, device: torch.device, *, trust_remote_code: bool = False) -> SharedEncoder:
     """Return the encoder of this name, loaded once for all transformers that use it on a device at the same time.
 
-    A folder whose files have changed since is loaded anew.
-
-    Bi-encoders with several aggregations, and selectors of windows, then embed a text once between them. A device has
-    weights of its own: a model that moves would take those of all others with it.
+    Bi-encoders with several aggregations, and selectors of windows, then embed each text once. Every device has weights
+    of its own: a model that moves would take along those of the others. A folder whose files have changed is loaded
+    anew.
     """
     name = encoder_folder(name)
     if device.type == "cuda" and device.index is None:
@@ -193,10 +192,10 @@ class EmbeddingSettings:
     """How a checkpoint's token states become one embedding.
 
     Attributes:
-        pooling: `"mean"`, `"cls"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
+        pooling: `"mean"`, `"cls"`, or one that `BiEncoder` does not have; None if no file names it.
         projection: the dense layer after pooling; None without one.
         pools_prompt: whether the tokens of a prefix count in the mean.
-        similarity: `"cosine"`, `"dot"`, or the name of one that `BiEncoder` does not have; None if nothing is said.
+        similarity: `"cosine"`, `"dot"`, or one that `BiEncoder` does not have; None if no file names it.
         query_prefix: put before queries.
         passage_prefix: put before passages.
     """
@@ -210,7 +209,7 @@ class EmbeddingSettings:
 
 
 def embedding_settings(name: str) -> EmbeddingSettings:
-    """Read what `modules.json` and `config_sentence_transformers.json` say; empty settings where they are not there."""
+    """Read `modules.json` and `config_sentence_transformers.json`; empty settings if there are none."""
     modules = read_json(name, "modules.json")
     pooling, projection, pools_prompt = None, None, True
     kinds: list[str] = []
@@ -227,24 +226,24 @@ def embedding_settings(name: str) -> EmbeddingSettings:
                 f"checkpoint {name!r} has a {kind} layer{after} for its embeddings, which BiEncoder cannot apply"
             )
         kinds.append(kind)
-    general = read_json(name, "config_sentence_transformers.json") or {}
-    prompts = general.get("prompts") or {}
-    default = prompts.get(general.get("default_prompt_name"), "")
+    model_config = read_json(name, "config_sentence_transformers.json") or {}
+    prompts = model_config.get("prompts") or {}
+    default_prompt = prompts.get(model_config.get("default_prompt_name"), "")
     return EmbeddingSettings(
         pooling,
         projection,
         pools_prompt,
-        similarity=general.get("similarity_fn_name"),
-        query_prefix=prompts.get("query") or default,
-        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default),
+        similarity=model_config.get("similarity_fn_name"),
+        query_prefix=prompts.get("query") or default_prompt,
+        passage_prefix=next((prompts[key] for key in _PASSAGE_PROMPTS if prompts.get(key)), default_prompt),
     )
 
 
 def spread_positions(form: InputFormat, backbone: Backbone, step: int) -> InputFormat:
     """Return the format with positions `0, step, 2 step, ...` for inputs that are short enough for them.
 
-    Each input is judged by its own number of tokens, special ones included. Differs from the LongEmbed code, which
-    judges whole batches, so that a short text's embedding depends on what it is batched with.
+    The number of tokens of an input decides, special ones included. Differs from the LongEmbed code, where the longest
+    input of a batch decides, so that a short text's embedding depends on its batch.
     """
     if step == 1:
         return form

@@ -1,4 +1,4 @@
-"""Where and in which precision to compute."""
+"""Devices and precisions."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import nn
 _PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 FASTEST = "fastest"
-"""What `dtype=` is called that asks for the precision in which a device is best."""
+"""The value of `dtype=` that asks for the precision in which a device is fastest."""
 
 DTYPES = (*_PRECISIONS, FASTEST)
-"""What `dtype=` may be, besides None."""
+"""The values of `dtype=`, besides None."""
 
 
 def resolve_device(device: str | None) -> torch.device:
     """Return the named device; for None a GPU if there is one, else the CPU.
 
-    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is that one.
+    Where several processes train or score together (`WORLD_SIZE`), each has one GPU, and None is this GPU.
     """
     if device is None and torch.cuda.is_available() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
@@ -28,7 +28,7 @@ def resolve_device(device: str | None) -> torch.device:
 
 
 def check_device(device: Any) -> None:
-    """Let torch raise RuntimeError for a device that it does not know; whether it is there shows when it is used."""
+    """Let torch raise RuntimeError for an unknown device; use shows whether this machine has it."""
     torch.device("cpu" if device is None else device)
 
 
@@ -40,15 +40,15 @@ def resolve_dtype(dtype: str | None, device: torch.device) -> torch.dtype:
 
 
 def current_dtype(device: torch.device) -> torch.dtype:
-    """Return the precision of matrix products at the moment: autocast's where it is on, else float32."""
+    """Return the current precision of matrix products: that of autocast if it is on, else float32."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
 
 
 def in_own_memory(model: nn.Module) -> None:
-    """Move weights on the CPU to memory of their own, one after the other, so that one more needs room meanwhile.
+    """Copy weights on the CPU to memory of their own, one after the other, so that only one is in memory twice.
 
-    transformers and safetensors leave them where the file is mapped to: there they change as it is overwritten, and at
-    addresses that are not multiples of 64 bytes matrix products may be computed in another order.
+    transformers and safetensors leave them in the mapped file: they change if it is overwritten, and at addresses that
+    are not multiples of 64 bytes matrix products may be computed in another order.
     """
     for tensor in (*model.parameters(), *model.buffers()):  # each once, so that tied weights stay tied
         if tensor.device.type == "cpu":
@@ -56,14 +56,14 @@ def in_own_memory(model: nn.Module) -> None:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a precision, as it is given to a model."""
+    """Return the name of a precision, as models take it."""
     return str(dtype).removeprefix("torch.")
 
 
 def _has_bfloat16(device: torch.device) -> bool:
-    """Tell whether a device has instructions that multiply matrices in bfloat16: no emulation, which is slow."""
+    """Tell whether a device multiplies matrices in bfloat16 by its own instructions: emulation is slow."""
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    # Versions of torch that do not say so are older than 2.5.
-    asked = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
-    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in asked)
+    # torch before 2.5 lacks these functions.
+    checks = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return device.type == "cpu" and any(getattr(torch.cpu, name, bool)() for name in checks)

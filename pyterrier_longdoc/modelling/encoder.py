@@ -1,4 +1,4 @@
-"""The window encoder: windows through the backbone in passes of like length, the document axis restored at the end.
+"""The window encoder: windows go through the backbone in passes of like length, and the document axis is restored.
 
 Shapes: B documents, V windows of all documents, V' windows of a pass, N windows of the longest document, L layers, Q
 query tokens, T tokens of a window with its query and special tokens, D tokens of a document, H hidden size.
@@ -29,38 +29,38 @@ from .runtimes import BackboneRuntime
 logger = logging.getLogger(__name__)
 
 GPU_BATCH_TOKENS, CPU_BATCH_TOKENS = 16384, 2048
-"""Most tokens in a pass where no limit is given. A CPU keeps the states of a small pass in its caches; a GPU is busy
-with large ones alone (`tests/benchmarks/README.md`)."""
+"""Most tokens in a pass by default. A CPU keeps the states of a small pass in its caches; only large passes keep a GPU
+busy (`tests/benchmarks/README.md`)."""
 
 EXACT_RUN = 4
-"""So many windows of one length make passes of their own when a CPU scores: without padding attention needs no mask and
-is faster. In half precision a single window does, as a mask makes such passes slower than those in fp32."""
+"""On a CPU so many windows of one length make passes of their own: attention without padding needs no mask and is
+faster. In half precision one window is enough: with a mask such passes are slower than in fp32."""
 
 BLOCK_CHARACTERS, TOKEN_BLOCK_CHARACTERS = 1_000_000, 150_000
-"""Text that is tokenised and held at a time, about 250,000 tokens; larger blocks pad less. And where states or matches
-of all its tokens are held, which take `channels * 32` numbers for each token."""
+"""Text that is tokenised and held at a time, about 250,000 tokens: larger blocks pad less. The second limit is for
+heads that hold states or matches of all tokens, `channels * 32` numbers for each."""
 
 MICRO_TOKENS = 2**18
-"""Tokens, padding included, that are laid out as tensors at a time, about 17 bytes each. Sixteen times a pass of the
-largest default size, so that cutting the sorted windows here costs next to nothing."""
+"""Tokens, padding included, that are tensors at a time, about 17 bytes each: sixteen of the largest default passes, so
+that a cut through the sorted windows costs next to nothing."""
 
 MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""One layer's `(V', Q, H)` query and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens are the
-same word piece, to `(V', Q, T)`."""
+"""From one layer's `(V', Q, H)` query states and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens
+are the same word piece, to `(V', Q, T)` matches."""
 
 States = tuple[torch.Tensor, ...]
-"""`(V', T', H)` of the last layer alone, or of every layer, the embeddings included."""
+"""`(V', T', H)` states of the last layer alone, or of every layer, the embeddings included."""
 
 
 class WindowEncoder(nn.Module):
-    """Encodes query and window together, into one vector for each window and whatever else the head asks for.
+    """Encodes each window with its query into one vector, and into what else the head needs.
 
     Args:
         backbone: the pre-trained encoder, and the representation step if it was a cross-encoder.
 
     Attributes:
-        input_format: how the backbone reads a query and a window, before settings say more.
-        affordable_tokens: a limit on the tokens of a pass that was learned when memory ran out.
+        input_format: how the backbone reads a query and a window, before `use`.
+        affordable_tokens: a limit on the tokens of a pass, set when memory runs out.
         runtime: what computes the backbone.
         settings: what is read and how it is computed, after `use`.
         format: how a query and a window become an input, after `use`.
@@ -68,10 +68,10 @@ class WindowEncoder(nn.Module):
 
     block_characters = BLOCK_CHARACTERS
     reads_text = False
-    """Whether it is given texts in place of token ids."""
+    """Whether it reads texts in place of token ids."""
 
     build_backbone = staticmethod(build_backbone)
-    """Makes a saved model's backbone again."""
+    """Rebuilds the backbone of a saved model."""
 
     settings: Settings
     format: InputFormat
@@ -99,25 +99,25 @@ class WindowEncoder(nn.Module):
         return next(self.parameters()).device
 
     def use(self, settings: Settings) -> None:
-        """Encode by these settings from now on; ValueError if they are not for this backbone."""
+        """Encode by these settings from now on; ValueError if they do not fit this backbone."""
         self.runtime.use(settings.runtime, self.backbone)
         self.settings, self.format = self.input_format.fit(settings)
 
     def check_needs(self, needs: str) -> None:
-        """Raise ValueError if a head asks for states that the backbone does not have, or not in one width."""
+        """Raise ValueError if a head needs states that the backbone does not have in one width."""
         if needs != "cls" and isinstance(self.backbone, FirstStep):
             raise ValueError(
-                "this head looks at the states of query and text, of which an encoder-decoder that answers gives none: "
+                "this head looks at the states of query and text, but an encoder-decoder gives one for its answer: "
                 "use FirstP, MaxP, AvgP, PARADE without query_states, ..."
             )
         if needs == "last" and self.state_size != self.hidden_size:
             raise ValueError(
-                f"this head needs vectors of one width, but the checkpoint makes {self.hidden_size} of its "
-                f"{self.state_size} features"
+                f"this head needs vectors of one width, but the checkpoint turns states of {self.state_size} features "
+                f"into vectors of {self.hidden_size}"
             )
 
     def refresh(self) -> None:
-        """Forget, at the start of a run, what was made with other weights."""
+        """Forget, at the start of a run, the results of other weights."""
         if self.settings.runtime != "torch":
             self.runtime.begin(self.backbone)
 
@@ -141,15 +141,15 @@ class WindowEncoder(nn.Module):
 
         Args:
             pairs: P queries and documents.
-            needs: what the head asks for: `"cls"`, one vector for each window; also `"query"`, the last layer's states
-                of the query's tokens in each document's first window (of a cross-encoder after its representation
-                step); or these as they are and, `"last"` or `"all"`, matches of query and document tokens in the last
-                layer or in all.
-            match: how these are matched.
+            needs: what the head needs: `"cls"`, one vector for each window; `"query"`, also the last layer's states of
+                the query's tokens in each document's first window (of a cross-encoder after its representation step);
+                `"last"` or `"all"`, also these states as they are, and matches of query and document tokens in the
+                last layer or in all.
+            match: makes the matches of one layer.
             coverage: counts what is computed.
 
         Returns:
-            `cls (P, N, H)` in fp32, `mask (P, N)` and, if asked for, the matches or the query's states.
+            `cls (P, N, H)` in fp32, `mask (P, N)` and, if needed, the matches and the query's states.
         """
         if needs == "cls":
             query, windows = pairs.by_window()
@@ -160,22 +160,22 @@ class WindowEncoder(nn.Module):
             self.settings.device,
         )
         order = torch.argsort(batch.lengths, stable=True)
-        asking = QueryCollector(batch)
-        matches = None if match is None else MatchCollector(batch, match, asking)
-        if matches is not None:
-            # The first windows of all documents, which have their queries' states, before all others.
-            first = asking.number[order] == 0
-            order = torch.cat([order[first], order[~first]])
+        query_collector = QueryCollector(batch)
+        match_collector = None if match is None else MatchCollector(batch, match, query_collector)
+        if match_collector is not None:
+            # First windows have the queries' states: they come before all others.
+            is_first = query_collector.window_number[order] == 0
+            order = torch.cat([order[is_first], order[~is_first]])
         vectors = []
         for rows, states, mask in self._passes(batch, order, coverage, needs == "all"):
             vectors.append(self._vectors(states[-1], mask))
-            asking.add(rows, states)
-            if matches is not None:
-                matches.add(rows, states)
+            query_collector.add(rows, states)
+            if match_collector is not None:
+                match_collector.add(rows, states)
         encoded = to_dense(torch.cat(vectors)[order.argsort()].float(), pairs.counts)  # (P, N, H)
-        if matches is not None:
-            return replace(encoded, matches=matches.collect(), query=asking.collect())
-        return replace(encoded, query=self._represent_query(asking.collect(), self.format.query_size))
+        if match_collector is not None:
+            return replace(encoded, matches=match_collector.collect(), query=query_collector.collect())
+        return replace(encoded, query=self._represent_query(query_collector.collect(), self.format.query_size))
 
     def vectors(
         self,
@@ -185,28 +185,28 @@ class WindowEncoder(nn.Module):
         form: InputFormat,
         coverage: Coverage | None = None,
     ) -> torch.Tensor:
-        """Return the `(V, H)` fp32 vectors of windows and their queries; without gradients equal ones share one.
+        """Return the `(V, H)` fp32 vectors of windows with their queries; without gradients equal inputs share one.
 
-        Windows are laid out in order of length over all documents, so that the memory for padded inputs is bounded
-        whatever the longest window: one long sentence among 20,000 short ones does not make them all long.
+        Windows of all documents are sorted by length, which bounds the memory for padded inputs: one long sentence
+        among 20,000 short ones does not make them all long.
         """
-        number_of, chosen = _distinct(query, windows)
-        made: list[int] = []
+        numbers, first_inputs = _distinct(query, windows)
+        encoding_order: list[int] = []
         vectors = []
-        lengths = form.length([len(queries[query[i]]) for i in chosen], [len(windows[i]) for i in chosen])
+        lengths = form.length([len(queries[query[i]]) for i in first_inputs], [len(windows[i]) for i in first_inputs])
         for part in micro_batches(lengths.tolist()):
-            inputs = [chosen[number] for number in part]
-            own = [queries[query[i]] for i in inputs]
-            batch = form.collate(own, [[windows[i]] for i in inputs], self.settings.device)
+            inputs = [first_inputs[number] for number in part]
+            part_queries = [queries[query[i]] for i in inputs]
+            batch = form.collate(part_queries, [[windows[i]] for i in inputs], self.settings.device)
             order = torch.argsort(batch.lengths, stable=True)
             for rows, states, mask in self._passes(batch, order, coverage):
                 vectors.append(self._vectors(states[-1], mask))
-                made += [part[row] for row in rows.tolist()]
-        place = torch.tensor(made).argsort()[number_of]
-        return torch.cat(vectors)[place.to(self.settings.device)].float()
+                encoding_order += [part[row] for row in rows.tolist()]
+        positions = torch.tensor(encoding_order).argsort()[numbers]
+        return torch.cat(vectors)[positions.to(self.settings.device)].float()
 
     def token_states(self, batch: WindowBatch, coverage: Coverage | None = None) -> list[torch.Tensor]:
-        """Return V times the `(T, H)` states, in fp32 in the last layer, of special tokens too."""
+        """Return V tensors `(T, H)`, the last layer's states in fp32, with those of special tokens."""
         states: dict[int, torch.Tensor] = {}
         order = torch.argsort(batch.lengths, stable=True)
         for rows, encoded, mask in self._passes(batch, order, coverage):
@@ -214,59 +214,59 @@ class WindowEncoder(nn.Module):
                 states[row] = state[real]
         return [states[row] for row in range(len(order))]
 
-    def divided(
+    def divide(
         self, lengths: Sequence[int], order: torch.Tensor, *, exact_run: int | None = None
     ) -> Iterator[torch.Tensor]:
         """Divide rows, ascending in length, into passes within the limits on windows and tokens."""
         settings, start, longest = self.settings, 0, 0
         groups = self._groups(lengths, exact_run)
-        most = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
-        most = min(most, self.affordable_tokens)
+        limit = settings.max_batch_tokens or (CPU_BATCH_TOKENS if settings.device.type == "cpu" else GPU_BATCH_TOKENS)
+        limit = min(limit, self.affordable_tokens)
         for row, length in enumerate(map(self.rules.cost, lengths)):
             longest = max(longest, length)
-            full = row - start == settings.batch_size or (row + 1 - start) * longest > most
-            if (full or groups[row] != groups[start]) and row > start:
+            is_full = row - start == settings.batch_size or (row + 1 - start) * longest > limit
+            if (is_full or groups[row] != groups[start]) and row > start:
                 yield order[start:row]
                 start, longest = row, length
         yield order[start:]
 
     def _groups(self, lengths: Sequence[int], exact_run: int | None) -> list[tuple[int, int | None]]:
-        """Return for each row what a pass has in common: the architecture's group and, in a long run, the length."""
+        """Return what the rows of a pass have in common: the architecture's group and, in a long run, the length."""
         groups: list[tuple[int, int | None]] = []
         for length, run in itertools.groupby(lengths):
             rows = len(list(run))
-            # What the architecture pads anyway needs its mask anyway.
-            alone = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
-            groups += [(self.rules.group(length), length if alone else None)] * rows
+            # Inputs that the architecture pads need a mask in any case.
+            unpadded = exact_run is not None and rows >= exact_run and self.rules.padded(length) == length
+            groups += [(self.rules.group(length), length if unpadded else None)] * rows
         return groups
 
     def _passes(
         self, batch: WindowBatch, order: torch.Tensor, coverage: Coverage | None, all_layers: bool = False
     ) -> Iterator[tuple[torch.Tensor, States, torch.Tensor]]:
-        """Yield rows, states and mask of each pass; where memory runs out, passes are smaller from then on."""
-        lengths, done, failed = batch.lengths[order].tolist(), 0, None
+        """Yield rows, states and mask of each pass; when memory runs out, passes become smaller from then on."""
+        lengths, start, failed_rows = batch.lengths[order].tolist(), 0, None
         exact_run = None
         if batch.input_ids.device.type == "cpu" and not torch.is_grad_enabled():
             exact_run = 1 if torch.is_autocast_enabled("cpu") else EXACT_RUN
-        while done < len(order):
-            for rows in self.divided(lengths[done:], order[done:], exact_run=exact_run):
+        while start < len(order):
+            for rows in self.divide(lengths[start:], order[start:], exact_run=exact_run):
                 try:
-                    states, mask, computed = self._encode(batch, rows, all_layers)
+                    states, mask, num_computed = self._encode(batch, rows, all_layers)
                 except RuntimeError as error:
-                    # In training the graph of earlier passes fills the memory, which smaller passes do not change.
+                    # In training smaller passes do not help: the graph of earlier passes fills the memory.
                     if len(rows) == 1 or torch.is_grad_enabled() or not _is_out_of_memory(error):
                         raise
-                    failed = rows
+                    failed_rows = rows
                     break
-                done += len(rows)
+                start += len(rows)
                 if coverage is not None:
                     coverage.tokens_encoded += int(mask.sum())
-                    coverage.tokens_computed += computed
+                    coverage.tokens_computed += num_computed
                 yield rows, states, mask
-            if failed is not None:
-                # Not within "except": there the error would keep the failed pass's memory.
-                self._afford_less(batch, failed)
-                failed = None
+            if failed_rows is not None:
+                # Outside "except": inside it the error would keep the failed pass's memory.
+                self._afford_less(batch, failed_rows)
+                failed_rows = None
 
     def _afford_less(self, batch: WindowBatch, rows: torch.Tensor) -> None:
         longest = int(batch.lengths[rows].max())
@@ -280,36 +280,36 @@ class WindowEncoder(nn.Module):
             torch.cuda.empty_cache()
 
     def _encode(self, batch: WindowBatch, rows: torch.Tensor, all_layers: bool) -> tuple[States, torch.Tensor, int]:
-        """Return the states of a pass, its `(V', T')` mask, and how many tokens were computed, padding included."""
+        """Return the states of a pass, its `(V', T')` mask, and the number of computed tokens, padding included."""
         length = self.rules.padded(int(batch.lengths[rows].max()))
 
-        def of_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
+        def slice_pass(values: torch.Tensor, padding: int = 0) -> torch.Tensor:
             values = values[rows, :length]
             return nn.functional.pad(values, (0, length - values.shape[1]), value=padding)
 
-        mask = of_pass(batch.attention_mask)
-        inputs: dict[str, Any] = {"input_ids": of_pass(batch.input_ids, self.backbone.config.pad_token_id or 0)}
-        # Without padding no mask is needed, attention without one is faster, and FNet may not take one.
+        mask = slice_pass(batch.attention_mask)
+        inputs: dict[str, Any] = {"input_ids": slice_pass(batch.input_ids, self.backbone.config.pad_token_id or 0)}
+        # Inputs without padding need no mask: attention is faster without one, and FNet may not take one.
         if not bool(mask.all()):
             inputs["attention_mask"] = mask.long()
         if batch.token_type_ids is not None:
-            inputs["token_type_ids"] = of_pass(batch.token_type_ids)
+            inputs["token_type_ids"] = slice_pass(batch.token_type_ids)
         if batch.position_ids is not None:
-            inputs["position_ids"] = of_pass(batch.position_ids)
-        inputs |= self.rules.further_inputs(batch, rows, mask)
+            inputs["position_ids"] = slice_pass(batch.position_ids)
+        inputs |= self.rules.extra_inputs(batch, rows, mask)
         recording: AbstractContextManager[list[torch.Tensor]] = self._recording() if all_layers else nullcontext([])
-        with recording as earlier, self.rules.around(self.backbone, length):
+        with recording as earlier_states, self.rules.pass_context(self.backbone, length):
             if self.runtime.name != "torch":
-                last = self.runtime(self.backbone, inputs)
+                last_states = self.runtime(self.backbone, inputs)
             else:
-                last = self.backbone(**inputs).last_hidden_state
-        return (*earlier, last), mask, mask.numel()
+                last_states = self.backbone(**inputs).last_hidden_state
+        return (*earlier_states, last_states), mask, mask.numel()
 
     @contextmanager
     def _recording(self) -> Iterator[list[torch.Tensor]]:
-        """Collect what enters each layer: the embeddings, and the states of all layers but the last.
+        """Collect the inputs of all layers: the embeddings, and the states of all layers but the last.
 
-        With `output_hidden_states` transformers 5 leaves hooks on the model that cannot be pickled.
+        `output_hidden_states` of transformers 5 would leave hooks on the model that cannot be pickled.
         """
         states: list[torch.Tensor] = []
 
@@ -325,7 +325,7 @@ class WindowEncoder(nn.Module):
                 handle.remove()
 
     def _represent_query(self, query: QueryStates, size: int | None) -> QueryStates:
-        """Return the query's states after the representation step, padded to `size` tokens if that is given."""
+        """Return the query's states after the representation step, padded to `size` tokens if there is a size."""
         states = self.representation(query.states).float()
         states = states.masked_fill(~query.mask.unsqueeze(-1), 0.0)
         missing = 0 if size is None else size - states.shape[1]
@@ -334,7 +334,7 @@ class WindowEncoder(nn.Module):
         )
 
     def _vectors(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return `(V', H)` vectors: states pooled and then represented, or (`"late"`) the other way round."""
+        """Return `(V', H)` vectors: the representation of the pooled states, or for `"late"` the other way round."""
         if self.pooling == "late":
             return self._pool(self.representation(states), mask)
         return self.representation(self._pool(states, mask))
@@ -346,18 +346,18 @@ class WindowEncoder(nn.Module):
             position = torch.arange(mask.shape[1], device=mask.device)
             last = (position * mask).argmax(1)  # (V',)
             return states[torch.arange(len(last), device=last.device), last]  # (V', H)
-        # In fp32: bfloat16 cannot count beyond 256 tokens.
+        # In fp32, because bfloat16 cannot count beyond 256 tokens.
         weights = mask.unsqueeze(-1).float()
         return (states * weights).sum(1) / weights.sum(1)  # (V', H)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether memory ran out: of a GPU, or of the allocator of a CPU, which has no error of its own."""
+    """Tell whether memory ran out, on a GPU or on a CPU, whose allocator has no error class."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Divide inputs of these lengths, in ascending order, into parts of at most `MICRO_TOKENS` when padded."""
+    """Sort inputs by length and divide them into parts of at most `MICRO_TOKENS` tokens, padding included."""
     part: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
         if part and (len(part) + 1) * lengths[i] > MICRO_TOKENS:
@@ -367,28 +367,28 @@ def micro_batches(lengths: Sequence[int]) -> Iterator[list[int]]:
     yield part
 
 
-def of_distinct(sequences: Sequence[np.ndarray], make: Callable[[list[np.ndarray]], Sequence[Any]]) -> list[Any]:
-    """Return what is made of token sequences, of equal ones once."""
+def map_distinct(sequences: Sequence[np.ndarray], make: Callable[[list[np.ndarray]], Sequence[Any]]) -> list[Any]:
+    """Return a result for each token sequence; equal ones share one."""
     distinct = {sequence.tobytes(): sequence for sequence in sequences}
-    made = dict(zip(distinct, make(list(distinct.values())), strict=True))
-    return [made[sequence.tobytes()] for sequence in sequences]
+    results = dict(zip(distinct, make(list(distinct.values())), strict=True))
+    return [results[sequence.tobytes()] for sequence in sequences]
 
 
 def _distinct(queries: Sequence[int], windows: Sequence[np.ndarray]) -> tuple[list[int], list[int]]:
     """Return for each input its number among the distinct ones, and the first input of each number."""
     if torch.is_grad_enabled():
         # Dropout makes equal inputs differ.
-        every = list(range(len(windows)))
-        return every, every
+        all_inputs = list(range(len(windows)))
+        return all_inputs, all_inputs
     numbers: dict[tuple[int, bytes], int] = {}
-    place: list[int] = []
-    chosen: list[int] = []
+    input_numbers: list[int] = []
+    first_inputs: list[int] = []
     for i, (query, window) in enumerate(zip(queries, windows, strict=True)):
         number = numbers.setdefault((query, window.tobytes()), len(numbers))
-        if number == len(chosen):
-            chosen.append(i)
-        place.append(number)
-    return place, chosen
+        if number == len(first_inputs):
+            first_inputs.append(i)
+        input_numbers.append(number)
+    return input_numbers, first_inputs
 
 
 class QueryCollector:
@@ -398,31 +398,31 @@ class QueryCollector:
         counts = torch.bincount(batch.doc, minlength=batch.documents)
         self._doc = batch.doc
         self.first_row = counts.cumsum(0) - counts  # (B,)
-        self.number = torch.arange(len(batch.doc), device=batch.doc.device) - self.first_row[batch.doc]  # (V,)
-        self.place, self.mask = _span(batch.query_start, batch.query_length, self.first_row)  # (B, Q)
+        self.window_number = torch.arange(len(batch.doc), device=batch.doc.device) - self.first_row[batch.doc]  # (V,)
+        self.columns, self.mask = _span(batch.query_start, batch.query_length, self.first_row)  # (B, Q)
         self.layers: list[torch.Tensor] = []  # L times (B, Q, H), in fp32
 
     def add(self, rows: torch.Tensor, states: States) -> None:
-        """Take what it needs of one pass."""
-        own = (self.number[rows] == 0).nonzero()  # (documents that begin here, 1)
-        doc = self._doc[rows[own[:, 0]]]
-        place = self.place[doc].clamp(max=states[0].shape[1] - 1)
+        """Collect the states of one pass."""
+        first_windows = (self.window_number[rows] == 0).nonzero()  # (documents that begin here, 1)
+        doc = self._doc[rows[first_windows[:, 0]]]
+        columns = self.columns[doc].clamp(max=states[0].shape[1] - 1)
         if not self.layers:
             shape = (*self.mask.shape, states[0].shape[2])
             self.layers = [layer.new_zeros(shape, dtype=torch.float32) for layer in states]
         for queries, layer in zip(self.layers, states, strict=True):
-            queries.index_put_((doc,), layer[own, place].float())
+            queries.index_put_((doc,), layer[first_windows, columns].float())
 
     def collect(self) -> QueryStates:
-        """Return the last layer's states of every document's query; zeros where it has fewer tokens than others."""
+        """Return the last layer's states of every document's query; zeros at padding."""
         return QueryStates(self.layers[-1].masked_fill(~self.mask.unsqueeze(-1), 0.0), self.mask)
 
 
 class MatchCollector:
-    """Matches windows with their document's query, pass by pass, so that no pass's token states need to be kept.
+    """Matches windows with their document's query, pass by pass, without keeping the token states of a pass.
 
-    The query states of a document are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first
-    windows must be added before the others.
+    A document's query states are those of its first window (Boytsov et al. 2025, section 3, as CEDR): first windows
+    must be added before the others.
     """
 
     def __init__(self, batch: WindowBatch, match: MatchFunction, queries: QueryCollector) -> None:
@@ -434,17 +434,17 @@ class MatchCollector:
         self._offset = starts - starts[queries.first_row][batch.doc]  # (V,) where a window begins in its document
         totals = torch.zeros_like(queries.first_row).index_add_(0, batch.doc, lengths)
         self._longest = max(1, int(totals.max()))
-        self._query_ids = batch.input_ids[queries.first_row.unsqueeze(1), queries.place]  # (B, Q)
+        self._query_ids = batch.input_ids[queries.first_row.unsqueeze(1), queries.columns]  # (B, Q)
         self._parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def add(self, rows: torch.Tensor, states: States) -> None:
         """Match the windows of one pass; first windows must come before the others."""
         batch, doc, size = self._batch, self._batch.doc[rows], states[0].shape[1]
-        same = self._query_ids[doc].unsqueeze(2) == batch.input_ids[rows, :size].unsqueeze(1)  # (V', Q, T)
+        same_token = self._query_ids[doc].unsqueeze(2) == batch.input_ids[rows, :size].unsqueeze(1)  # (V', Q, T)
         with torch.autocast(states[0].device.type, enabled=False):
             # Layer by layer: all at once would copy the states of all layers.
             values = [
-                self._match(queries[doc], layer.float(), same)
+                self._match(queries[doc], layer.float(), same_token)
                 for queries, layer in zip(self._queries.layers, states, strict=True)
             ]
         column = torch.arange(size, device=rows.device)
@@ -456,13 +456,13 @@ class MatchCollector:
     def collect(self) -> Matches:
         """Return the matching tensor of every document, its windows in order along the token axis."""
         row, position, values = (torch.cat(parts) for parts in zip(*self._parts, strict=True))
-        self._parts.clear()  # each further copy of the matches of a long document would take hundreds of MB
-        place = (self._batch.doc[row], position)
+        self._parts.clear()  # every copy of a long document's matches takes hundreds of MB
+        indices = (self._batch.doc[row], position)
         dense = values.new_zeros(self._batch.documents, self._longest, *values.shape[1:])
-        dense = dense.index_put_(place, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
+        dense = dense.index_put_(indices, values).permute(0, 2, 3, 1)  # (B, L, Q, D)
         del values
         window = torch.full((self._batch.documents, self._longest), -1, device=row.device)
-        window[place] = self._queries.number[row]
+        window[indices] = self._queries.window_number[row]
         return Matches(
             values=dense.masked_fill_(~self._queries.mask[:, None, :, None], 0.0),
             query_mask=self._queries.mask,
@@ -472,8 +472,8 @@ class MatchCollector:
 
 
 def _span(start: torch.Tensor, length: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(B, Q)` places of the tokens from `start` on in some rows, the last one repeated, and their mask."""
+    """Return the `(B, Q)` positions of `length` tokens from `start` on in these rows, and their mask."""
     width = max(1, int(length[rows].max()))
     column = torch.arange(width, device=rows.device)
-    place = start[rows].unsqueeze(1) + torch.minimum(column, (length[rows].unsqueeze(1) - 1).clamp(min=0))
-    return place, column < length[rows].unsqueeze(1)
+    positions = start[rows].unsqueeze(1) + torch.minimum(column, (length[rows].unsqueeze(1) - 1).clamp(min=0))
+    return positions, column < length[rows].unsqueeze(1)

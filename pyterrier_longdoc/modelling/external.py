@@ -1,7 +1,7 @@
-"""Scores that somebody else gives: windows go out as texts, and a score for each comes back.
+"""Scores from outside: windows go out as texts, and a score for each comes back.
 
-A scorer of this kind stands where a backbone would. To the heads its scores are window vectors of one number, and their
-last layer is the identity, so that they aggregate as they always do.
+Such a scorer takes the place of a backbone. To the heads its scores are window vectors of one number, and their last
+layer is the identity, so that they aggregate as always.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from .windows import WholeText
 from .words import Words
 
 ASSUMED_INPUT = 512
-"""Tokens of the longest input, where nobody tells and the size of windows is left open: BERT's."""
+"""The longest input, in tokens, if it is not known and windows have no given size: BERT's."""
 
 WORDS_PER_TOKEN = 0.75
-"""For sizes in words that are left open: OpenAI's rule of thumb for English."""
+"""For windows in words of no given size: OpenAI's rule of thumb for English."""
 
 SPARE_TOKENS = 8
-"""So many more tokens may a window have by itself than within its document, which may have cut a word in two."""
+"""How many more tokens a window may have by itself than in its document: its ends may cut words in two."""
 
 
 class Limits(NamedTuple):
-    """How much a scorer takes, as far as it is known: tokens of a query and a window, and windows at a time."""
+    """How much a scorer takes, if known: tokens of a query and a window, and windows at a time."""
 
     longest_input: int | None = None
     batch_size: int | None = None
 
 
 class Scores(NamedTuple):
-    """What a scorer says of P pairs: `(P,)` float64, and how many of the windows it is known to have cut."""
+    """The `(P,)` float64 scores of P pairs, and how many windows the scorer is known to have cut."""
 
     values: np.ndarray
     cut: int = 0
@@ -53,11 +53,11 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalScorer(ABC):
-    """Base of what may stand in place of a backbone: scores queries and texts, in a way that is not known here.
+    """Base of the scorers that take the place of a backbone: they score queries and texts by means of their own.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer, or its name: windows and queries are then counted in its tokens, and
-            fit into the longest input if that is known. None counts words.
+        tokenizer: a fast Hugging Face tokenizer, or its name: windows and queries are counted in its tokens and fit
+            into the longest input if that is known. None counts words.
         longest_input: most tokens of a query and a window, special ones included; None if it is not known.
     """
 
@@ -71,23 +71,23 @@ class ExternalScorer(ABC):
         validate(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ExternalScorer:
-        # It never changes, and a copy would hold somebody's weights twice.
+        # It never changes, and a copy might hold weights twice.
         return self
 
     @abstractmethod
     def score(self, queries: Sequence[str], texts: Sequence[str], batch_size: int) -> Scores:
-        """Return a finite score for each of some different pairs, asked for at most `batch_size` at a time."""
+        """Return a finite score for each of P distinct pairs, scored at most `batch_size` at a time."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return a JSON-able description of all that a score depends on; ValueError if that cannot be told."""
+        """Return a JSON-able description of all that a score depends on; ValueError if it is not known."""
 
     def limits(self) -> Limits:
-        """Return how much it takes, as far as that can be found out."""
+        """Return how much it takes, if known."""
         return Limits(self.longest_input)
 
     def warning(self) -> str | None:
-        """Return what a user should know of texts that it may cut without a word."""
+        """Return a warning for users if it may cut texts silently."""
         return None
 
 
@@ -101,20 +101,20 @@ class ExternalEncoder(nn.Module):
 
     def __init__(self, scorer: ExternalScorer) -> None:
         super().__init__()
-        given = scorer.tokenizer
-        found = named_tokenizer(given) if isinstance(given, str | Path) else given
-        if not (given is None or hasattr(found, "backend_tokenizer")):
-            raise ValueError(f"tokenizer={given!r} must be a fast Hugging Face tokenizer, or its name")
+        choice = scorer.tokenizer
+        tokenizer = named_tokenizer(choice) if isinstance(choice, str | Path) else choice
+        if not (choice is None or hasattr(tokenizer, "backend_tokenizer")):
+            raise ValueError(f"tokenizer={choice!r} must be a fast Hugging Face tokenizer, or its name")
         self.scorer = scorer
-        self.tokenizer = Words() if given is None else found
+        self.tokenizer = Words() if choice is None else tokenizer
         self.limits = scorer.limits()
         specials = self.tokenizer.num_special_tokens_to_add(pair=True)
         longest = None if self.limits.longest_input is None else self.limits.longest_input - SPARE_TOKENS
         self.format = InputFormat((0,) * specials, (), (), None, 0, longest=longest)
-        self._known: dict[bytes, float] = {}
+        self._scores: dict[bytes, float] = {}
 
     def check_needs(self, needs: str) -> None:
-        """Refuse nothing: only heads that need no more than scores stand behind it."""
+        """Accept any need: rerankers combine it only with heads that need no more than scores."""
 
     def use(self, settings: Settings) -> None:
         """Score by these settings from now on."""
@@ -124,7 +124,7 @@ class ExternalEncoder(nn.Module):
             self.settings, _ = self.format.fit(settings)
 
     def _in_words(self, settings: Settings) -> Settings:
-        """Give windows of no given size as many words as mostly fit; a given size is the user's to choose."""
+        """Give windows without a size as many words as mostly fit; keep a given size."""
         windows, longest = settings.windows, self.limits.longest_input
         if windows.within(sys.maxsize) == windows or (longest is None and isinstance(windows, WholeText)):
             return settings
@@ -133,8 +133,8 @@ class ExternalEncoder(nn.Module):
         return replace(settings, windows=fitted.windows)
 
     def refresh(self) -> None:
-        """Forget, at the start of a run, what was asked in an earlier one: it may be scored otherwise now."""
-        self._known.clear()
+        """Forget, at the start of a run, the scores of an earlier one: they may have changed."""
+        self._scores.clear()
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
         """Return the identity for a last layer: a window's vector is its score."""
@@ -143,26 +143,26 @@ class ExternalEncoder(nn.Module):
         nn.init.zeros_(final.bias)
         return WarmStart(final, torch.zeros(1), torch.zeros(1))
 
-    def forward(self, read: Any, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
-        """Return the scores of the windows of a `model.Read`: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
-        shown = [list(map(text.shown, spans)) for text, spans in zip(read.texts, read.spans, strict=True)]
-        asked = list(zip(read.query, read.document, strict=True))
-        pairs = [(read.asked[query], window) for query, document in asked for window in shown[document]]
-        keys = [_key(*pair) for pair in pairs]
-        new = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self._known}
-        if new:
-            queries, texts = zip(*new.values(), strict=True)
+    def forward(self, pairs: Any, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
+        """Return the scores of the windows of `model.ReadPairs`: `cls (P, N, 1)` in float64, and `mask (P, N)`."""
+        windows = [list(map(text.input_text, spans)) for text, spans in zip(pairs.texts, pairs.spans, strict=True)]
+        numbers = list(zip(pairs.query, pairs.document, strict=True))
+        questions = [(pairs.query_texts[query], window) for query, document in numbers for window in windows[document]]
+        keys = [_key(*pair) for pair in questions]
+        new_questions = {key: pair for key, pair in zip(keys, questions, strict=True) if key not in self._scores}
+        if new_questions:
+            queries, texts = zip(*new_questions.values(), strict=True)
             size = min(self.settings.batch_size, self.limits.batch_size or self.settings.batch_size)
-            # What it loads could not be trained later if it were loaded in the caller's inference mode.
+            # Weights that it loads in inference mode could not be trained later.
             with torch.inference_mode(False):
                 scores = self.scorer.score(queries, texts, size)
             if coverage is not None:
                 coverage.windows_cut += scores.cut
-            self._known |= zip(new, scores.values.tolist(), strict=True)
-        values = torch.tensor([self._known[key] for key in keys], dtype=torch.float64)
-        return to_dense(values.unsqueeze(1), read.counts)
+            self._scores |= zip(new_questions, scores.values.tolist(), strict=True)
+        values = torch.tensor([self._scores[key] for key in keys], dtype=torch.float64)
+        return to_dense(values.unsqueeze(1), pairs.counts)
 
 
 def _key(query: str, text: str) -> bytes:
-    """Return a hash, as the texts of a long run would take more memory."""
+    """Return a hash, because the texts of a long run would take more memory."""
     return blake2b(f"{len(query)} {query}{text}".encode(), digest_size=16).digest()

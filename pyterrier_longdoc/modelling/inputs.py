@@ -1,4 +1,4 @@
-"""What goes through an encoder: what is read of queries and texts, as tensors, and what the head gets of it.
+"""What goes into an encoder, as tensors, and what the head gets from it.
 
 Shapes: P pairs of a query and a document (B in training), V windows of all documents together, N windows of the
 longest document, T tokens of the longest window, H hidden size.
@@ -25,20 +25,20 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is read of queries and texts, and how it is computed; the weights have no part in it.
+    """What is read of queries and texts, and how scores are computed; nothing here concerns the weights.
 
     Attributes:
         windows: how texts are cut; fitted to the backbone's longest input by `InputFormat.fit`.
-        windows_argument: the reranker's argument that bounds the windows, by which the account names what they cut.
-        max_windows: the same for a choice of windows that a user asks for; None if nobody does.
+        windows_argument: the reranker's argument that bounds the windows; the account names it for text they cut.
+        max_windows: the number of windows that a user allows; None for no such limit.
         max_doc_len: read only this many tokens of a text; None reads all.
         max_query_len: read only this many tokens of a query, 32 in Boytsov et al. 2025; None reads what fits.
         layout: how a query and a window become one input.
         preselect: which windows are read for a query; None reads all.
-        repeat_tokens: most tokens of what is read with each window, next to its own; 0 where nothing is.
+        repeat_tokens: most tokens of the title that is read with each window; 0 for no title.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for what suits
-            the device.
+        max_batch_tokens: most tokens, padding included, in one pass; a longer window passes alone. None for the
+            device's default.
         device: where the weights are.
         dtype: precision of the encoder when it scores; heads always work in fp32.
         runtime: what computes the backbone when it scores, see `runtimes.py`.
@@ -65,15 +65,15 @@ class Settings:
 
     @property
     def largest_window(self) -> int | None:
-        """The most tokens of a window with what is read with it; None if only the backbone limits it."""
+        """The most tokens of a window and its title; None if only the backbone limits it."""
         largest = self.windows.largest
         return None if largest is None else largest + self.repeat_tokens
 
     def within(self, room: int) -> Settings:
-        """Fit the windows into the tokens that the backbone has for a window and what is read with it."""
+        """Fit the windows into the tokens that the backbone has for a window and its title."""
         if self.repeat_tokens and room <= self.repeat_tokens:
             raise ValueError(
-                f"repeat_tokens={self.repeat_tokens} leave nothing of {room} tokens to windows: lower repeat_tokens"
+                f"repeat_tokens={self.repeat_tokens} leave no room for windows in {room} tokens: lower repeat_tokens"
             )
         return replace(self, windows=self.windows.within(room - self.repeat_tokens))
 
@@ -89,11 +89,11 @@ class Pairs:
 
     @property
     def counts(self) -> list[int]:
-        """How many windows each pair has."""
+        """The number of windows of each pair."""
         return list(map(len, map(self.documents.__getitem__, self.document)))
 
     def by_window(self) -> tuple[list[int], list[np.ndarray]]:
-        """Return, for the windows of all pairs one after the other, the number of the query and the token ids."""
+        """Return the query's number and the token ids of each window of all pairs, one after the other."""
         queries: list[int] = []
         windows: list[np.ndarray] = []
         for query, document in zip(self.query, self.document, strict=True):
@@ -104,7 +104,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False)
 class WindowBatch:
-    """The real windows of some documents, flat: windows made of padding alone do not exist."""
+    """The windows of B documents, one after the other; none consists of padding alone."""
 
     input_ids: torch.Tensor  # `(V, T)` int64
     attention_mask: torch.Tensor  # `(V, T)` bool, True = real
@@ -116,7 +116,7 @@ class WindowBatch:
     query_start: torch.Tensor  # `(V,)` int64, where the query begins
     query_length: torch.Tensor  # `(V,)` int64, its tokens
     content_start: torch.Tensor  # `(V,)` int64, where the document's tokens begin
-    content_length: torch.Tensor  # `(V,)` int64, how many they are
+    content_length: torch.Tensor  # `(V,)` int64, their number
 
 
 NOTHING = np.zeros(0, dtype=np.int32)
@@ -127,30 +127,30 @@ NOTHING = np.zeros(0, dtype=np.int32)
 class InputFormat:
     """How a backbone reads a query and a window: `prefix query middle window suffix` in one input.
 
-    The backbone makes it once; `fit` adapts it, and the settings of a model, to each other. Where queries are read
-    apart from windows, `of_query` is the form of a query, whose tokens take the place of the window, and the format
-    itself that of a window, with an empty query.
+    The backbone makes it once; `fit` fits it and the settings of a model to each other. Where queries and windows are
+    separate inputs, the format is for windows, with an empty query, and `query_format` for queries, whose tokens take
+    the place of the window.
 
     Attributes:
         prefix: special tokens before the query, `[CLS]`.
         middle: special tokens between query and window, `[SEP]` (RoBERTa's own pair layout has two).
         suffix: special tokens after the window, `[SEP]`.
         types: segment of the prefix, query, middle, window and suffix; None where the backbone has no segments.
-        pad_id: token id of padding; it is masked, but for one in an input that would otherwise have no token.
+        pad_id: token id of padding, which is masked, except for one token of an otherwise empty input.
         longest: most tokens in one input; None where nothing limits it.
-        of_query: the form of a query that is read apart; None where query and window share an input.
-        together: most tokens of a query and a window that are read apart; None where nothing limits them.
-        has_words: whether there are words of a template around query and window.
+        query_format: the format of separate queries; None where query and window share an input.
+        longest_pair: most tokens of a separate query and window; None where nothing limits them.
+        has_words: whether a template puts words around query and window.
         query_size: pad every query to this many tokens (the papers' fixed layout); None leaves queries unpadded.
         window_size: pad every window to this many tokens, so that the suffix stands at a fixed position (the
             papers' fixed layout); None puts the suffix right after the last real token.
         budget: most tokens of a query and its text together; None where each has a limit of its own.
-        position_offset: first position id, given where the backbone would otherwise derive positions from the
-            token ids (RoBERTa); None leaves positions to the backbone.
+        position_offset: first position id, for backbones that would derive positions from token ids (RoBERTa); None
+            leaves positions to the backbone.
         skips_padding: whether these positions leave out padding inside the input.
         query_lead: characters that are tokenized with a query, before it.
         query_trail: characters that are tokenized with a query, after it.
-        query_trail_size: how many tokens these take when on their own.
+        query_trail_size: how many tokens these characters are by themselves.
         text_lead: characters that are tokenized with a text, before it.
         marks_sentences: whether the first special token stands before each sentence of a text, too.
         spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see
@@ -163,8 +163,8 @@ class InputFormat:
     types: tuple[int, int, int, int, int] | None
     pad_id: int
     longest: int | None = None
-    of_query: InputFormat | None = None
-    together: int | None = None
+    query_format: InputFormat | None = None
+    longest_pair: int | None = None
     has_words: bool = False
     query_size: int | None = None
     window_size: int | None = None
@@ -195,27 +195,27 @@ class InputFormat:
             )
         form = self._with_one_separator(layout.positions) if layout.pad_query else self
         settings = form._within(settings)
-        query = settings.max_query_len or 0  # None goes with no layout that needs it
+        query = settings.max_query_len or 0  # the layouts that need it allow no None
         if layout.shared_budget:
             text = min(filter(None, (settings.windows.largest, settings.max_doc_len)), default=sys.maxsize)
             longest = min(query + text + PUBLISHED_SPECIALS, self.longest or sys.maxsize)
             return settings, replace(form, budget=longest - form.specials - form.query_trail_size)
         if not layout.pad_query:
             return settings, form
-        if form.of_query is None:
+        if form.query_format is None:
             return settings, replace(form, query_size=query, window_size=settings.largest_window)
-        of_query = replace(form.of_query, query_size=0, window_size=query)
-        return settings, replace(form, query_size=0, window_size=settings.largest_window, of_query=of_query)
+        query_format = replace(form.query_format, query_size=0, window_size=query)
+        return settings, replace(form, query_size=0, window_size=settings.largest_window, query_format=query_format)
 
     def _with_one_separator(self, positions: str) -> InputFormat:
-        """Return the papers' form, also for RoBERTa (Boytsov et al. 2025; models follow FlexNeuART)."""
+        """Return the papers' format, for RoBERTa, too (Boytsov et al. 2025, as in FlexNeuART)."""
         skips_padding = positions != "columns"
         if skips_padding and self.position_offset is None:
             raise ValueError(
                 "positions='real tokens' is for backbones that number positions by token ids, such as RoBERTa and "
                 "Longformer, not for this one: leave positions='columns'"
             )
-        one = replace(
+        form = replace(
             self,
             prefix=self.prefix[:1],
             middle=self.middle[:1],
@@ -223,47 +223,47 @@ class InputFormat:
             types=None if self.types is None else (0, 0, 0, 1, 1),
             skips_padding=skips_padding,
         )
-        if self.of_query is None:
-            return one
-        of_query = self.of_query._with_one_separator(positions)
-        return replace(one, of_query=replace(of_query, types=self.of_query.types))
+        if self.query_format is None:
+            return form
+        query_format = self.query_format._with_one_separator(positions)
+        return replace(form, query_format=replace(query_format, types=self.query_format.types))
 
     def _within(self, settings: Settings) -> Settings:
         """Return the settings with queries and windows that fit into the longest input.
 
-        All of a query that fits is read for `max_query_len=None`: windows of a given size have it, and queries have the
-        rest; windows of no given size leave a quarter to queries. So the room is the same for all queries of a model,
-        and no score depends on other queries.
+        With `max_query_len=None` a query is read as far as it fits: next to windows of a given size queries have the
+        rest of the input, next to windows without a size a quarter. So all queries of a model have the same room, and
+        no score depends on other queries.
         """
         room = self._room()
         if room is None:
             return settings
-        query, window, together = room
+        query, window, pair = room
         if settings.max_query_len is not None:
-            left = min(window, together - settings.max_query_len)
-            if left < 1 or settings.max_query_len > query:
+            capacity = min(window, pair - settings.max_query_len)
+            if capacity < 1 or settings.max_query_len > query:
                 raise ValueError(
                     f"max_query_len={settings.max_query_len} leaves no room for a document: the backbone takes "
                     f"{self.longest} tokens, {self.specials + self.query_trail_size} of them special; lower "
                     f"max_query_len"
                 )
-            return settings.within(left)
-        fitting = settings.within(min(window, together - 1))
-        if fitting.windows != settings.windows:  # of no given size
-            fitting = settings.within(min(window, together - together // 4))
-        return replace(fitting, max_query_len=min(query, together - (fitting.largest_window or 0)))
+            return settings.within(capacity)
+        fitted_settings = settings.within(min(window, pair - 1))
+        if fitted_settings.windows != settings.windows:  # of no given size
+            fitted_settings = settings.within(min(window, pair - pair // 4))
+        return replace(fitted_settings, max_query_len=min(query, pair - (fitted_settings.largest_window or 0)))
 
     def _room(self) -> tuple[int, int, int] | None:
         """Return the most tokens of a query, of a window and of both; None if nothing limits them."""
         if self.longest is None:
-            return None if self.together is None else (self.together, self.together, self.together)
+            return None if self.longest_pair is None else (self.longest_pair, self.longest_pair, self.longest_pair)
         window = self.longest - self.specials - self.query_trail_size
-        if self.of_query is None:
+        if self.query_format is None:
             return window, window, window
-        query = self.longest - self.of_query.specials
-        return query, window, query + window if self.together is None else self.together
+        query = self.longest - self.query_format.specials
+        return query, window, query + window if self.longest_pair is None else self.longest_pair
 
-    # Token ids to tensors.
+    # From token ids to tensors.
 
     def collate(
         self, queries: Sequence[np.ndarray], windows: Sequence[Sequence[np.ndarray]], device: Any = "cpu"
@@ -271,15 +271,15 @@ class InputFormat:
         """Return tensors of B queries and, for each, the token ids of at least one window."""
         flat = list(chain.from_iterable(windows))
         doc = np.repeat(np.arange(len(queries)), list(map(len, windows)))
-        of_window = list(map(queries.__getitem__, doc.tolist()))
-        query_lengths, window_lengths = np.array(list(map(len, of_window))), np.array(list(map(len, flat)))
+        window_queries = list(map(queries.__getitem__, doc.tolist()))
+        query_lengths, window_lengths = np.array(list(map(len, window_queries))), np.array(list(map(len, flat)))
         starts = self.specials - len(self.suffix) + np.maximum(query_lengths, self.query_size or 0)
         lengths = self.length(query_lengths, window_lengths)
         shape = (len(flat), int(lengths.max()))
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         mask = np.zeros(shape, dtype=bool)
         types = np.zeros(shape, dtype=np.int64)
-        for row, (query, window) in enumerate(zip(of_window, flat, strict=True)):
+        for row, (query, window) in enumerate(zip(window_queries, flat, strict=True)):
             self._fill(ids[row], mask[row], types[row], query, window)
 
         positions = None
@@ -303,15 +303,15 @@ class InputFormat:
         columns = np.arange(mask.shape[1])
         if self.spread is not None:
             limit, step = self.spread
-            # By each input's own length, never by its batch's. Padding is masked: any position will do.
+            # By the length of each input, not of the batch. Padding is masked and may have any position.
             spread = (columns * step).clip(max=(limit - 1) * step)
             return np.where(lengths[:, None] <= limit, spread, columns)
-        # That of a real token before padding is as good as any for the padding.
-        places = mask.cumsum(1) - 1 if self.skips_padding else np.tile(columns, (len(lengths), 1))
-        return places.clip(min=0) + (self.position_offset or 0)
+        # Padding may have any position: it has that of the real token before it.
+        positions = mask.cumsum(1) - 1 if self.skips_padding else np.tile(columns, (len(lengths), 1))
+        return positions.clip(min=0) + (self.position_offset or 0)
 
     def length(self, query: Any, window: Any) -> np.ndarray:
-        """Return the tokens of inputs with so many tokens of a query and of a window, padding inside them included."""
+        """Return the lengths of inputs with so many tokens of a query and a window, padding inside them included."""
         query, window = np.maximum(query, self.query_size or 0), np.maximum(window, self.window_size or 0)
         return np.maximum(1, self.specials + query + window)
 
@@ -329,15 +329,14 @@ class InputFormat:
             types[start:end] = segment
             start = end
         if not mask.any():
-            mask[0] = True  # a model cannot read nothing: where there are no special tokens, padding stands in
+            mask[0] = True  # a model cannot read an empty input: without special tokens it reads padding
 
 
 @dataclass(frozen=True, eq=False)
 class Matches:
     """How each query token matches each document token, for heads that look at tokens.
 
-    The windows of a document are put back together along the token axis, in order; windows that overlap repeat
-    their tokens.
+    A document's windows stand along the token axis, in order; overlapping windows repeat their tokens.
 
     Attributes:
         values: `(B, C, Q, D)` C channels, one per layer, of Q query tokens against D document tokens, in fp32; zero
@@ -352,22 +351,22 @@ class Matches:
     document_mask: torch.Tensor
     window: torch.Tensor
 
-    def of_window(self, n: int) -> Matches:
-        """Return the same documents cut down to their n-th window, which begins at the first token."""
+    def one_window(self, n: int) -> Matches:
+        """Return the same documents with their n-th window alone."""
         mask = self.window == n
-        place = (~mask).long().argsort(dim=1, stable=True)[:, : max(1, int(mask.sum(1).max()))]  # (B, D')
-        mask = mask.gather(1, place)
-        values = self.values.gather(3, place[:, None, None].expand(*self.values.shape[:3], -1)) * mask[:, None, None]
-        return replace(self, values=values, document_mask=mask, window=self.window.gather(1, place))
+        order = (~mask).long().argsort(dim=1, stable=True)[:, : max(1, int(mask.sum(1).max()))]  # (B, D')
+        mask = mask.gather(1, order)
+        values = self.values.gather(3, order[:, None, None].expand(*self.values.shape[:3], -1)) * mask[:, None, None]
+        return replace(self, values=values, document_mask=mask, window=self.window.gather(1, order))
 
 
 @dataclass(frozen=True, eq=False)
 class QueryStates:
-    """The states of the query's tokens in the first window of each document, for heads that ask for them."""
+    """The states of the query's tokens in the first window of each document, for heads that need them."""
 
     states: torch.Tensor  # `(B, Q, H)` fp32
     mask: torch.Tensor  # `(B, Q)` bool, True = a real query token
-    fixed: bool = False  # whether Q is that of any batch, as in the papers' fixed layout
+    fixed: bool = False  # whether Q is the same in all batches, as in the papers' fixed layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,8 +376,8 @@ class Encoded:
     Attributes:
         cls: `(B, N, H)` one vector per window; zeros where there is no window.
         mask: `(B, N)` bool, True = a real window; every document has at least one.
-        matches: `Matches` of query and document tokens; None for heads that do not ask for them.
-        query: `QueryStates` of the query's tokens; None for heads that do not ask for them.
+        matches: `Matches` of query and document tokens; None for heads that do not need them.
+        query: `QueryStates` of the query's tokens; None for heads that do not need them.
     """
 
     cls: torch.Tensor
@@ -387,56 +386,56 @@ class Encoded:
     query: Any = None
 
     def each_window(self) -> tuple[Encoded, torch.Tensor]:
-        """Return each window as a document of its own with its query, and the `(B, N)` mask of real ones."""
-        times = self.mask.shape[1]
+        """Return each window as a document with its query, and the `(B, N)` mask of real windows."""
+        num_windows = self.mask.shape[1]
         query = self.query
         if query is not None:
-            states, mask = (tensor.repeat_interleave(times, 0) for tensor in (query.states, query.mask))
+            states, mask = (tensor.repeat_interleave(num_windows, 0) for tensor in (query.states, query.mask))
             query = replace(query, states=states, mask=mask)
-        single = Encoded(
+        single_windows = Encoded(
             cls=self.cls.flatten(0, 1).unsqueeze(1),  # (B * N, 1, H)
             mask=torch.ones(self.mask.numel(), 1, dtype=torch.bool, device=self.mask.device),
             query=query,
         )
-        return single, self.mask
+        return single_windows, self.mask
 
 
 def to_dense(vectors: torch.Tensor, counts: Sequence[int]) -> Encoded:
-    """Restore the document axis: `(V, H)` vectors, a document's next to each other, to `(B, N, H)` and their mask."""
-    number = torch.tensor(counts, device=vectors.device)  # (B,)
-    doc = torch.repeat_interleave(torch.arange(len(counts), device=vectors.device), number)  # (V,)
-    position = torch.arange(len(doc), device=doc.device) - (number.cumsum(0) - number)[doc]  # (V,)
+    """Turn `(V, H)` vectors, those of a document next to each other, into `(B, N, H)` ones and their mask."""
+    num_windows = torch.tensor(counts, device=vectors.device)  # (B,)
+    doc = torch.repeat_interleave(torch.arange(len(counts), device=vectors.device), num_windows)  # (V,)
+    position = torch.arange(len(doc), device=doc.device) - (num_windows.cumsum(0) - num_windows)[doc]  # (V,)
     longest = max(counts)
     cls = vectors.new_zeros(len(counts), longest, vectors.shape[-1])
     cls = cls.index_put((doc, position), vectors)
-    mask = torch.arange(longest, device=doc.device) < number.unsqueeze(1)
+    mask = torch.arange(longest, device=doc.device) < num_windows.unsqueeze(1)
     return Encoded(cls=cls, mask=mask)
 
 
 class InputRules:
-    """How passes through a backbone are made up; here: nothing special."""
+    """The needs of an architecture in passes through it; here: none."""
 
     def group(self, length: int) -> int:
-        """Return the group of an input: a pass has inputs of one group, which are neighbours in length."""
+        """Return the group of an input: a pass holds inputs of one group, neighbours in length."""
         return 0
 
     def padded(self, length: int) -> int:
-        """Return to how many tokens an input of `length` tokens is padded if it is alone."""
+        """Return the padded length of an input of `length` tokens that is alone in its pass."""
         return length
 
     def cost(self, length: int) -> int:
-        """Return what an input of `length` tokens counts towards the most tokens in a pass."""
+        """Return how many tokens an input of `length` tokens counts in the limit of a pass."""
         return self.padded(length)
 
     def longest(self, positions: int) -> int:
-        """Return the longest input for which a table of so many positions suffices, padding included."""
+        """Return the longest input for a table of so many positions, padding included."""
         return positions
 
-    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
-        """Return inputs besides ids, mask, segments and positions; `rows` are the pass's, `mask` is padded."""
+    def extra_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+        """Return inputs besides ids, mask, segments and positions for the rows of a pass and their padded mask."""
         return {}
 
     @contextmanager
-    def around(self, model: Any, length: int) -> Iterator[None]:
+    def pass_context(self, model: Any, length: int) -> Iterator[None]:
         """Prepare the model for a pass of padded length `length`, and tidy up after it."""
         yield

@@ -1,4 +1,4 @@
-"""How a query and a text become one input: what the published models did beyond the tokenizer's own layout."""
+"""How a query and a text become one input: the layouts of the published models."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from .windows import Truncate, WholeText, Windows
 POSITIONS = ("columns", "real tokens")
 
 PUBLISHED_SPECIALS = 3
-"""Special tokens that a shared budget counts, whatever the tokenizer puts (Llama's: two)."""
+"""Special tokens that a shared budget counts, even if the tokenizer puts others (Llama's: two)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputLayout:
     """How a query and a text become one input; without arguments the tokenizer's own layout for two texts.
 
-    The layouts of Boytsov et al. 2025, as their code (FlexNeuART) and its configurations have them, have names: see
-    `LAYOUTS`.
+    `LAYOUTS` names those of Boytsov et al. 2025, from their code (FlexNeuART) and its configurations.
 
     Args:
         pad_query: `[CLS] query [SEP] window [SEP]` with the query padded to `max_query_len` and the window to its full
@@ -28,8 +27,8 @@ class InputLayout:
             included; the longer one is cut first (`truncation="longest_first"` of tokenizers). For models that read
             one window: a query is not cut at `max_query_len`, and a short one leaves its tokens to the text.
         positions: with `pad_query`, for backbones that number positions by token ids (RoBERTa, Longformer): `"columns"`
-            counts the padding inside an input, `"real tokens"` skips it, as these do by themselves.
-        lowercase: whether queries and texts are read in lower case, which matters for cased tokenizers.
+            counts the padding inside an input, `"real tokens"` skips it, as these backbones do.
+        lowercase: whether queries and texts are lower-cased, which matters for cased tokenizers.
     """
 
     pad_query: bool = False
@@ -41,26 +40,26 @@ class InputLayout:
         validate(self)
 
     def check(self, windows: Windows, preselect: object, max_query_len: int | None, *, repeats: bool = False) -> None:
-        """Raise ValueError if it is not for models that read so."""
+        """Raise ValueError if the layout does not suit a model with these arguments."""
         if self.is_for_pairs and max_query_len is None:
             raise ValueError(
-                f"max_query_len=None does not go with {self!r}, where it decides about the form of all inputs: give a "
-                f"number, 32 in Boytsov et al. 2025, or leave layout='pair'"
+                f"max_query_len=None does not go with {self!r}, where it gives all inputs their form: give a number, "
+                f"32 in Boytsov et al. 2025, or leave layout='pair'"
             )
         if self.shared_budget and (repeats or preselect is not None or not isinstance(windows, Truncate | WholeText)):
             raise ValueError(
-                f"shared_budget lets a query and the beginning of its text share one input: it is for models with one "
+                f"shared_budget is for a query and the beginning of its text in one input: it needs a model with one "
                 f"window (FirstP, LongP) and without preselect or repeat, not for {windows!r}, preselect={preselect!r}"
             )
 
     @property
     def is_for_pairs(self) -> bool:
-        """Whether it asks for more than a template can give."""
+        """Whether it needs an input of two texts, which a template does not give."""
         return self.pad_query or self.shared_budget
 
     def read(self, texts: Sequence[str]) -> Sequence[str]:
-        """Return queries or texts as they are read; every character stays at its place."""
-        # The one letter whose lower case, with a dot of its own, is longer.
+        """Return queries or texts as they are read; every character keeps its position."""
+        # The only letter with a longer lower case.
         return [text.replace("İ", "i").lower() for text in texts] if self.lowercase else texts
 
 
@@ -77,20 +76,20 @@ LAYOUTS = {
 
 
 def resolve_layout(layout: object) -> InputLayout:
-    """Return the layout of that name, or the given one; ValueError if it is neither."""
-    found = LAYOUTS.get(layout) if isinstance(layout, str) else layout
-    if not isinstance(found, InputLayout):
+    """Return the layout of that name, or the layout itself; ValueError for anything else."""
+    input_layout = LAYOUTS.get(layout) if isinstance(layout, str) else layout
+    if not isinstance(input_layout, InputLayout):
         raise ValueError(f"layout={layout!r} must be one of {', '.join(LAYOUTS)}, or InputLayout(...)")
-    return found
+    return input_layout
 
 
 def layout_name(layout: InputLayout) -> str:
-    """Return the name of a layout, quoted, or the layout written out if it has none."""
-    return next((repr(name) for name, known in LAYOUTS.items() if known == layout), repr(layout))
+    """Return the name of a layout, quoted, or its repr if it has none."""
+    return next((repr(name) for name, candidate in LAYOUTS.items() if candidate == layout), repr(layout))
 
 
 def longest_first(query: int, text: int, budget: int) -> tuple[int, int]:
-    """Return how many tokens of a query and a text are read if they share a budget: the longer one is cut first.
+    """Return how many tokens of a query and a text fit into a shared budget: the longer one is cut first.
 
     Example:
         >>> longest_first(8, 600, 509), longest_first(400, 600, 509), longest_first(400, 20, 509)

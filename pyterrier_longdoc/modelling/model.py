@@ -1,4 +1,4 @@
-"""The model: tokenizer, windows, encoder and head, which score (query, text) pairs: read, encode, aggregate.
+"""The model: tokenizer, windows, encoder and head, which read, encode and aggregate (query, text) pairs.
 
 Shapes: R rows of a run, P distinct pairs of a block, B documents, N windows.
 """
@@ -34,10 +34,10 @@ PAIRS_PER_BLOCK = 4096
 """Most pairs that are read and encoded at a time."""
 
 BLOCK_SECONDS = 2.0
-"""How long a block may take, about, where somebody waits for each: a store of scores, a progress bar."""
+"""About how long a block may take if a store of scores or a progress bar waits for each."""
 
 OnBlock = Callable[[list[list[int]], np.ndarray, Sequence[Reading]], None]
-"""Called when a block is done, with the rows that ask for each of its P pairs, `(P,)` scores, and what was read."""
+"""Called when a block is done, with the rows of each of its P pairs, `(P,)` scores, and what was read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +45,10 @@ class Block:
     """Some of the distinct (query, text) pairs of a run."""
 
     queries: Sequence[str]  # the distinct queries of the run
-    texts: list[Text]  # distinct texts, of like length
+    texts: list[Text]  # distinct texts of like length
     query: list[int]  # for each pair the number of its query
     text: list[int]  # for each pair the number of its text among `texts`
-    rows: list[list[int]]  # for each pair the rows of the input that ask for it
+    rows: list[list[int]]  # for each pair its rows in the input
 
     @property
     def pairs(self) -> tuple[list[str], list[Text]]:
@@ -57,19 +57,19 @@ class Block:
 
     @property
     def characters(self) -> int:
-        """The characters of its texts, for each row that asks for one."""
+        """The characters of the texts of all its rows."""
         return sum(len(self.texts[text]) * len(rows) for text, rows in zip(self.text, self.rows, strict=True))
 
 
 class Pace:
-    """How many characters a block may have so that it takes about so many seconds, as far as the blocks before tell.
+    """Sets the characters of a block so that it takes about so many seconds, judged by the block before.
 
     The first block is one pair, the longest.
     """
 
-    def __init__(self, most: int, seconds: float | None) -> None:
-        self._most, self._seconds = most, seconds
-        self.characters = most if seconds is None else 1
+    def __init__(self, max_characters: int, seconds: float | None) -> None:
+        self._max_characters, self._seconds = max_characters, seconds
+        self.characters = max_characters if seconds is None else 1
         self._since = time.monotonic()
 
     def note(self, block: Block) -> None:
@@ -77,24 +77,24 @@ class Pace:
         if self._seconds is None:
             return
         now = time.monotonic()
-        took, self._since = max(now - self._since, 1e-3), now
+        elapsed, self._since = max(now - self._since, 1e-3), now
         size = len(block.rows) * max(len(block.texts[0]), 1)
-        self.characters = max(1, min(self._most, int(size / took * self._seconds)))
+        self.characters = max(1, min(self._max_characters, int(size / elapsed * self._seconds)))
 
 
 def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int | Pace, pairs: int) -> Iterator[Block]:
     """Divide a run into blocks, longest texts first.
 
-    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that
-    little is padded. Longest first lets a run that does not fit into memory fail at its start.
+    A text's pairs stay together, so that it is tokenised once; texts of like length share a block, so that there is
+    little padding. With the longest first, a run that does not fit into memory fails at its start.
     """
-    (asked, of_row), (distinct, text_of_row) = factorize(queries), factorize(texts)
-    lengths = np.fromiter(map(len, distinct), np.int64, len(distinct))
-    # Arrays: an object for every pair would take more memory than the rest of a run.
-    order = np.lexsort((of_row, text_of_row, -lengths[text_of_row]))
-    block, last_text, last_pair = Block(asked, [], [], [], []), -1, (-1, -1)
+    (distinct_queries, query_of_row), (distinct_texts, text_of_row) = factorize(queries), factorize(texts)
+    lengths = np.fromiter(map(len, distinct_texts), np.int64, len(distinct_texts))
+    # Arrays, because an object for every pair would take more memory than the rest of a run.
+    order = np.lexsort((query_of_row, text_of_row, -lengths[text_of_row]))
+    block, last_text, last_pair = Block(distinct_queries, [], [], [], []), -1, (-1, -1)
     for row in order:
-        number, query = int(text_of_row[row]), int(of_row[row])
+        number, query = int(text_of_row[row]), int(query_of_row[row])
         if (number, query) == last_pair:
             block.rows[-1].append(int(row))
             continue
@@ -102,9 +102,9 @@ def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int | P
         limit = characters.characters if isinstance(characters, Pace) else characters
         if count and (count >= pairs or (count + 1) * len(block.texts[0]) > limit):
             yield block
-            block = Block(asked, [], [], [], [])
+            block = Block(distinct_queries, [], [], [], [])
         if number != last_text or not block.texts:
-            block.texts.append(distinct[number])
+            block.texts.append(distinct_texts[number])
         block.query.append(query)
         block.text.append(len(block.texts) - 1)
         block.rows.append([int(row)])
@@ -117,25 +117,25 @@ def blocks(queries: Sequence[str], texts: Sequence[Text], *, characters: int | P
 class Queries:
     """Distinct queries."""
 
-    texts: Sequence[str]  # as they are given
-    lengths: Sequence[int]  # their tokens
-    read: Sequence[int]  # how many of these are read, as far as that does not depend on a text
+    texts: Sequence[str]  # the whole queries
+    lengths: Sequence[int]  # the number of their tokens
+    lengths_read: Sequence[int]  # how many of these are read, before a text takes its share
     ids: Sequence[np.ndarray]  # the token ids that are read
-    asked: Sequence[str] = ()  # the texts as far as they are read; none unless the encoder reads texts
+    cut_texts: Sequence[str] = ()  # the texts that are read; none unless the encoder reads texts
 
 
 @dataclass(frozen=True, eq=False)
-class Read(Pairs):
-    """What is read of P pairs of a query and a text: `Pairs` for the encoder, and where it stands in the texts."""
+class ReadPairs(Pairs):
+    """What is read of P pairs of a query and a text: `Pairs` for the encoder, and its place in the texts."""
 
-    texts: Sequence[TokenizedText]  # each distinct document as it is read: whole, its beginning, or a selection
-    spans: Sequence[list[Span]]  # the windows of each, in its tokens
+    texts: Sequence[TokenizedText]  # what is read of each distinct document: all, its beginning, or a selection
+    spans: Sequence[list[Span]]  # the windows of each, in tokens
     readings: Sequence[Reading]  # for each pair, how much is read
-    asked: Sequence[str] = ()  # see `Queries`
+    query_texts: Sequence[str] = ()  # the `cut_texts` of `Queries`
 
 
 class Cutters(NamedTuple):
-    """The arguments that may cut text, with their values, by what they cut."""
+    """The arguments, with their values, that cut each kind of text."""
 
     limit: str
     windows: str
@@ -144,14 +144,14 @@ class Cutters(NamedTuple):
     query: str
 
     @classmethod
-    def of(cls, asked: Settings, fitted: Settings) -> Cutters:
-        """Return those of the settings that were asked for and of these as they fit the backbone."""
+    def of(cls, request: Settings, fitted: Settings) -> Cutters:
+        """Return the arguments of requested settings and of the same settings, fitted to the backbone."""
         rule = fitted.windows_argument or "the longest input of the backbone"
         if rule == "window_size":
             rule = f"window_size={fitted.windows.largest}"
         choice = rule if fitted.max_windows is None else f"max_windows={fitted.max_windows}"
         query = f"max_query_len={fitted.max_query_len}"
-        if asked.max_query_len is None:
+        if request.max_query_len is None:
             query = f"the longest input of the backbone, which takes {fitted.max_query_len}"
         if fitted.preselect is not None:
             choice = f"preselect={fitted.preselect!r}"
@@ -170,20 +170,20 @@ class Model(nn.Module):
         tokenizer: its tokenizer.
         head: the aggregation, a `Head` or what has its methods.
         settings: what is read and how it is computed.
-        backbone: what the encoder was built from; None for a model that is neither trained nor saved.
+        backbone: the origin of the encoder; None for a model that is neither trained nor saved.
         head_spec: name and options of the head.
-        weight_arguments: the arguments that decide about the weights; with others the weights are of no use.
-        tokens: remembers the tokens of queries and texts, for later runs and epochs; None for a memory of its own.
+        weight_arguments: the arguments that the weights depend on.
+        tokens: remembers the tokens of queries and texts, for later runs and epochs; None for a new memory.
 
     Attributes:
-        settings: as given, with windows that fit into the backbone.
+        settings: the settings, with windows that fit into the backbone.
         format: how a query and a window become an input.
-        precision: the precision of the encoder, by name; None where nothing is computed here.
+        precision: the name of the encoder's precision; None if nothing is computed here.
         ready: whether the scores make sense without training.
-        trained: whether `fit` or `load` gave the weights, so that they must not be lost.
-        started: whether the weights were taken over from another model, so that `fit` goes on from them without a word.
-        source: what `load` takes to give these weights, as it is written; empty if they lie nowhere.
-        saved_arguments: the arguments with which the weights were saved, as they are shown.
+        trained: whether the weights are from `fit` or `load`, so that they must not be lost.
+        started: whether the weights are from another model: then `fit` goes on from them silently.
+        source: the arguments of `load` for these weights, as code; empty if they are not saved.
+        saved_arguments: the reprs of the arguments with which the weights were saved.
         history: one entry for each epoch of training, and for each validation.
         recipe: of the last training, JSON-able; None before one.
 
@@ -232,14 +232,14 @@ class Model(nn.Module):
         seed: int,
         encoder: Callable[[Any], Any] = WindowEncoder,
     ) -> Model:
-        """Put a head on a loaded backbone, warm-started where the checkpoint allows; random weights are the seed's."""
+        """Put a head on a loaded backbone, with the checkpoint's weights where they fit, else random ones by seed."""
         module = seeded_head(head, backbone.hidden_size, seed, channels=backbone.channels)
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.manual_seed(seed)
-            made = encoder(backbone)
+            encoder_module = encoder(backbone)
             model = cls(
-                made,
-                getattr(made, "tokenizer", backbone.tokenizer),
+                encoder_module,
+                getattr(encoder_module, "tokenizer", backbone.tokenizer),
                 module,
                 settings,
                 backbone=backbone,
@@ -259,7 +259,7 @@ class Model(nn.Module):
         self._cutters = Cutters.of(settings, self.settings)
         self.to(settings.device)
         if self.encoder.reads_text:
-            self.double()  # so that a single window's score is what the scorer says
+            self.double()  # so that a single window's score is the scorer's
 
     @property
     def device(self) -> torch.device:
@@ -276,20 +276,20 @@ class Model(nn.Module):
         offsets: bool = False,
         seconds: float | None = None,
         bar: Any = None,
-    ) -> Iterator[tuple[Block, Read]]:
-        """Read a run block by block, the longest texts first, each distinct pair once, in bounded memory.
+    ) -> Iterator[tuple[Block, ReadPairs]]:
+        """Read a run in blocks, the longest texts first, each distinct pair once, in bounded memory.
 
-        The bar counts the characters of the blocks that the caller is done with.
+        The bar counts the characters of each block when the caller asks for the next one.
         """
         if bar is not None:
             bar.reset(total=sum(map(len, texts)))
         characters = self.encoder.block_characters
         if isinstance(self.head, TokenHead):
             characters = min(characters, TOKEN_BLOCK_CHARACTERS)
-        pace, asked = Pace(characters, seconds), None
+        pace, distinct = Pace(characters, seconds), None
         for block in blocks(queries, texts, characters=pace, pairs=PAIRS_PER_BLOCK):
-            asked = asked or self.read_queries(block.queries)
-            yield block, self.read(asked, block.query, self.tokenize(block.texts, offsets=offsets), block.text)
+            distinct = distinct or self.read_queries(block.queries)
+            yield block, self.read(distinct, block.query, self.tokenize(block.texts, offsets=offsets), block.text)
             pace.note(block)
             if bar is not None:
                 bar.update(block.characters)
@@ -304,43 +304,43 @@ class Model(nn.Module):
         bar: Any = None,
         on_block: OnBlock | None = None,
     ) -> Scored:
-        """Score R rows for inference; `on_block` is called after each block, for callers that store what is done."""
+        """Score R rows for inference; `on_block` is called after each block, for callers that store scores."""
         account = Account(self.precision)
         scored = Scored(len(texts), account.coverage)
         self.encoder.refresh()
         waiting = on_block is not None or not getattr(bar, "disable", True)
         with self.inference():
             walk = self.walk(queries, texts, offsets=explain, seconds=BLOCK_SECONDS if waiting else None, bar=bar)
-            for block, read in walk:
-                account.add(*block.pairs, read.readings)
-                encoded = self.encode(read, account.coverage)
+            for block, pairs in walk:
+                account.add(*block.pairs, pairs.readings)
+                encoded = self.encode(pairs, account.coverage)
                 values = self.aggregate(encoded).double().cpu().numpy()
-                scored.add(block.rows, values, self.explanations(encoded, read) if explain else None)
+                scored.add(block.rows, values, self.explanations(encoded, pairs) if explain else None)
                 if on_block is not None:
-                    on_block(block.rows, values, read.readings)
+                    on_block(block.rows, values, pairs.readings)
         return scored.checked()
 
     def forward(self, queries: Sequence[str], texts: Sequence[Text]) -> torch.Tensor:
-        """Return the `(B,)` scores of B queries and texts, with their graph, for training."""
+        """Return the `(B,)` scores of B queries and texts, with gradients, for training."""
         if not len(queries):
             return torch.zeros(0, device=self.settings.device)
-        everyone = range(len(queries))
-        read = self.read(self.read_queries(queries), everyone, self.tokenize(texts), everyone)
+        numbers = range(len(queries))
+        pairs = self.read(self.read_queries(queries), numbers, self.tokenize(texts), numbers)
         if self._account is not None:
-            self._account.add(queries, texts, read.readings)
-        return self.aggregate(self.encode(read, None if self._account is None else self._account.coverage))
+            self._account.add(queries, texts, pairs.readings)
+        return self.aggregate(self.encode(pairs, None if self._account is None else self._account.coverage))
 
     def coverage_of(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Coverage:
         """Return what `score` of these rows would read, without encoding anything."""
         account = Account(self.precision)
         self.encoder.refresh()
-        for block, read in self.walk(queries, texts, bar=bar):
-            account.add(*block.pairs, read.readings)
+        for block, pairs in self.walk(queries, texts, bar=bar):
+            account.add(*block.pairs, pairs.readings)
         return account.coverage
 
     @contextmanager
     def counting(self, dtype: str) -> Iterator[Coverage]:
-        """Within, `forward` counts what it reads: each query and text of it once, however often they are drawn."""
+        """Let `forward` count what it reads, each query and text once, however often they are drawn."""
         self._account = Account(dtype)
         try:
             yield self._account.coverage
@@ -350,123 +350,125 @@ class Model(nn.Module):
     # Read.
 
     def tokenize(self, texts: Sequence[Text], *, offsets: bool = False) -> list[TokenizedText]:
-        """Return the tokens of texts, with their characters where something needs them, and with their titles."""
+        """Return the tokens of texts with their titles, and with character offsets where they are needed."""
         settings = self.settings
-        chosen_by_text = settings.preselect is not None and settings.preselect.needs_text
+        selects_by_text = settings.preselect is not None and settings.preselect.needs_text
         marks = self.format.marks_sentences
-        needed = offsets or settings.windows.needs_text or chosen_by_text or marks or self.encoder.reads_text
+        needs_offsets = offsets or settings.windows.needs_text or selects_by_text or marks or self.encoder.reads_text
 
         if settings.layout.lowercase:
-            texts = [Document(*settings.layout.read([own.text, own.repeated])) for own in map(as_document, texts)]
-        tokenize = partial(self.tokens, self.tokenizer, offsets=needed, lead=self.format.text_lead)
-        read = tokenize_documents(tokenize, texts, settings.repeat_tokens)
-        return [text.with_sentences_marked(self.format.prefix[0]) for text in read] if marks else read
+            texts = [Document(*settings.layout.read([doc.text, doc.repeated])) for doc in map(as_document, texts)]
+        tokenize = partial(self.tokens, self.tokenizer, offsets=needs_offsets, lead=self.format.text_lead)
+        tokenized = tokenize_documents(tokenize, texts, settings.repeat_tokens)
+        return [text.with_sentences_marked(self.format.prefix[0]) for text in tokenized] if marks else tokenized
 
     def read_queries(self, queries: Sequence[str]) -> Queries:
-        """Return queries as far as they are read whatever the text."""
+        """Return what is read of queries, before a text takes its share."""
         settings, form = self.settings, self.format
         limit = sys.maxsize if settings.layout.shared_budget else settings.max_query_len or sys.maxsize
         texts = settings.layout.read(queries) if settings.layout.lowercase else queries
         tokens = self.tokens(self.tokenizer, texts, offsets=self.encoder.reads_text, lead=form.query_lead)
         ids = [query.ids[:limit] for query in tokens]
         if form.query_lead:
-            ids = [own if len(own) else self._lead(form.query_lead) for own in ids]
+            ids = [query_ids if len(query_ids) else self._lead(form.query_lead) for query_ids in ids]
         if form.query_trail:
             ids = with_trail(partial(self.tokens, self.tokenizer), form, texts, ids)
-        asked = [query.beginning(limit) for query in tokens] if self.encoder.reads_text else ()
+        cut_texts = [query.beginning(limit) for query in tokens] if self.encoder.reads_text else ()
         lengths = list(map(len, tokens))
-        return Queries(queries, lengths, [min(length, limit) for length in lengths], ids, asked)
+        return Queries(queries, lengths, [min(length, limit) for length in lengths], ids, cut_texts)
 
-    def read(self, queries: Queries, query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]) -> Read:
-        """Return the windows that are read of P pairs, given by the numbers of their query and text."""
+    def read(
+        self, queries: Queries, query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]
+    ) -> ReadPairs:
+        """Return the windows that are read of P pairs; `query` and `text` are the numbers in `queries` and `texts`."""
         if self.settings.layout.shared_budget:
-            ids, own_query, documents, spans, document = self._share(queries.ids, query, texts, text)
-            read_of_query = [len(ids[number]) for number in own_query]
+            ids, query_of_pair, documents, spans, document = self._share(queries.ids, query, texts, text)
+            query_lengths = [len(ids[number]) for number in query_of_pair]
         else:
-            ids, own_query, read_of_query = queries.ids, query, [queries.read[number] for number in query]
+            ids, query_of_pair, query_lengths = queries.ids, query, [queries.lengths_read[number] for number in query]
             documents, spans, document = self._cut(queries.texts, query, texts, text)
-        for q, d in zip(own_query, document, strict=True):
+        for q, d in zip(query_of_pair, document, strict=True):
             self.head.check_windows(len(spans[d]), max(len(ids[q]), self.format.query_size or 0))
-        windows = [list(map(each.read, own)) for each, own in zip(documents, spans, strict=True)]
+        windows = [list(map(doc.read, doc_spans)) for doc, doc_spans in zip(documents, spans, strict=True)]
         if self.format.text_lead:
             lead = self._lead(self.format.text_lead)
-            windows = [[part if len(part) else lead for part in own] for own in windows]
-        pairs = zip(text, document, query, read_of_query, strict=True)
+            windows = [[tokens if len(tokens) else lead for tokens in doc_windows] for doc_windows in windows]
+        pairs = zip(text, document, query, query_lengths, strict=True)
         readings = [
             self._reading(texts[t], documents[d], spans[d], queries.lengths[q], tokens) for t, d, q, tokens in pairs
         ]
-        return Read(ids, windows, own_query, document, documents, spans, readings, queries.asked)
+        return ReadPairs(ids, windows, query_of_pair, document, documents, spans, readings, queries.cut_texts)
 
     def _lead(self, lead: str) -> np.ndarray:
-        """Return what is read of an empty query or text: the white space that any other one begins with."""
+        """Return the tokens of an empty query or text: the white space before any other one."""
         return self.tokens(self.tokenizer, [lead])[0].ids
 
     def _cut(
         self, queries: Sequence[str], query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]
     ) -> tuple[Sequence[TokenizedText], list[list[Span]], Sequence[int]]:
-        """Return documents as they are read, the windows of each, and for each pair the number of its document."""
+        """Return what is read of documents, the windows of each, and for each pair the number of its document."""
         settings, limit = self.settings, self.settings.max_doc_len
-        documents = texts if limit is None else [each.head(limit) for each in texts]
+        documents = texts if limit is None else [document.head(limit) for document in texts]
         if settings.preselect is None:
             return documents, list(map(settings.windows, documents)), text
-        # A selector's model has a precision of its own.
+        # The model of a selector has its own precision.
         with torch.autocast(settings.device.type, enabled=False):
             pairs = TextPairs(settings.layout.read(queries), documents, np.asarray(query), np.asarray(text))
             cuts = settings.preselect.cut(pairs, settings.windows)
-        return [each for each, _ in cuts], [spans for _, spans in cuts], range(len(cuts))
+        return [document for document, _ in cuts], [spans for _, spans in cuts], range(len(cuts))
 
     def _share(
         self, ids: Sequence[np.ndarray], query: Sequence[int], texts: Sequence[TokenizedText], text: Sequence[int]
     ) -> tuple[Sequence[np.ndarray], Sequence[int], Sequence[TokenizedText], list[list[Span]], Sequence[int]]:
-        """Return queries' ids, each pair's query, documents, the one window of each, and each pair's document."""
+        """Return the ids of queries, each pair's query, the documents, their single windows, each pair's document."""
         budget = self.format.budget or 0
         queries: dict[tuple[int, int], int] = {}
         documents: dict[tuple[int, int], int] = {}
-        own_query, own_document = [], []
+        query_of_pair, document_of_pair = [], []
         for q, t in zip(query, text, strict=True):
-            of_query, of_text = longest_first(len(ids[q]), len(texts[t]), budget)
-            own_query.append(queries.setdefault((q, of_query), len(queries)))
-            own_document.append(documents.setdefault((t, of_text), len(documents)))
+            query_size, text_size = longest_first(len(ids[q]), len(texts[t]), budget)
+            query_of_pair.append(queries.setdefault((q, query_size), len(queries)))
+            document_of_pair.append(documents.setdefault((t, text_size), len(documents)))
         return (
             [ids[q][:size] for q, size in queries],
-            own_query,
+            query_of_pair,
             [texts[t] for t, _ in documents],
             [[(0, size)] for _, size in documents],
-            own_document,
+            document_of_pair,
         )
 
     def _reading(
         self, text: TokenizedText, document: TokenizedText, spans: list[Span], query_tokens: int, query_read: int
     ) -> Reading:
-        """Return how much of a pair is read, and what cut the rest: each part of it by one argument."""
-        settings, names, read, cut = self.settings, self._cutters, tokens_in(spans), Counter[str]()
+        """Return how much of a pair is read, and how much of the rest each argument cut."""
+        settings, cutters, read, cut = self.settings, self._cutters, tokens_in(spans), Counter[str]()
         if len(text) > read:
-            within = covered = len(text)
+            within_limit = covered = len(text)
             if not settings.layout.shared_budget:
-                within = covered = min(len(text), settings.max_doc_len or len(text))
+                within_limit = covered = min(len(text), settings.max_doc_len or len(text))
                 if settings.preselect is None:
-                    covered = settings.windows.reach(within)
-            cut[names.limit] += len(text) - within
-            cut[names.windows] += within - covered
-            cut[names.choice] += covered - read
+                    covered = settings.windows.reach(within_limit)
+            cut[cutters.limit] += len(text) - within_limit
+            cut[cutters.windows] += within_limit - covered
+            cut[cutters.choice] += covered - read
         if document.title is not None:
-            cut[names.title] += document.title.tokens - document.title.tokens_read
-        query_cut_by = names.query if query_read < query_tokens else ""
+            cut[cutters.title] += document.title.tokens - document.title.tokens_read
+        query_cut_by = cutters.query if query_read < query_tokens else ""
         return Reading(len(text), read, len(spans), query_tokens, query_read, query_cut_by, dict(+cut))
 
     # Encode.
 
-    def encode(self, read: Read, coverage: Coverage | None = None) -> Encoded:
+    def encode(self, pairs: ReadPairs, coverage: Coverage | None = None) -> Encoded:
         """Return what the head sees of the documents."""
         head = self.head
         match = head.match if isinstance(head, TokenHead) else None
-        encoded: Encoded = self.encoder(read, needs=head.needs, match=match, coverage=coverage)
+        encoded: Encoded = self.encoder(pairs, needs=head.needs, match=match, coverage=coverage)
         return encoded
 
     # Aggregate.
 
     def aggregate(self, encoded: Encoded) -> torch.Tensor:
-        """Return `(B,)` scores. Heads work in fp32, in training as in inference."""
+        """Return `(B,)` scores. Heads work in fp32, in training and in inference."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores: torch.Tensor = self.head(encoded)
         if scores.shape != encoded.mask.shape[:1]:
@@ -476,25 +478,25 @@ class Model(nn.Module):
             )
         return scores
 
-    def explanations(self, encoded: Encoded, read: Read) -> list[Explanation]:
-        """Return how each window, and each query token where the head can tell, contributed to P scores."""
+    def explanations(self, encoded: Encoded, pairs: ReadPairs) -> list[Explanation]:
+        """Return the shares of each window, and if the head can tell of each query token, in P scores."""
         with torch.autocast(self.settings.device.type, enabled=False):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
-        explained = []
-        for i, (query, number) in enumerate(zip(read.query, read.document, strict=True)):
-            document, spans = read.texts[number], read.spans[number]
-            shown = [] if terms is None else self.tokenizer.convert_ids_to_tokens(read.queries[query].tolist())
-            explained.append(
+        explanations = []
+        for i, (query, number) in enumerate(zip(pairs.query, pairs.document, strict=True)):
+            document, spans = pairs.texts[number], pairs.spans[number]
+            tokens = [] if terms is None else self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
+            explanations.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),
                     scores=scores[i][: len(spans)],
                     weights=None if weights is None else weights[i, : len(spans)].tolist(),
-                    query_terms=None if terms is None else list(zip(shown, terms[i].tolist(), strict=False)),
+                    query_terms=None if terms is None else list(zip(tokens, terms[i].tolist(), strict=False)),
                 )
             )
-        return explained
+        return explanations
 
     # Its weights.
 
@@ -525,7 +527,7 @@ class Model(nn.Module):
         self._fingerprint = ""
 
     def fingerprint(self, *, contents: bool = True) -> str:
-        """Return the weights' fingerprint, made anew when they have changed; for `contents` see `WeightsWatch`."""
+        """Return the weights' fingerprint, renewed when they have changed; for `contents` see `WeightsWatch`."""
         if self._watch.changed(self, contents=contents) or not self._fingerprint:
             self._fingerprint = fingerprint(self.state_dict())
         return self._fingerprint

@@ -1,9 +1,8 @@
-"""MORES+, experimental: a decoder reads the query and looks at all windows at once, which are encoded apart.
+"""MORES+, experimental: windows are encoded separately, and a decoder over the query looks at all of them at once.
 
 L. Gao, J. Callan, "Long Document Re-ranking with Modular Re-ranker", SIGIR 2022, as far as it is known: their code is
-incomplete, and in Boytsov et al. 2025 (appendix, "Miscellaneous models") a reimplementation did not beat BM25. In that
-one, windows of different documents got mixed up wherever a batch held more than one; here each document has its own
-memory.
+incomplete. The reimplementation of Boytsov et al. 2025 (appendix, "Miscellaneous models") did not beat BM25; it mixed
+up windows of different documents in a batch. Here each document has its own memory.
 
 Shapes: B documents, T tokens of a window, Q of a query, D of all windows of a document, H hidden size.
 """
@@ -31,12 +30,12 @@ DEFAULT_BART = "facebook/bart-base"
 
 
 class ExperimentalWarning(UserWarning):
-    """A model is used of which no published result could be confirmed."""
+    """A model is used although no published result of it could be confirmed."""
 
 
 @dataclass(eq=False)
 class EncoderDecoder(Backbone):
-    """BART taken apart."""
+    """BART as encoder and decoder."""
 
     decoder: Any = field(kw_only=True)
 
@@ -48,7 +47,7 @@ def load_encoder_decoder(name: str) -> EncoderDecoder:
     config = AutoConfig.from_pretrained(name)
     if config.model_type != "bart":
         raise ValueError(f"checkpoint {name!r} is of type {config.model_type!r}; MORES+ needs 'bart'")
-    return _take_apart(load_pretrained(AutoModel, name, config), load_tokenizer(name))
+    return _split_model(load_pretrained(AutoModel, name, config), load_tokenizer(name))
 
 
 def build_encoder_decoder(description: dict[str, Any], tokenizer: Any) -> EncoderDecoder:
@@ -56,10 +55,10 @@ def build_encoder_decoder(description: dict[str, Any], tokenizer: Any) -> Encode
     fields = dict(description["config"])
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     config.dtype = torch.float32
-    return _take_apart(AutoModel.from_config(config), tokenizer)
+    return _split_model(AutoModel.from_config(config), tokenizer)
 
 
-def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
+def _split_model(model: Any, tokenizer: Any) -> EncoderDecoder:
     decoder = model.decoder
     decoder.embed_tokens = None
     return EncoderDecoder(model.encoder, tokenizer, None, None, "cls", decoder=decoder)
@@ -67,16 +66,16 @@ def _take_apart(model: Any, tokenizer: Any) -> EncoderDecoder:
 
 @dataclass(frozen=True, eq=False)
 class Memory(Encoded):
-    """One vector per document; those of single windows are made where they are asked for."""
+    """One vector per document; vectors of single windows are computed on demand."""
 
-    of_windows: Callable[[], Encoded] = field(kw_only=True)
+    encode_windows: Callable[[], Encoded] = field(kw_only=True)
 
     def each_window(self) -> tuple[Encoded, torch.Tensor]:
-        return self.of_windows().each_window()
+        return self.encode_windows().each_window()
 
 
 class MoresEncoder(SeparateEncoder):
-    """Windows encoded apart, then a decoder over the query that looks at all of them: one vector for each document.
+    """Encodes windows separately, then decodes the query with all of them in sight: one vector for each document.
 
     The decoder's attention within the query is bidirectional. Its state at the query's last token goes through a
     dense layer with tanh, as in BART's classifiers.
@@ -92,42 +91,42 @@ class MoresEncoder(SeparateEncoder):
 
     def make_format(self, backbone: Backbone) -> InputFormat:
         text = replace(backbone.text_format()[0], longest=backbone.longest_input)
-        return replace(text, of_query=text)
+        return replace(text, query_format=text)
 
     def use(self, settings: Settings) -> None:
         super().use(settings)
-        self.format = replace(self.format, of_query=self.input_format)  # a query is padded with no layout
+        self.format = replace(self.format, query_format=self.input_format)  # no layout pads a query
 
     def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Memory:
-        """Encode documents; there are no states but their vectors."""
+        """Encode documents; their vectors are the only states."""
         query, windows = pairs.by_window()
         states, counts = self.states(windows, self.format, coverage), pairs.counts
-        own = iter(states)
-        memories = [torch.cat(list(islice(own, count))) for count in counts]
+        state_iterator = iter(states)
+        memories = [torch.cat(list(islice(state_iterator, count))) for count in counts]
         vectors = self._decode([pairs.queries[number] for number in pairs.query], memories)
-        asking = [pairs.queries[number] for number in query]
+        window_queries = [pairs.queries[number] for number in query]
         return Memory(
             cls=vectors.unsqueeze(1),
             mask=torch.ones(len(vectors), 1, dtype=torch.bool, device=vectors.device),
-            of_windows=lambda: to_dense(self._decode(asking, states), counts),
+            encode_windows=lambda: to_dense(self._decode(window_queries, states), counts),
         )
 
     def _decode(self, queries: Sequence[np.ndarray], memories: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return `(B, H)` vectors in fp32."""
 
-        def decode(chosen: list[int]) -> torch.Tensor:
-            return self._decode_batch([queries[i] for i in chosen], [memories[i] for i in chosen])
+        def decode(numbers: list[int]) -> torch.Tensor:
+            return self._decode_batch([queries[i] for i in numbers], [memories[i] for i in numbers])
 
-        return self.by_length(list(map(len, memories)), decode)
+        return self.batch_by_length(list(map(len, memories)), decode)
 
     def _decode_batch(self, queries: list[np.ndarray], memories: list[torch.Tensor]) -> torch.Tensor:
         batch = self.input_format.collate([NOTHING] * len(queries), [[query] for query in queries], self.device)
-        memory, seen = padded_states(memories)  # (B, D, H), (B, D)
+        memory, memory_mask = padded_states(memories)  # (B, D, H), (B, D)
         states = self.decoder(
             inputs_embeds=self.backbone.embed_tokens(batch.input_ids),
             attention_mask=_bidirectional(batch.attention_mask),
             encoder_hidden_states=memory,
-            encoder_attention_mask=seen.long(),
+            encoder_attention_mask=memory_mask.long(),
             use_cache=False,
         ).last_hidden_state  # (B, Q, H)
         last = states[torch.arange(len(states), device=self.device), batch.lengths - 1]
@@ -136,5 +135,5 @@ class MoresEncoder(SeparateEncoder):
 
 def _bidirectional(mask: torch.Tensor) -> torch.Tensor:
     """Return `(B, 1, Q, Q)` to add to attention logits, so that every real token sees every other real token."""
-    hidden = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
-    return hidden[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+    penalty = torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
+    return penalty[:, None, None, :].expand(-1, 1, mask.shape[1], -1)

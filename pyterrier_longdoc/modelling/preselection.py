@@ -1,8 +1,8 @@
-"""Which windows of a document the encoder reads for a query: the k best by a cheaper method.
+"""Choices of the windows that the encoder reads of a document for a query: the k best by a cheaper method.
 
-`WindowSelector`s keep k of a model's own windows; `KeyBlocks` makes a shorter document of the k best blocks, for
-models that read one window. Both choose for each (query, document) pair by itself, so that no score depends on what
-else is ranked. Here are those that need no model; `rerankers/selectors.py` has the others.
+`WindowSelector`s keep k of a model's windows; `KeyBlocks` makes a shorter document of the k best blocks, for models
+that read one window. Both choose for each (query, document) pair alone, so that no score depends on other candidates.
+The selectors here need no model; `rerankers/selectors.py` has the others.
 
 Sources: Hofstätter et al. 2021 ("Intra-Document Cascading", SIGIR 2021: a small model keeps the windows that a large
 one scores), Li et al. 2023 ("The Power of Selecting Key Blocks with Local Pre-ranking", TOIS: BM25 or a cross-encoder
@@ -32,7 +32,7 @@ from .tokens import Span, TokenizedText, tokenized
 from .windows import SentenceWindows, Truncate, WholeText, Windows, windows_from_config, windows_to_config
 
 FOLDER = "preselect"
-"""Where in a checkpoint's folder things are that do not fit into config.json."""
+"""The part of a checkpoint's folder for what does not fit into config.json."""
 FREQUENCIES = "document_frequencies.json"
 
 _CLASSES: dict[str, type[Preselection]] = {}
@@ -43,7 +43,7 @@ Cut = tuple[TokenizedText, list[Span]]
 
 @dataclass(frozen=True, eq=False)
 class TextPairs:
-    """P pairs of a query and a tokenised document, by their numbers among the distinct ones."""
+    """P pairs of a query and a tokenised document, as numbers of distinct ones."""
 
     queries: Sequence[str]  # Q distinct queries
     documents: Sequence[TokenizedText]  # D distinct documents
@@ -56,13 +56,13 @@ class TextPairs:
         (queries, query), (texts, document) = (factorize([pair[side] for pair in pairs]) for side in (0, 1))
         return cls(queries, [tokenized(tokenizer, text) for text in texts], query, document)
 
-    def at(self, places: Sequence[int]) -> TextPairs:
-        """Return the pairs at these places."""
-        return replace(self, query=self.query[places], document=self.document[places])
+    def subset(self, numbers: Sequence[int]) -> TextPairs:
+        """Return the pairs with these numbers."""
+        return replace(self, query=self.query[numbers], document=self.document[numbers])
 
 
 class Preselection(Cited, ABC):
-    """What stands before the encoder: chooses what is read of each document for each query."""
+    """Base of the choices before the encoder: what it reads of each document for each query."""
 
     needs_text: bool
     """Whether the choice depends on the text and its character offsets."""
@@ -73,7 +73,7 @@ class Preselection(Cited, ABC):
 
     @abstractmethod
     def check(self, windows: Windows) -> None:
-        """Raise ValueError if the choice cannot be made from these windows of a model."""
+        """Raise ValueError if it cannot choose among these windows of a model."""
 
     @abstractmethod
     def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
@@ -81,31 +81,31 @@ class Preselection(Cited, ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return a JSON-able description of all that a choice depends on, weights included."""
+        """Return a JSON-able description of everything that a choice depends on, weights included."""
 
     @abstractmethod
     def to_config(self, folder: Path) -> dict[str, Any]:
-        """Return a JSON-able description for `preselection_from_config`; what does not fit is put below the folder."""
+        """Return a JSON-able description for `preselection_from_config`; write what does not fit below the folder."""
 
     @classmethod
     @abstractmethod
     def from_config(cls, config: dict[str, Any], folder: Path) -> Preselection:
-        """Return what `to_config` described; its `type` is left out of `config`."""
+        """Return the preselection that `to_config` described; `config` lacks the `type`."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Preselection:
-        # It never changes, and a copy would hold a bi-encoder's weights twice.
+        # It never changes, and a copy might hold a bi-encoder's weights twice.
         return self
 
 
 def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselection:
     """Return the preselection that `to_config` described; ValueError if no class of that name is defined."""
     arguments = dict(config)
-    found = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
-    return found.from_config(arguments, folder)
+    cls = look_up(_CLASSES, "unknown preselection", arguments.pop("type", None), arguments.pop("module", None))
+    return cls.from_config(arguments, folder)
 
 
 def check_preselection(preselect: object, windows: Windows) -> None:
-    """Raise ValueError if that is no preselection, or none for a model with these windows."""
+    """Raise ValueError if `preselect` is no preselection, or does not suit a model with these windows."""
     if preselect is None:
         return
     if not isinstance(preselect, Preselection):
@@ -115,10 +115,10 @@ def check_preselection(preselect: object, windows: Windows) -> None:
 
 @dataclass(frozen=True)
 class WindowSelector(Preselection):
-    """Keeps the `k` best windows of a document for a query, in document order; of equals the earlier one.
+    """Keeps the `k` best windows of a document for a query, in document order; among equals the first.
 
-    Of a document with at most `k` windows all are kept and nothing is computed. A new selector is a frozen dataclass
-    with one method, `scores`.
+    A document with at most `k` windows keeps all, and nothing is computed. A new selector is a frozen dataclass with
+    one method, `scores`.
 
     Args:
         k: how many windows.
@@ -140,8 +140,8 @@ class WindowSelector(Preselection):
     def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
         spans = list(map(windows, pairs.documents))
         return [
-            (pairs.documents[document], [spans[document][window] for window in sorted(chosen)])
-            for document, chosen in zip(pairs.document, self.choose(pairs, spans), strict=True)
+            (pairs.documents[document], [spans[document][window] for window in sorted(numbers)])
+            for document, numbers in zip(pairs.document, self.choose(pairs, spans), strict=True)
         ]
 
     def choose(self, pairs: TextPairs, spans: Sequence[list[Span]], *, ordered: bool = False) -> list[list[int]]:
@@ -150,14 +150,13 @@ class WindowSelector(Preselection):
         Args:
             pairs: P queries and documents.
             spans: all windows of each distinct document, in document order.
-            ordered: put at most `k` windows in the order of their scores, too; else these come in document order and
-                are not scored.
+            ordered: score and sort the windows of documents with at most `k`, too; else these keep document order.
         """
         best = [list(range(len(spans[document]))) for document in pairs.document]
-        enough = 1 if ordered else self.k
-        larger = [pair for pair, own in enumerate(best) if len(own) > enough]
-        if larger:
-            for pair, scores in zip(larger, self.scores(pairs.at(larger), spans), strict=True):
+        unscored_limit = 1 if ordered else self.k
+        scored_pairs = [pair for pair, numbers in enumerate(best) if len(numbers) > unscored_limit]
+        if scored_pairs:
+            for pair, scores in zip(scored_pairs, self.scores(pairs.subset(scored_pairs), spans), strict=True):
                 best[pair] = np.argsort(-scores, kind="stable")[: self.k].tolist()
         return best
 
@@ -194,21 +193,21 @@ class FirstK(WindowSelector):
 class BM25Windows(WindowSelector):
     """Keeps the `k` windows with the highest BM25 score (KeyB's first selector).
 
-    Words are runs of letters and digits, lower-cased; in scripts without spaces each character is one. There is no
-    stemming. The whole query counts, beyond `max_query_len` too, and with a window the title that is read with it. The
-    mean length is that of the document's windows.
+    Words are runs of letters and digits, lower-cased; in scripts without spaces each character is a word. There is no
+    stemming. The whole query counts, even beyond `max_query_len`, and a window's title counts with it. The mean length
+    is that of the document's windows.
 
-    By default a word's rarity is counted in the document's own windows: one that stands in all of them tells nothing
-    about which to keep. It must not be counted in the other candidates, or a score would change with them. Li et al.
-    2023 count it in the whole collection: `document_frequencies`, or `BM25Windows.from_texts`.
+    By default the document's windows tell how rare a word is: one that stands in all of them does not help to choose.
+    The other candidates must not tell, or a score would change with them. In Li et al. 2023 the whole collection does:
+    `document_frequencies`, or `BM25Windows.from_texts`.
 
     Args:
         k: how many windows.
         k1: saturation of repeated words. 1.2 and `b` 0.75 are Robertson's values and Terrier's defaults.
         b: correction for the length of a window, from 0 (none) to 1.
-        document_frequencies: for lower-cased words, in how many of a collection's documents they stand; others count
-            as in none. None: in how many of the document's windows.
-        documents: of that collection.
+        document_frequencies: the number of documents of a collection with each lower-cased word; 0 for words that it
+            lacks. None counts the document's windows.
+        documents: the number of documents of that collection.
 
     Example:
         `ld.MaxP(preselect=ld.BM25Windows(3))`.
@@ -228,7 +227,7 @@ class BM25Windows(WindowSelector):
         table = {word: int(count) for word, count in dict(self.document_frequencies).items()}
         if self.documents is None or not all(0 <= count <= self.documents for count in table.values()):
             raise ValueError(
-                f"BM25Windows: document_frequencies must count up to documents={self.documents}, of which they are"
+                f"BM25Windows: document_frequencies must be at most documents={self.documents}, the collection's size"
             )
         object.__setattr__(self, "document_frequencies", table)
 
@@ -243,20 +242,20 @@ class BM25Windows(WindowSelector):
         return cls(k, k1, b, frequencies, documents)
 
     def __repr__(self) -> str:
-        shown = f"k={self.k}, k1={self.k1}, b={self.b}"
+        arguments = f"k={self.k}, k1={self.k1}, b={self.b}"
         if self.document_frequencies is not None:
             content = json.dumps(self.document_frequencies, sort_keys=True).encode()
-            shown += f", document_frequencies=<{zlib.crc32(content):08x}>, documents={self.documents}"
-        return f"{type(self).__name__}({shown})"
+            arguments += f", document_frequencies=<{zlib.crc32(content):08x}>, documents={self.documents}"
+        return f"{type(self).__name__}({arguments})"
 
     def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
-        found = {number: _WindowWords(pairs.documents[number], spans[number]) for number in set(pairs.document)}
-        asked = {number: words(pairs.queries[number]) for number in set(pairs.query)}
+        window_words = {number: _WindowWords(pairs.documents[number], spans[number]) for number in set(pairs.document)}
+        query_words = {number: words(pairs.queries[number]) for number in set(pairs.query)}
         numbers = zip(pairs.query, pairs.document, strict=True)
-        return [self._bm25(asked[query], found[document]) for query, document in numbers]
+        return [self._bm25(query_words[query], window_words[document]) for query, document in numbers]
 
     def _bm25(self, query: list[str], windows: _WindowWords) -> np.ndarray:
-        """Return the `(N,)` scores of windows; a word is in the window in which it begins."""
+        """Return the `(N,)` scores of windows; a word belongs to the window in which it begins."""
         lengths = windows.count(None)  # (N,)
         norm = self.k1 * (1.0 - self.b + self.b * lengths / max(lengths.mean(), 1.0))
         total = np.zeros(len(lengths))
@@ -269,10 +268,10 @@ class BM25Windows(WindowSelector):
 
     def _rarity(self, word: str, times: np.ndarray) -> float:
         """Return `ln(1 + (N - n + 0.5) / (n + 0.5))` for a word in n of N windows, or of N documents."""
-        having, of = int((times > 0).sum()), len(times)
+        count, total = int((times > 0).sum()), len(times)
         if self.document_frequencies is not None and self.documents is not None:
-            having, of = self.document_frequencies.get(word, 0), self.documents
-        return math.log1p((of - having + 0.5) / (having + 0.5))
+            count, total = self.document_frequencies.get(word, 0), self.documents
+        return math.log1p((total - count + 0.5) / (count + 0.5))
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         config = self.identity()
@@ -295,14 +294,14 @@ class BM25Windows(WindowSelector):
 class KeyBlocks(Preselection):
     """Makes a shorter document of the `k` best blocks, in document order, which the model then reads (KeyB, KeyB2).
 
-    With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Blocks that overlap
-    are merged; a span that `explain` gives reaches from a window's first block to its last. Differs from Li et al.
-    2023, who choose where blocks end by dynamic programming over punctuation.
+    With `FirstP` or `LongP` the one input holds the best blocks instead of the text's beginning. Overlapping blocks are
+    merged; with `explain` a span reaches from the first block of a window to the last. Differs from Li et al. 2023, who
+    place the ends of blocks by dynamic programming over punctuation.
 
     Args:
         selector: chooses the blocks.
-        blocks: what it chooses from. Default: as many whole sentences as fit into 63 tokens, the size of a block in Li
-            et al. 2023.
+        blocks: the blocks to choose from. Default: as many whole sentences as fit into 63 tokens, the size of a block
+            in Li et al. 2023.
 
     Example:
         `ld.FirstP(preselect=ld.KeyBlocks(ld.BM25Windows(7)))`.
@@ -327,28 +326,28 @@ class KeyBlocks(Preselection):
     def check(self, windows: Windows) -> None:
         if windows.needs_text:
             raise ValueError(
-                f"{windows!r} need words or sentences, which key blocks do not leave whole: use windows in tokens"
+                f"{windows!r} need words or sentences, but key blocks may cut these: use windows in tokens"
             )
         if not _is_one_window(windows) or windows.largest is None:
             return
-        k, most = self.selector.k, self.blocks.largest
-        if most is None or k * most > windows.largest:
+        k, size = self.selector.k, self.blocks.largest
+        if size is None or k * size > windows.largest:
             raise ValueError(
-                f"{k} blocks of up to {most} tokens do not fit into the one window of {windows.largest} tokens: lower "
+                f"{k} blocks of up to {size} tokens do not fit into the one window of {windows.largest} tokens: lower "
                 f"k, or max_tokens of the blocks"
             )
 
     def cut(self, pairs: TextPairs, windows: Windows) -> list[Cut]:
-        shorter = [document.only(blocks) for document, blocks in self.selector.cut(pairs, self.blocks)]
-        return [(document, windows(document)) for document in shorter]
+        documents = [document.select(blocks) for document, blocks in self.selector.cut(pairs, self.blocks)]
+        return [(document, windows(document)) for document in documents]
 
     def identity(self) -> dict[str, Any]:
-        return self._described(self.selector.identity())
+        return self._config(self.selector.identity())
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        return self._described(self.selector.to_config(folder))
+        return self._config(self.selector.to_config(folder))
 
-    def _described(self, selector: dict[str, Any]) -> dict[str, Any]:
+    def _config(self, selector: dict[str, Any]) -> dict[str, Any]:
         return {"type": type(self).__name__, "selector": selector, "blocks": windows_to_config(self.blocks)}
 
     @classmethod
@@ -372,7 +371,7 @@ def words(text: str) -> list[str]:
 
 
 class _WindowWords:
-    """How often each word, or any (None), begins in each of N windows of a document, or in its title."""
+    """Counts how often each word, or any (None), begins in each of N windows of a document, or in its title."""
 
     def __init__(self, document: TokenizedText, spans: list[Span]) -> None:
         starts: dict[str | None, list[int]] = defaultdict(list)
@@ -381,10 +380,10 @@ class _WindowWords:
             starts[match.group().lower()].append(match.start())
         self._starts = {word: np.array(places) for word, places in starts.items()}
         self._windows = np.array([document.characters(span) for span in spans])  # (N, 2)
-        repeated = [] if document.title is None else words(document.title.text)
-        self._title = Counter[str | None]([*repeated, *[None] * len(repeated)])
+        title_words = [] if document.title is None else words(document.title.text)
+        self._title = Counter[str | None]([*title_words, *[None] * len(title_words)])
 
     def count(self, word: str | None) -> np.ndarray:
-        """Return `(N,)` numbers of times."""
+        """Return the `(N,)` counts of a word."""
         edges = np.searchsorted(self._starts.get(word, np.zeros(0)), self._windows)  # (N, 2)
         return edges[:, 1] - edges[:, 0] + self._title[word]

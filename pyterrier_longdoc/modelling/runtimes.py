@@ -1,6 +1,6 @@
-"""Other ways to compute a backbone than torch's own: compiled, or exported to OpenVINO.
+"""Ways to compute a backbone other than plain torch: compiled, or exported to OpenVINO.
 
-For inference; training is always torch's. Shapes: V windows of a pass, T tokens, H hidden size.
+They are for inference alone. Shapes: V windows of a pass, T tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from .weights import WeightsWatch
 RUNTIMES = ("torch", "compile", "openvino")
 
 FAMILIES = ("bert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-"""Architectures whose other forms are tested here. Exported, Longformer and BigBird are wrong at other lengths than the
-one that they were exported with (huggingface/optimum issues 505 and 776)."""
+"""Architectures whose other forms are tested here. Exports of Longformer and BigBird are wrong at other lengths than
+that of the export (huggingface/optimum issues 505 and 776)."""
 
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""How far an export may be from torch, relative to the norm of the states. A wrong one is off by about 1."""
+"""The largest error of an export, relative to the norm of the states. That of a wrong export is about 1."""
 
 _COMPILED_FORMS = 64
-"""Most kinds of passes that are compiled, of all models together; each architecture has about four per precision."""
+"""Most kinds of passes that are compiled for all models; each architecture has about four per precision."""
 
 Inputs = dict[str, Any]
 Form = Callable[[Inputs], torch.Tensor]
-"""Another form of a backbone: the inputs of a Hugging Face encoder by name, to its last hidden state `(V, T, H)`."""
+"""Another form of a backbone: from the named inputs of a Hugging Face encoder to its last state `(V, T, H)`."""
 
 
 def check_runtime(runtime: str, device: Any, dtype: str | None) -> None:
-    """Raise ValueError for a device or a precision that a runtime does not have."""
-    elsewhere = device is not None and torch.device(device).type != "cpu"
-    if runtime == "openvino" and (elsewhere or dtype not in (None, *map(dtype_name, _TOLERANCE))):
+    """Raise ValueError for a device or a precision that a runtime does not support."""
+    off_cpu = device is not None and torch.device(device).type != "cpu"
+    if runtime == "openvino" and (off_cpu or dtype not in (None, *map(dtype_name, _TOLERANCE))):
         raise ValueError(
             f"runtime='openvino' computes on the CPU in float32 or bfloat16, not by device={device!r}, dtype={dtype!r}"
         )
 
 
 def check_last_layer(runtime: str, model: str, one_encoder: bool, head: str) -> None:
-    """Raise ValueError for a model that looks at more than the last layer of one encoder, which runtimes return."""
-    known = registered_heads().get(head)
-    if not one_encoder or (known is not None and known.needs == "all"):
+    """Raise ValueError for a model that needs more than the last layer of one encoder: runtimes return no more."""
+    head_class = registered_heads().get(head)
+    if not one_encoder or (head_class is not None and head_class.needs == "all"):
         raise ValueError(
             f"runtime={runtime!r} is for models that look at the last layer of one encoder alone (FirstP, MaxP, AvgP, "
             f"PARADE, NeuralModel1, LongP and so on), which {model} does not: use runtime='torch'"
@@ -56,15 +56,15 @@ def check_last_layer(runtime: str, model: str, one_encoder: bool, head: str) -> 
 
 
 def default_device(runtime: str) -> str | None:
-    """Return where a runtime computes if no device is named; None for torch's choice."""
+    """Return the device of a runtime if none is named; None for torch's choice."""
     return "cpu" if runtime == "openvino" else None
 
 
 class BackboneRuntime:
-    """Computes a backbone by torch, compiled, or by OpenVINO, whose exports are made anew when the weights change.
+    """Computes a backbone by torch, compiled, or by OpenVINO, which exports it again when the weights change.
 
-    A compiled form shares the weights, and an export holds a copy of them: whoever scores calls `begin` first, so that
-    no change of them goes unnoticed. Neither is copied nor pickled with the model.
+    A compiled form shares the weights, an export has a copy: whoever scores calls `begin` first, which notices every
+    change. Neither is copied or pickled with the model.
     """
 
     def __init__(self, name: str = "torch") -> None:
@@ -76,7 +76,7 @@ class BackboneRuntime:
         return BackboneRuntime, (self.name,)
 
     def use(self, name: str, backbone: Any) -> None:
-        """Choose the runtime, one of `RUNTIMES`, for a backbone whose architecture it has."""
+        """Choose one of `RUNTIMES`; ValueError if it does not support the backbone's architecture."""
         family = backbone.config.model_type
         if name != "torch" and (family not in FAMILIES or getattr(backbone.config, "auto_map", None)):
             raise ValueError(
@@ -93,10 +93,10 @@ class BackboneRuntime:
             self._forms.clear()
 
     def __call__(self, backbone: Any, inputs: Inputs) -> torch.Tensor:
-        """Return the last hidden state `(V, T, H)`; in training, and where gradients are on, it is torch's own."""
+        """Return the last hidden state `(V, T, H)`; in training and with gradients torch computes it."""
         if torch.is_grad_enabled() or backbone.training:
             if self.name == "openvino":
-                self._forget()  # fused optimizers, which may follow, leave no trace in the versions of tensors
+                self._forget()  # a fused optimizer may follow, which leaves the versions of tensors unchanged
             return backbone(**inputs).last_hidden_state
         if self.name == "torch":
             return backbone(**inputs).last_hidden_state
@@ -105,7 +105,7 @@ class BackboneRuntime:
         # Runs, at whose start `begin` has read all weights, score in inference mode.
         if self._weights.changed(backbone, contents=not torch.is_inference_mode_enabled()):
             self._forms.clear()
-        # One export for all passes: with a mask, whether there is padding or not, and always in the same order.
+        # One export for all passes: always with a mask, even without padding, and in the same order.
         inputs = {"attention_mask": torch.ones_like(inputs["input_ids"]), **inputs}
         names, dtype = tuple(inputs), current_dtype(torch.device("cpu"))
         return self._form((names, dtype), lambda: _exported(backbone, names, dtype))(inputs)
@@ -121,17 +121,17 @@ class BackboneRuntime:
 
 
 def _compiled(backbone: Any) -> Form:
-    # All models of a process share torch's limit, which is 8; older versions of torch do not take another one.
+    # All models of a process share torch's limit of 8; older versions of torch cannot change it.
     takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
     limit: dict[str, Any] = {"recompile_limit": _COMPILED_FORMS} if takes_limit else {}
-    # fullgraph: an error where torch would otherwise go on uncompiled.
+    # fullgraph: an error instead of a silent fallback to uncompiled code.
     compiled = torch.compile(backbone, dynamic=True, fullgraph=True, **limit)
     return lambda inputs: compiled(**inputs).last_hidden_state
 
 
 def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form:
-    """Return the OpenVINO form of a backbone for inputs of these names, compared with torch."""
-    # Exports record what torch does: in fp32, without gradients, as ordinary tensors; they also warn a lot.
+    """Return the OpenVINO form of a backbone for inputs of these names, checked against torch."""
+    # Exports record what torch computes: in fp32, without gradients, on ordinary tensors; they also warn a lot.
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -141,7 +141,7 @@ def _exported(backbone: Any, names: tuple[str, ...], dtype: torch.dtype) -> Form
     ):
         warnings.simplefilter("ignore")
         form = _openvino(_ByPosition(backbone, names), _example(backbone, names, 2, 16), dtype)
-        inputs = _example(backbone, names, 3, 29)  # other sizes than the export was made with
+        inputs = _example(backbone, names, 3, 29)  # sizes other than those of the export
         real = inputs["attention_mask"].bool()
         expected = backbone(**inputs).last_hidden_state[real]
         error = float((form(inputs)[real] - expected).norm() / expected.norm())
@@ -157,7 +157,7 @@ def _openvino(model: _ByPosition, example: Inputs, dtype: torch.dtype) -> Form:
     openvino = import_extra("openvino", "openvino", "runtime='openvino' needs OpenVINO")
     converted = openvino.convert_model(model, example_input=tuple(example.values()))
     converted.reshape({port: openvino.PartialShape([-1, -1]) for port in range(len(example))})
-    # Said outright, because OpenVINO computes in bf16 of its own accord where the CPU is fast at it.
+    # Set explicitly, because OpenVINO chooses bf16 by itself on CPUs that are fast at it.
     precision = "bf16" if dtype == torch.bfloat16 else "f32"
     settings = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     compiled = openvino.compile_model(converted, "CPU", settings)
@@ -165,7 +165,7 @@ def _openvino(model: _ByPosition, example: Inputs, dtype: torch.dtype) -> Form:
 
 
 class _ByPosition(nn.Module):
-    """A backbone whose inputs are told apart by their order, and whose output is a tensor, as exports are."""
+    """A backbone with inputs by position and a tensor as output, as exports need it."""
 
     def __init__(self, backbone: Any, names: tuple[str, ...]) -> None:
         super().__init__()
@@ -173,12 +173,12 @@ class _ByPosition(nn.Module):
         self.names = names
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        """Return `(V, T, H)` states of `(V, T)` inputs, as many as there are names."""
+        """Return the `(V, T, H)` states of `(V, T)` inputs, one for each name."""
         return self.backbone(**dict(zip(self.names, tensors, strict=True))).last_hidden_state
 
 
 def _example(backbone: Any, names: tuple[str, ...], windows: int, tokens: int) -> Inputs:
-    """Return random inputs, of which the last window has padding."""
+    """Return random inputs; the last window has padding."""
     mask = torch.ones(windows, tokens, dtype=torch.long)
     mask[-1, tokens // 2 :] = 0
     values = {

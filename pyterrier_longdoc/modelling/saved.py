@@ -42,9 +42,9 @@ tags:
 A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query and a document for ranking.
 
 ```python
-{imported}
+{import_line}
 
-reranker = {loaded}.load("this-folder-or-hub-id")
+reranker = {class_name}.load("this-folder-or-hub-id")
 pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
 ```
 
@@ -55,7 +55,7 @@ Parameters: `{parameters}`
 def save_model(
     folder: Path, model: Model, *, cls: type, parameters: dict[str, Any], adapter: Adapter | None = None
 ) -> None:
-    """Write a model and its class's arguments into a folder; with an adapter, only its difference from the backbone."""
+    """Write a model and its class's arguments into a folder; with an adapter only the difference from the backbone."""
     head, options = model.head_spec
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -81,28 +81,28 @@ def save_model(
     }
     if model.history:
         texts["training.json"] = _pretty({"args": model.recipe, "history": model.history})
-    with ExitStack() as complete, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
-        # All take their places when all are written: where the disk is full a model saved before stays whole.
+    with ExitStack() as stack, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
+        # No file is replaced before all are written: on a full disk an earlier model stays whole.
         for file, text in texts.items():
-            complete.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
+            stack.enter_context(replacing(folder / file)).write_text(text, encoding="utf-8")
         if adapter is None:
             tensors = {key: value.detach().cpu().contiguous() for key, value in model.state_dict().items()}
-            part = complete.enter_context(replacing(folder / "model.safetensors"))
-            save_file(tensors, part, metadata={"format": "pt"})
+            temporary_file = stack.enter_context(replacing(folder / "model.safetensors"))
+            save_file(tensors, temporary_file, metadata={"format": "pt"})
             model.tokenizer.save_pretrained(scratch)
             for path in [path for path in Path(scratch).rglob("*") if path.is_file()]:
                 target = folder / path.relative_to(scratch)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
         else:
-            part = complete.enter_context(replacing(folder / ADAPTER_FILE))
-            save_file(adapter.tensors, part, metadata={"format": "pt"})
+            temporary_file = stack.enter_context(replacing(folder / ADAPTER_FILE))
+            save_file(adapter.tensors, temporary_file, metadata={"format": "pt"})
     if not model.history:
-        (folder / "training.json").unlink(missing_ok=True)  # of a model that was saved here before
+        (folder / "training.json").unlink(missing_ok=True)  # of an earlier model
 
 
 def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a saved model, also of one in this package or on the hub, and its config.json."""
+    """Return the folder and the config.json of a model in a folder, in this package or on the hub."""
     folder = model_folder(name)
     if not folder.is_dir():
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.md"]
@@ -130,33 +130,33 @@ def load_model(
     encoder: Any,
     weight_arguments: dict[str, Any],
 ) -> Model:
-    """Build the model that `read_config` described and load its weights, strictly."""
+    """Build the model of a configuration and load its weights, strictly."""
     tokenizer = load_tokenizer(str(folder))
     backbone = encoder.build_backbone(config["encoder"], tokenizer)
-    spec = config["head"]["name"], config["head"]["options"]
-    built = {**spec[1], **config["head"]["built_from"]}
-    head = build_head(spec[0], backbone.hidden_size, channels=backbone.channels, **built)
-    parts = {"backbone": backbone, "head_spec": spec, "weight_arguments": weight_arguments}
-    model = Model(encoder(backbone), tokenizer, head, settings, **parts)
+    head_spec = config["head"]["name"], config["head"]["options"]
+    head_options = {**head_spec[1], **config["head"]["built_from"]}
+    head = build_head(head_spec[0], backbone.hidden_size, channels=backbone.channels, **head_options)
+    arguments = {"backbone": backbone, "head_spec": head_spec, "weight_arguments": weight_arguments}
+    model = Model(encoder(backbone), tokenizer, head, settings, **arguments)
     model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
     return model.eval()
 
 
 def restore_training(model: Model, folder: Path, config: dict[str, Any]) -> None:
-    """Give a loaded model what its folder says of its training."""
+    """Restore a loaded model's record of its training."""
     model.ready, model.trained = config["head"]["ready"], True
     training = folder / "training.json"
     if training.is_file():
-        past = json.loads(training.read_text(encoding="utf-8"))
-        model.recipe, model.history = past["args"], past["history"]
+        record = json.loads(training.read_text(encoding="utf-8"))
+        model.recipe, model.history = record["args"], record["history"]
 
 
 def _card(cls: type, parameters: dict[str, Any]) -> str:
     name, module = cls.__name__, defined_in(cls).get("module")
     return _CARD.format(
         name=name,
-        imported="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
-        loaded=f"ld.{name}" if module is None else name,
+        import_line="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
+        class_name=f"ld.{name}" if module is None else name,
         backbone=parameters["backbone"],
         parameters=_json(parameters),
     )
@@ -177,8 +177,8 @@ def _json(content: Any, **options: Any) -> str:
 class Adapter:
     """A model as a difference from its backbone.
 
-    A model trained with LoRA differs from its backbone, in each matrix, by a product `B A` of low rank. Stored so, with
-    the few weights that are not the backbone's, it takes one or two megabytes instead of ninety.
+    After training with LoRA each matrix differs from the backbone's by a product `B A` of low rank. These products and
+    the few weights outside the backbone take one or two megabytes instead of ninety.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -186,22 +186,22 @@ class Adapter:
 
     @classmethod
     def of(cls, model: Model, untrained: Model, *, rank: int, largest_error: float) -> Adapter:
-        """Return what training has changed in `untrained`, the model as its backbone gives it; see `compress`."""
+        """Return the changes by training since `untrained`, the same model before it; see `compress`."""
         base = _pretrained(untrained)
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
         return cls(compress(state, base, rank=rank, largest_error=largest_error), fingerprint(base))
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
-    """Change a model on its backbone as an adapter says; ValueError if it was made for other weights."""
-    before = _pretrained(model)
-    if fingerprint(before) != config["adapter"]["base"]:
+    """Add an adapter to an untrained model; ValueError if it was made for other weights."""
+    pretrained = _pretrained(model)
+    if fingerprint(pretrained) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
-    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), before), strict=True)
+    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), pretrained), strict=True)
 
 
 def _pretrained(model: Model) -> dict[str, torch.Tensor]:
-    """Return the weights to which LoRA adds: the backbone's, and those of a pre-trained aggregator."""
+    """Return the weights that LoRA adapts: those of the backbone and of a pre-trained aggregator."""
     prefixes = ("encoder.backbone.", *(f"head.{name}." for name in model.head.pretrained()))
     return {name: value.cpu() for name, value in model.state_dict().items() if name.startswith(prefixes)}
 
@@ -212,32 +212,32 @@ _B, _A = "::B", "::A"
 def compress(
     state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], *, rank: int, largest_error: float
 ) -> dict[str, torch.Tensor]:
-    """Return the difference between two states, matrices as fp16 factors of low rank.
+    """Return the difference between two states, with matrices as fp16 factors of low rank.
 
-    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`; other weights that have changed, or are not
-    in `base`, stay whole. ValueError if a difference loses more than `largest_error`, relative to its norm.
+    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`; other changed weights, and those not in
+    `base`, stay whole. ValueError if a difference loses more than `largest_error`, relative to its norm.
     """
-    stored: dict[str, torch.Tensor] = {}
+    differences: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if name not in base:
-            stored[name] = _half(value)
+            differences[name] = _half(value)
         elif not torch.equal(value, base[name]):
             if value.ndim == 2:
-                stored |= _factors(name, value.double() - base[name].double(), rank, largest_error)
+                differences |= _factors(name, value.double() - base[name].double(), rank, largest_error)
             else:
-                stored[name] = _half(value)
-    return stored
+                differences[name] = _half(value)
+    return differences
 
 
-def restore(stored: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return all weights of the model: those of `base`, changed by what `compress` gave."""
+def restore(differences: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return all weights of the model: those of `base` with the differences from `compress`."""
     state = dict(base)
-    for name, value in stored.items():
+    for name, value in differences.items():
         if name.endswith(_A):
             continue
         if name.endswith(_B):
             matrix = name.removesuffix(_B)
-            difference = value.float() @ stored[matrix + _A].float()
+            difference = value.float() @ differences[matrix + _A].float()
             state[matrix] = base[matrix] + difference
         else:
             state[name] = value.to(base[name].dtype) if name in base else value.float()

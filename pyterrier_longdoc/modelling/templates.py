@@ -1,4 +1,4 @@
-"""Query and text in the words that a language model was trained with."""
+"""Templates: the words around query and text with which a language model was trained."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _QUERY, _TEXT = "{query}", "{text}"
 
 @dataclass(frozen=True, kw_only=True)
 class Template:
-    """The words around a query and a text (a window) of which a model makes one score.
+    """The words around a query and a text (a window), which become one input of a model.
 
     An input is `prefix query middle text suffix`. `Template.of` takes it as one string.
 
-    What is scored follows from the model: of a classification head the head's vector, whatever the `answers`; of an
-    encoder-decoder the decoder's first state; of any other language model the state of the last token. On which side
-    a model's owner pads makes no difference: no padding is ever seen here.
+    The model decides what is scored: the vector of its classification head, whatever the `answers`; else the first
+    state of the decoder of an encoder-decoder; else the state of the last token. The side of the padding makes no
+    difference: it is never read here.
 
     Args:
         prefix: before the query.
-        query: the query with words of its own, in which it is `{query}`.
+        query: words with `{query}`, where the query stands.
         middle: between query and text.
-        text: the text with words of its own, in which it is `{text}`.
-        suffix: after the text; tokenized apart from it, as a text may be cut.
-        answers: the score is the logit of the first less that of the second, whose sigmoid is the probability of the
-            first among the two; or the logit of the only one. Words that are one token each, or ids of tokens. None
+        text: words with `{text}`, where the text stands.
+        suffix: after the text; tokenized separately, because the text may be cut.
+        answers: one or two words of one token each, or ids of tokens. The score is the logit of the first, less that of
+            the second if there is one; the sigmoid of the difference is the probability of the first among both. None
             for a model with a classification head, and for one that is to be trained.
-        apart: tokenize each of the five parts by itself, as some models' owners do; otherwise the tokens are those of
-            the parts in one string.
-        special_tokens: with the special tokens that the tokenizer puts around a text.
-        chat: the parts are what a user says: the chat template of the checkpoint is put around them, up to where the
-            model begins to answer.
+        apart: tokenize each of the five parts by itself, as the authors of some models do; otherwise the parts are
+            tokenized as one string.
+        special_tokens: whether the tokenizer puts its special tokens around the input.
+        chat: whether the parts are the message of a user: then the chat template of the checkpoint is put around them,
+            up to the point where the model answers.
 
     Example:
         `ld.MaxP("my/ranker", template=ld.Template.of("Query: {query} Text: {text} Relevant:", answers=("yes", "no")))`.
@@ -69,10 +69,10 @@ class Template:
 
     @classmethod
     def of(cls, string: str, **options: Any) -> Template:
-        """Return the template that is this string, with `{query}` and then `{text}` once each."""
+        """Return the template of a string with `{query}` and then `{text}`, once each."""
         before, _, rest = string.partition(_QUERY)
-        between, found, after = rest.partition(_TEXT)
-        if not found:
+        between, text_slot, after = rest.partition(_TEXT)
+        if not text_slot:
             raise ValueError(
                 f"template={string!r} must hold {{query}} and then {{text}}, or be one of {', '.join(TEMPLATES)}"
             )
@@ -84,35 +84,35 @@ class Template:
         return self.prefix, self.query, self.middle, self.text, self.suffix
 
     @property
-    def around(self) -> tuple[str, str, str]:
-        """What stands before the query, between query and text, and after the text."""
+    def surroundings(self) -> tuple[str, str, str]:
+        """The words before the query, between query and text, and after the text."""
         before, _, rest = "".join(self.parts).partition(_QUERY)
         between, _, after = rest.partition(_TEXT)
         return before, between, after
 
     def fill(self, query: str, text: str) -> str:
-        """Return the input for a query and a text, without special tokens of the tokenizer."""
-        before, between, after = self.around
+        """Return the input for a query and a text, without the tokenizer's special tokens."""
+        before, between, after = self.surroundings
         return before + query + between + text + after
 
     def within(self, tokenizer: Any) -> Template:
-        """Return the template with the chat template of a tokenizer put around it, if it asks for that.
+        """Return the template inside the chat template of a tokenizer if `chat` is set, else the template itself.
 
-        Thinking is switched off where the chat template knows of that: the answer is asked for at once.
+        Thinking is switched off if the chat template has a switch: the answer must come at once.
         """
         if not self.chat:
             return self
-        said = [{"role": "user", "content": self.fill(_QUERY, _TEXT)}]
-        whole = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-        return Template.of(whole, answers=self.answers, special_tokens=False)
+        chat = [{"role": "user", "content": self.fill(_QUERY, _TEXT)}]
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+        return Template.of(prompt, answers=self.answers, special_tokens=False)
 
 
 TEMPLATES: Mapping[str, Template] = MappingProxyType(
     {
-        # For language models that are to be trained.
+        # For language models before their training.
         "plain": Template.of("query: {query}\ndocument: {text}"),
-        # The format in the model cards of Qwen3-Reranker 0.6B, 4B and 8B, with their default instruction; that of
-        # their conversions to sequence classification is the same.
+        # The format in the model cards of Qwen3-Reranker 0.6B, 4B and 8B, with their default instruction; their
+        # conversions to sequence classification have the same.
         "qwen3-reranker": Template.of(
             "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
             'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -160,7 +160,7 @@ TEMPLATES: Mapping[str, Template] = MappingProxyType(
 
 
 def resolve_template(template: str | Template) -> Template:
-    """Return the template of that name, the one that is that string, or the given one."""
+    """Return the template of that name or of that string, or the template itself."""
     if isinstance(template, str):
         return TEMPLATES[template] if template in TEMPLATES else Template.of(template)
     return template
@@ -169,9 +169,9 @@ def resolve_template(template: str | Template) -> Template:
 def template_of_roles(
     tokenizer: Any, *, prompt: str = "", structured: bool = False, arguments: Mapping[str, Any] = MappingProxyType({})
 ) -> Template:
-    """Return what a chat template makes of messages of the roles `query` and `document`, without answers.
+    """Return a chat template for messages of the roles `query` and `document` as a template without answers.
 
-    This is how sentence-transformers (5.4 and later) and vLLM read pairs.
+    Sentence-transformers (5.4 and later) and vLLM read pairs so.
     """
     contents = {"system": prompt, "query": _QUERY, "document": _TEXT}
     messages = [
@@ -183,13 +183,13 @@ def template_of_roles(
 
 
 def names_roles(tokenizer: Any) -> bool:
-    """Tell whether a chat template speaks of the roles `query` and `document`; most let any role through unseen."""
-    words = str(tokenizer.chat_template or "")
-    return all(re.search(rf"""["']{role}["']""", words) for role in ("query", "document"))
+    """Tell whether a chat template names the roles `query` and `document`; most accept any role unchecked."""
+    chat_template = str(tokenizer.chat_template or "")
+    return all(re.search(rf"""["']{role}["']""", chat_template) for role in ("query", "document"))
 
 
 class Wording(NamedTuple):
-    """A template in a tokenizer's tokens: what is read around query and text, and with them."""
+    """A template in a tokenizer's tokens: the tokens around query and text, and the characters joined to them."""
 
     prefix: tuple[int, ...]  # token ids before the query
     middle: tuple[int, ...]  # token ids between query and text
@@ -197,25 +197,24 @@ class Wording(NamedTuple):
     query_lead: str  # white space that is tokenized with a query, before it
     text_lead: str  # the same for a text
     query_trail: str = ""  # line breaks that are tokenized with a query, after it
-    query_trail_size: int = 0  # how many tokens these take when on their own
+    query_trail_size: int = 0  # how many tokens these are by themselves
 
 
 def wording(tokenizer: Any, template: Template) -> Wording:
-    """Return the tokens in which a query and a window become those of the filled-in template.
+    """Return the tokens around a query and a window, so that the input has the tokens of the filled-in template.
 
-    White space at the seams is what tokenizers treat differently: byte-level BPE joins a space to the word after it
-    and a line break to the punctuation before it. It is tokenized with query or text where that gives the tokens of the
-    template as a whole, which is tried with a probe. What follows the text is always tokenized apart from it, as a text
-    may be cut; and so are all words of the template where one of them would share a token with query or text, as in
-    `Query:{query}`.
+    Tokenizers differ in white space at the seams: byte-level BPE joins a space to the word after it and a line break to
+    the punctuation before it. White space is tokenized with query or text if that gives the tokens of the whole
+    template; a probe word tells. The words after the text are always tokenized separately, because the text may be cut.
+    So are all words of a template of which one would share a token with query or text, as in `Query:{query}`.
     """
     if not template.apart:
-        before, between, after = template.around
+        before, between, after = template.surroundings
         trail = between[: len(between) - len(between.lstrip("\n"))]
-        found = _seams(tokenizer, template.around, (trail, ""), special_tokens=template.special_tokens)
-        if found is not None:
-            prefix, middle, suffix = found.around
-            query_lead, text_lead = (lead or "" for lead in found.leads)
+        template_seams = _seams(tokenizer, template.surroundings, (trail, ""), special_tokens=template.special_tokens)
+        if template_seams is not None:
+            prefix, middle, suffix = template_seams.surroundings
+            query_lead, text_lead = (lead or "" for lead in template_seams.leads)
             return Wording(prefix, middle, suffix, query_lead, text_lead, trail, len(_ids(tokenizer, trail)))
         template = replace(template, prefix=before, query=_QUERY, middle=between, text=_TEXT, suffix=after)
     begin, end = _specials(tokenizer) if template.special_tokens else ((), ())
@@ -223,65 +222,65 @@ def wording(tokenizer: Any, template: Template) -> Wording:
         seams(tokenizer, *part.split(slot)) for part, slot in ((template.query, _QUERY), (template.text, _TEXT))
     )
     return Wording(
-        prefix=(*begin, *_ids(tokenizer, template.prefix), *query.around[0]),
-        middle=(*query.around[1], *_ids(tokenizer, template.middle), *text.around[0]),
-        suffix=(*text.around[1], *_ids(tokenizer, template.suffix), *end),
+        prefix=(*begin, *_ids(tokenizer, template.prefix), *query.surroundings[0]),
+        middle=(*query.surroundings[1], *_ids(tokenizer, template.middle), *text.surroundings[0]),
+        suffix=(*text.surroundings[1], *_ids(tokenizer, template.suffix), *end),
         query_lead=query.leads[0] or "",
         text_lead=text.leads[0] or "",
     )
 
 
 class Seams(NamedTuple):
-    """Token ids around the slots of a string, and the white space that is tokenized with what fills each slot."""
+    """Token ids around the slots of a string, and the white space that is tokenized with the content of each slot."""
 
-    around: list[tuple[int, ...]]
+    surroundings: list[tuple[int, ...]]
     leads: list[str | None]
 
 
 def seams(tokenizer: Any, before: str, after: str) -> Seams:
-    """Return the tokens of the words around one slot, by themselves where one shares a token with what fills it."""
-    apart = Seams([tuple(_ids(tokenizer, before)), tuple(_ids(tokenizer, after))], [None])
-    return _seams(tokenizer, (before, after), ("",), special_tokens=False) or apart
+    """Return the tokens of the words around one slot, tokenized separately if one shares a token with its content."""
+    separate_seams = Seams([tuple(_ids(tokenizer, before)), tuple(_ids(tokenizer, after))], [None])
+    return _seams(tokenizer, (before, after), ("",), special_tokens=False) or separate_seams
 
 
 def _seams(tokenizer: Any, pieces: Sequence[str], trails: Sequence[str], *, special_tokens: bool) -> Seams | None:
-    """Return what is read around the slots between pieces of a string, tried with a probe in each slot.
+    """Return the tokens around the slots between pieces of a string, found with a probe word in each slot.
 
-    A space before a slot is dropped (WordPiece), or belongs to the first token in it, which either brings it along
-    (SentencePiece) or must be given it (byte-level BPE). Trails are the beginnings of pieces that are tokenized with
-    the slot before them. None where a token takes in more than white space beside a slot, as `:a` in `Query:a` may be.
+    A space before a slot is dropped (WordPiece) or belongs to the first token in it, which adds it by itself
+    (SentencePiece) or needs it in the text (byte-level BPE). Trails are starts of pieces that are tokenized with the
+    slot before them. None if a token holds more than white space beside a slot, as `:a` in `Query:a` may do.
     """
     probe = "a"
     string = probe.join(pieces)
     whole = tokenizer(string, return_offsets_mapping=True, add_special_tokens=special_tokens)
     ids, offsets = whole["input_ids"], whole["offset_mapping"]
-    around, leads, past, end = [], [], 0, 0
+    surroundings, leads, piece_start, end = [], [], 0, 0
     for piece, trail in zip(pieces, trails, strict=False):
         start = end + len(piece)
         end = start + len(probe)
-        inside = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
-        if not inside:
+        slot_tokens = [i for i, (a, b) in enumerate(offsets) if a < end + len(trail) and b > start]
+        if not slot_tokens:
             raise ValueError(
-                "the tokenizer of this checkpoint makes no token of a word: its tokenizer.json is not of the kind as "
-                "which transformers loads it"
+                "the tokenizer of this checkpoint makes no token of a word: transformers loads its tokenizer.json as "
+                "another kind"
             )
-        first, last = inside[0], inside[-1]
+        first, last = slot_tokens[0], slot_tokens[-1]
         if (string[offsets[first][0] : start] + string[end + len(trail) : offsets[last][1]]).strip():
             return None
-        around.append(tuple(ids[past:first]))
+        surroundings.append(tuple(ids[piece_start:first]))
         leads.append(_lead(tokenizer, piece, probe + trail, ids[first : last + 1]))
-        past = last + 1
-    return Seams([*around, tuple(ids[past:])], leads)
+        piece_start = last + 1
+    return Seams([*surroundings, tuple(ids[piece_start:])], leads)
 
 
 def _lead(tokenizer: Any, piece: str, probe: str, expected: list[int]) -> str | None:
-    """Return the white space at the end of `piece` that must be tokenized with what follows; None if no such does."""
+    """Return the white space at the end of `piece` to tokenize with the text after it; None if none gives these ids."""
     space = piece[len(piece.rstrip()) :]
     return next((lead for lead in ("", space, " ") if _ids(tokenizer, lead + probe) == expected), None)
 
 
 def _specials(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Return what the tokenizer puts before a text and after it."""
+    """Return the special tokens before and after a text."""
     encoded = tokenizer("a")
     ids, real = encoded["input_ids"], [side is not None for side in encoded.sequence_ids()]
     return ids[: real.index(True)], ids[len(real) - real[::-1].index(True) :]
@@ -293,12 +292,12 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 def with_trail(
     tokenize: Callable[[Sequence[str]], list[TokenizedText]],
-    words: Any,
+    form: Any,
     queries: Sequence[str],
-    cut: Sequence[np.ndarray],
+    heads: Sequence[np.ndarray],
 ) -> list[np.ndarray]:
-    """Return the token ids of Q queries and of what follows each in the template; `cut` are those of queries alone."""
-    filled = [words.query_lead + query + words.query_trail for query in queries]
-    *whole, trail = (document.ids for document in tokenize([*filled, words.query_trail]))
-    fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, cut, strict=True)]
-    return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, cut, fits, strict=True)]
+    """Return the token ids of Q queries with what follows each in the template; `heads` are those of queries alone."""
+    strings = [form.query_lead + query + form.query_trail for query in queries]
+    *whole, trail = (document.ids for document in tokenize([*strings, form.query_trail]))
+    fits = [len(ids) <= len(query) + len(trail) for ids, query in zip(whole, heads, strict=True)]
+    return [ids if fit else np.concatenate([query, trail]) for ids, query, fit in zip(whole, heads, fits, strict=True)]

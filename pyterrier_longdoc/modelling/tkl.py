@@ -1,4 +1,4 @@
-"""Word embeddings contextualised in windows with a little overlap, and matched: the encoder of TKL.
+"""The encoder of TKL: contextualises word embeddings in windows with a little overlap, and matches them.
 
 S. Hofstätter, H. Zamani, B. Mitra, N. Craswell, A. Hanbury, "Local Self-Attention over Long Text for Efficient Document
 Retrieval", SIGIR 2020, as in their published code (matchmaker, `sigir20_tkl.py` and `tkl.yaml`).
@@ -20,19 +20,19 @@ import torch
 from torch import nn
 
 from ..common.coverage import Coverage
-from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, of_distinct
+from .encoder import TOKEN_BLOCK_CHARACTERS, MatchFunction, WindowEncoder, map_distinct
 from .inputs import Encoded, InputFormat, Matches, Pairs, QueryStates, to_dense
 from .word_vectors import WordBackbone, build_word_backbone
 
 FIRST_POSITION = 500
-"""Positions of document tokens begin here, those of query tokens at 0, so that the two differ (the published code)."""
+"""The first position of document tokens; that of query tokens is 0, so that the two differ (the published code)."""
 
 
-class Local(NamedTuple):
-    """Token ids that are contextualised together, of which so many are a neighbour's before, or the window's own."""
+class Context(NamedTuple):
+    """Token ids that are contextualised together: a window, which starts at `offset`, and tokens on either side."""
 
     ids: np.ndarray
-    before: int
+    offset: int
     length: int
     position: int
 
@@ -40,12 +40,12 @@ class Local(NamedTuple):
 class TKLEncoder(WindowEncoder):
     """`x = m e + (1 - m) transformer(e + position)` of each token's word embedding `e`, in queries and in windows.
 
-    The transformer sees a window and `overlap` tokens on either side; `m` is learned and starts at 0.5. Windows are
-    neighbours as they are read: chosen windows make a shorter document.
+    The transformer sees a window and `overlap` tokens on either side; `m` is learned and starts at 0.5. If windows are
+    selected, those that are read next to each other are neighbours.
 
-    Differs from the published code: the last tokens of a document have a window of their own (there up to four of the
-    longest document of a batch are seen as neighbours alone), and positions are sinusoids, for queries of any length
-    (there they are trained, and queries have 30 tokens at most).
+    Differs from the published code: the last tokens of a document have their own window (there up to four tokens of the
+    longest document of a batch are neighbours alone), and positions are sinusoids, for queries of any length (there
+    they are trained, for at most 30 tokens).
     """
 
     block_characters = TOKEN_BLOCK_CHARACTERS
@@ -63,72 +63,74 @@ class TKLEncoder(WindowEncoder):
         self.mixture = nn.Parameter(torch.tensor(0.5))
 
     def make_format(self, backbone: Any) -> InputFormat:
-        """Return a format into which everything fits."""
+        """Return a format without a longest input."""
         form: InputFormat = backbone.pair_format()
-        return replace(form, of_query=form)
+        return replace(form, query_format=form)
 
     def forward(
         self, pairs: Pairs, *, match: MatchFunction | None = None, coverage: Coverage | None = None, **_: Any
     ) -> Encoded:
         """Contextualise P queries and documents, each distinct one once, and match them; windows have no vectors."""
-        cut = [self._locals(windows) for windows in pairs.documents]
-        made = iter(self.states(list(chain.from_iterable(cut)), coverage))
-        of_document = [torch.cat([next(made) for _ in own]) for own in cut]
-        of_query = of_distinct(pairs.queries, lambda new: self.states([Local(q, 0, len(q), 0) for q in new], coverage))
+        window_parts = [self._with_neighbours(windows) for windows in pairs.documents]
+        states = iter(self.states(list(chain.from_iterable(window_parts)), coverage))
+        document_states = [torch.cat([next(states) for _ in parts]) for parts in window_parts]
+        query_states = map_distinct(
+            pairs.queries, lambda new: self.states([Context(q, 0, len(q), 0) for q in new], coverage)
+        )
         queries = [pairs.queries[number] for number in pairs.query]
         documents = [pairs.documents[number] for number in pairs.document]
 
-        query, query_mask = _padded([of_query[number] for number in pairs.query])  # (P, Q, H), (P, Q)
-        document, document_mask = _padded([of_document[number] for number in pairs.document])  # (P, D, H), (P, D)
+        query, query_mask = _padded([query_states[number] for number in pairs.query])  # (P, Q, H), (P, Q)
+        document, document_mask = _padded([document_states[number] for number in pairs.document])  # (P, D, H), (P, D)
         numbers = [np.repeat(np.arange(len(windows)), list(map(len, windows))) for windows in documents]
         window = _integers(numbers, document_mask).masked_fill(~document_mask, -1)
         matches = None
         if match is not None:
             ids = _integers([np.concatenate(windows) for windows in documents], document_mask)
-            same = _integers(queries, query_mask).unsqueeze(2) == ids.unsqueeze(1)
+            same_token = _integers(queries, query_mask).unsqueeze(2) == ids.unsqueeze(1)
             with torch.autocast(self.device.type, enabled=False):
-                values = match(query, document, same)  # (P, Q, D)
+                values = match(query, document, same_token)  # (P, Q, D)
             real = query_mask.unsqueeze(2) & document_mask.unsqueeze(1)
             values = values.masked_fill(~real, 0.0).unsqueeze(1)
             matches = Matches(values, query_mask, document_mask, window)
-        nothing = to_dense(query.new_zeros(sum(pairs.counts), 0), pairs.counts)
-        return Encoded(nothing.cls, nothing.mask, matches, QueryStates(query, query_mask))
+        no_vectors = to_dense(query.new_zeros(sum(pairs.counts), 0), pairs.counts)
+        return Encoded(no_vectors.cls, no_vectors.mask, matches, QueryStates(query, query_mask))
 
-    def _locals(self, windows: Sequence[np.ndarray]) -> list[Local]:
+    def _with_neighbours(self, windows: Sequence[np.ndarray]) -> list[Context]:
         """Return the windows of a document, each with its neighbours."""
         whole, ends = np.concatenate(windows), np.cumsum(list(map(len, windows)))
         parts = []
         for window, end in zip(windows, ends.tolist(), strict=True):
             start = end - len(window)
-            before = min(self.overlap, start)
-            ids = whole[start - before : end + self.overlap]
-            parts.append(Local(ids, before, len(window), FIRST_POSITION + self.overlap - before))
+            offset = min(self.overlap, start)
+            ids = whole[start - offset : end + self.overlap]
+            parts.append(Context(ids, offset, len(window), FIRST_POSITION + self.overlap - offset))
         return parts
 
-    def states(self, parts: Sequence[Local], coverage: Coverage | None) -> list[torch.Tensor]:
-        """Return the contextualised states in fp32 of V windows' own tokens: V times `(length, H)`."""
+    def states(self, parts: Sequence[Context], coverage: Coverage | None) -> list[torch.Tensor]:
+        """Return the fp32 states of the tokens of V windows, without their neighbours: V times `(length, H)`."""
         states = [torch.zeros(0, self.hidden_size, device=self.device)] * len(parts)
         order = sorted((i for i, part in enumerate(parts) if part.length), key=lambda i: len(parts[i].ids))
         lengths = [len(parts[i].ids) for i in order]
-        for rows in self.divided(lengths, torch.tensor(order)) if order else ():
-            chosen = [parts[i] for i in rows.tolist()]
-            mixed = self._contextualise(chosen)
-            for i, part, own in zip(rows.tolist(), chosen, mixed.float(), strict=True):
-                states[i] = own[part.before : part.before + part.length]
+        for rows in self.divide(lengths, torch.tensor(order)) if order else ():
+            pass_parts = [parts[i] for i in rows.tolist()]
+            pass_states = self._contextualise(pass_parts)
+            for i, part, window_states in zip(rows.tolist(), pass_parts, pass_states.float(), strict=True):
+                states[i] = window_states[part.offset : part.offset + part.length]
             if coverage is not None:
-                coverage.tokens_encoded += sum(len(part.ids) for part in chosen)
-                coverage.tokens_computed += mixed.shape[0] * mixed.shape[1]
+                coverage.tokens_encoded += sum(len(part.ids) for part in pass_parts)
+                coverage.tokens_computed += pass_states.shape[0] * pass_states.shape[1]
         return states
 
-    def _contextualise(self, parts: Sequence[Local]) -> torch.Tensor:
+    def _contextualise(self, parts: Sequence[Context]) -> torch.Tensor:
         """Return `(V', T, H)` states of a pass."""
         lengths = torch.tensor([len(part.ids) for part in parts], device=self.device)
         column = torch.arange(int(lengths.max()), device=self.device)
         mask = column < lengths.unsqueeze(1)  # (V', T)
         words = self.backbone(input_ids=_integers([part.ids for part in parts], mask))  # (V', T, H)
         position = torch.tensor([part.position for part in parts], device=self.device).unsqueeze(1) + column
-        placed = words + sinusoids(position, self.hidden_size)
-        context = self.transformer(placed, src_key_padding_mask=None if bool(mask.all()) else ~mask)
+        inputs = words + sinusoids(position, self.hidden_size)
+        context = self.transformer(inputs, src_key_padding_mask=None if bool(mask.all()) else ~mask)
         return self.mixture * words + (1.0 - self.mixture) * context
 
 
@@ -141,7 +143,7 @@ def sinusoids(positions: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `(B, n, H)` states and their mask, n at least 1."""
+    """Return padded `(B, n, H)` states and their mask; n is at least 1."""
     lengths = torch.tensor(list(map(len, states)), device=states[0].device)
     padded = nn.utils.rnn.pad_sequence(list(states), batch_first=True)
     padded = nn.functional.pad(padded, (0, 0, 0, max(0, 1 - padded.shape[1])))
@@ -149,8 +151,8 @@ def _padded(states: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def _integers(rows: Sequence[np.ndarray], mask: torch.Tensor) -> torch.Tensor:
-    """Return `(B, n)` int64 of rows that are as long as the mask says; zeros at padding."""
+    """Return rows of the mask's lengths as a `(B, n)` int64 tensor; zeros at padding."""
     values = np.zeros(tuple(mask.shape), dtype=np.int64)
-    for row, own in zip(values, rows, strict=True):
-        row[: len(own)] = own
+    for target, row in zip(values, rows, strict=True):
+        target[: len(row)] = row
     return torch.from_numpy(values).to(mask.device)

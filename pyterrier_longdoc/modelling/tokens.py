@@ -1,8 +1,7 @@
-"""Texts as tokens: each tokenised once, with its characters, and with the title that is read with its windows.
+"""Texts as tokens, each tokenised once, with their characters and the titles that are read with their windows.
 
 A window with a title is read as `title, line break, window`, each tokenized by itself, so that a text has the same
-tokens and windows with a title and without. Word pieces have no token for a line break: with these nothing stands
-between the two.
+tokens and windows with and without a title. Word pieces have no token for a line break and put nothing in between.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ Span = tuple[int, int]
 class Title:
     """The title that is read with each window of a text."""
 
-    ids: np.ndarray  # its tokens, and what stands between it and the window
-    text: str  # of which these are the tokens, as far as they are read
-    tokens: int  # how many the whole of it has
+    ids: np.ndarray  # its tokens, and the line break before the window
+    text: str  # the text of these tokens
+    tokens: int  # how many the whole title has
     tokens_read: int  # how many of these are read
 
 
@@ -41,10 +40,10 @@ class TokenizedText:
 
     Attributes:
         ids: `(L,)` int32 token ids.
-        text: the text the tokens come from.
-        offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they were not asked for.
-        title: read with each of its windows; None if nothing is.
-        follows: `(L,)` bool, whether each token stands behind the one before it in the text; None if all do.
+        text: the text of the tokens.
+        offsets: `(L, 2)` int32 characters at which each token begins and ends; None if they are not needed.
+        title: the title that is read with each window; None without one.
+        follows: `(L,)` bool, whether each token follows the one before it in the text; None if all do.
     """
 
     ids: np.ndarray
@@ -57,53 +56,53 @@ class TokenizedText:
         return len(self.ids)
 
     def read(self, span: Span) -> np.ndarray:
-        """Return the token ids of a window as it is read: those of its title, then its own."""
-        own = self.ids[slice(*span)]
-        return own if self.title is None else np.concatenate([self.title.ids, own])
+        """Return the token ids of a window as it is read: those of its title, then those of the window."""
+        ids = self.ids[slice(*span)]
+        return ids if self.title is None else np.concatenate([self.title.ids, ids])
 
-    def shown(self, span: Span) -> str:
-        """Return the text of a window as it is read: its title on lines of its own, then the window."""
-        return on_lines("" if self.title is None else self.title.text, self.written(span))
+    def input_text(self, span: Span) -> str:
+        """Return the text of a window as it is read: its title on separate lines, then the window."""
+        return on_lines("" if self.title is None else self.title.text, self.window_text(span))
 
     def head(self, length: int) -> TokenizedText:
         """Return the same text with its first `length` tokens alone."""
-        return self if len(self) <= length else self._at(slice(length))
+        return self if len(self) <= length else self._subset(slice(length))
 
     def beginning(self, length: int) -> str:
-        """Return the text up to its token number `length`; the whole text if it has no more."""
+        """Return the text of the first `length` tokens; the whole text if there are no more."""
         return self.text if len(self) <= length else self.text[: self.characters((0, length))[1]]
 
-    def only(self, spans: Sequence[Span]) -> TokenizedText:
-        """Return the same text with the tokens in these windows alone, in order and each once."""
+    def select(self, spans: Sequence[Span]) -> TokenizedText:
+        """Return the same text with the tokens of these windows alone, in order, each once."""
         keep = np.zeros(len(self), dtype=bool)
         for start, end in spans:
             keep[start:end] = True
-        return replace(self._at(keep), follows=(keep & np.roll(keep, 1))[keep])
+        return replace(self._subset(keep), follows=(keep & np.roll(keep, 1))[keep])
 
     def with_sentences_marked(self, mark: int) -> TokenizedText:
-        """Return the same text with a token before each sentence, at the characters of its first token."""
+        """Return the same text with a mark before each sentence; a mark has the characters of the token after it."""
         starts = np.unique([0, *self.tokens_before(sentence_starts(self.text))])
         starts = starts[starts < len(self)]
-        offsets = self._known_offsets()
+        offsets = self._required_offsets()
         return replace(
             self, ids=np.insert(self.ids, starts, mark), offsets=np.insert(offsets, starts, offsets[starts], axis=0)
         )
 
-    def _at(self, places: slice | np.ndarray) -> TokenizedText:
-        offsets, follows = (None if each is None else each[places] for each in (self.offsets, self.follows))
-        return replace(self, ids=self.ids[places], offsets=offsets, follows=follows)
+    def _subset(self, positions: slice | np.ndarray) -> TokenizedText:
+        offsets, follows = (None if array is None else array[positions] for array in (self.offsets, self.follows))
+        return replace(self, ids=self.ids[positions], offsets=offsets, follows=follows)
 
-    def written(self, span: Span) -> str:
-        """Return the characters of a window; parts between which `only` left something out are joined by a space."""
+    def window_text(self, span: Span) -> str:
+        """Return the text of a window; a space stands where `select` left out tokens."""
         start, end = span
         follows = [] if self.follows is None else self.follows[start + 1 : end].tolist()
-        edges = [start, *(place for place, own in enumerate(follows, start + 1) if not own), end]
+        edges = [start, *(position for position, joined in enumerate(follows, start + 1) if not joined), end]
         parts = [self.characters(part) for part in itertools.pairwise(edges)]
         return " ".join(self.text[first:last] for first, last in parts)
 
     def characters(self, span: Span) -> Span:
-        """Return where a window starts and ends in characters; an empty one stands where the token before it ends."""
-        offsets = self._known_offsets()
+        """Return the characters at which a window starts and ends; for an empty one, where the token before it ends."""
+        offsets = self._required_offsets()
         window = offsets[slice(*span)]
         if not len(window):
             before = int(offsets[: span[0], 1].max(initial=0))
@@ -111,21 +110,21 @@ class TokenizedText:
         return int(window[0, 0]), int(window[:, 1].max())
 
     def tokens_before(self, characters: int | Sequence[int]) -> np.ndarray:
-        """Return how many tokens end before each character offset, or with it: byte-level tokens begin with a space."""
-        return np.searchsorted(np.maximum.accumulate(self._known_offsets()[:, 1]), characters, side="right")
+        """Return how many tokens end at or before each character offset: byte-level tokens begin with a space."""
+        return np.searchsorted(np.maximum.accumulate(self._required_offsets()[:, 1]), characters, side="right")
 
     def tokens_begun(self, character: int) -> int:
         """Return how many tokens begin before a character offset."""
-        return int(np.searchsorted(self._known_offsets()[:, 0], character, side="left"))
+        return int(np.searchsorted(self._required_offsets()[:, 0], character, side="left"))
 
-    def _known_offsets(self) -> np.ndarray:
+    def _required_offsets(self) -> np.ndarray:
         if self.offsets is None:
             raise ValueError("this text was tokenised without character offsets")
         return self.offsets
 
 
 def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lead: str = "") -> list[TokenizedText]:
-    """Return all tokens without special ones; `lead` is put before each text, and offsets do not count it."""
+    """Return the tokens of texts without special ones; `lead` is put before each text, but offsets do not count it."""
     if not texts:
         return []
     encoded = tokenizer(
@@ -140,36 +139,38 @@ def tokenize(tokenizer: Any, texts: Sequence[str], *, offsets: bool = False, lea
     ids = [np.asarray(row, dtype=np.int32) for row in encoded["input_ids"]]
     if not offsets:
         return [TokenizedText(row, text) for row, text in zip(ids, texts, strict=True)]
-    found = []
+    results = []
     for row, text, pairs in zip(ids, texts, encoded["offset_mapping"], strict=True):
         characters = np.maximum(np.asarray(pairs, dtype=np.int32).reshape(-1, 2) - len(lead), 0)
-        found.append(TokenizedText(row, text, characters))
-    return found
+        results.append(TokenizedText(row, text, characters))
+    return results
 
 
 def tokenized(tokenizer: Any, text: str) -> TokenizedText:
-    """Return a text's tokens with their characters, by a fast tokenizer; None: words and punctuation marks."""
+    """Return a text's tokens and characters by a fast tokenizer; for None its words and punctuation marks."""
     if isinstance(tokenizer, str | Path):
         tokenizer = named_tokenizer(tokenizer)
     if tokenizer is not None:
+        if not getattr(tokenizer, "is_fast", False):
+            raise ValueError(f"tokenizer={tokenizer!r} must be None, a fast Hugging Face tokenizer, or its name")
         return tokenize(tokenizer, [text], offsets=True)[0]
     spans = np.array(token_spans(text), dtype=np.int32).reshape(-1, 2)
     return TokenizedText(np.zeros(len(spans), dtype=np.int32), text, spans)
 
 
 CACHED_TOKEN_BYTES = 64 * 2**20
-"""Most memory for remembered tokens of one model: 16 million tokens, a third of that with character offsets."""
+"""Most memory for the tokens of one model: 16 million tokens, a third of that with character offsets."""
 
 ENTRY_BYTES = 400
-"""About what an entry takes besides its tokens: key, hash and the two objects around the array."""
+"""About the memory of an entry besides its tokens: key, hash and the two objects around the array."""
 
 
 class TokenCache:
-    """Tokenises texts, each distinct one once as long as its tokens are among the remembered `max_bytes`.
+    """Tokenises texts, each distinct one once while its tokens are among the remembered `max_bytes`.
 
-    Texts are known by their hashes, so that they need not be kept. Everything is forgotten when the tokenizer is
-    another one or has other settings, and nothing is remembered of one with BPE dropout, or with a step that is
-    written in Python (RoFormer's), whose settings cannot be read. A copy starts empty.
+    Hashes stand for texts, which need not be kept. Everything is forgotten when the tokenizer or its settings change.
+    Nothing is remembered of a tokenizer with BPE dropout, or with a step in Python (RoFormer's), whose settings cannot
+    be read. A copy starts empty.
     """
 
     def __init__(self, max_bytes: int = CACHED_TOKEN_BYTES) -> None:
@@ -182,27 +183,27 @@ class TokenCache:
     ) -> list[TokenizedText]:
         """Tokenise as `tokenize` does; equal texts share one result."""
         remembers = self._forget_if_changed(tokenizer.backend_tokenizer)
-        known: dict[str, TokenizedText] = {}
-        new: dict[str, bytes] = {}
+        results: dict[str, TokenizedText] = {}
+        digests: dict[str, bytes] = {}
         for text in dict.fromkeys(texts):
-            content = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            found = self.cache.get((lead, content, True))
-            if found is None and not offsets:
-                found = self.cache.get((lead, content, False))
-            if found is None:
-                new[text] = content
+            digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            entry = self.cache.get((lead, digest, True))
+            if entry is None and not offsets:
+                entry = self.cache.get((lead, digest, False))
+            if entry is None:
+                digests[text] = digest
             else:
-                known[text] = TokenizedText(found[0], text, found[1:].T if len(found) > 1 else None)
-        known |= zip(new, tokenize(tokenizer, list(new), offsets=offsets, lead=lead), strict=True)
+                results[text] = TokenizedText(entry[0], text, entry[1:].T if len(entry) > 1 else None)
+        results |= zip(digests, tokenize(tokenizer, list(digests), offsets=offsets, lead=lead), strict=True)
         if remembers:
-            for text, content in new.items():
-                tokens = known[text]
+            for text, digest in digests.items():
+                tokens = results[text]
                 rows = [tokens.ids] if tokens.offsets is None else [tokens.ids, *tokens.offsets.T]
-                self.cache.put((lead, content, offsets), np.stack(rows))
-        return list(map(known.__getitem__, texts))
+                self.cache.put((lead, digest, offsets), np.stack(rows))
+        return list(map(results.__getitem__, texts))
 
     def _forget_if_changed(self, backend: Any) -> bool:
-        """Forget what another tokenizer has made; return whether this one makes the same of a text every time."""
+        """Forget the tokens of another tokenizer; return whether this one gives a text the same tokens every time."""
         steps = [serialized(backend.normalizer), serialized(backend.pre_tokenizer)]
         added = sorted(map(repr, backend.get_added_tokens_decoder().items()))
         dropout = getattr(backend.model, "dropout", None)
@@ -217,37 +218,37 @@ def serialized(part: Any) -> bytes | None:
     """Return a tokenizer's backend, or a step of it, as bytes; None if it is written in Python."""
     try:
         return b"" if part is None else part.__getstate__()
-    except Exception as error:  # tokenizers has no class of its own for it
+    except Exception as error:  # tokenizers has no class for this error
         if "cannot be serialized" not in str(error):
             raise
         return None
 
 
-# Titles: what is read with each window of a text.
+# Titles, which are read with each window of a text.
 
 Tokenize = Callable[[Sequence[str]], list[TokenizedText]]
 
 
 def tokenize_documents(tokenize: Tokenize, texts: Sequence[Text], repeat_tokens: int) -> list[TokenizedText]:
-    """Return the tokens of texts with their titles, cut to so many tokens, line break included; 0 reads none."""
+    """Return the tokens of texts with titles of at most so many tokens, line break included; 0 for no titles."""
     documents = list(map(as_document, texts))
-    read = tokenize(list(map(attrgetter("text"), documents)))
+    bodies = tokenize(list(map(attrgetter("text"), documents)))
     if not repeat_tokens:
-        return read
-    titles = list(dict.fromkeys(own.repeated for own in documents if own.repeated))
-    known = dict(zip(titles, _titles(tokenize, titles, repeat_tokens), strict=True))
-    return [replace(body, title=known.get(own.repeated)) for body, own in zip(read, documents, strict=True)]
+        return bodies
+    titles = list(dict.fromkeys(doc.repeated for doc in documents if doc.repeated))
+    title_of = dict(zip(titles, _titles(tokenize, titles, repeat_tokens), strict=True))
+    return [replace(body, title=title_of.get(doc.repeated)) for body, doc in zip(bodies, documents, strict=True)]
 
 
 def _titles(tokenize: Tokenize, texts: Sequence[str], limit: int) -> list[Title]:
     """Return titles of at most so many tokens, line break included."""
     word, with_break, *tokenized = tokenize(["a", "a\n", *texts])
     line_break = with_break.ids[len(word) :]
-    most = max(0, limit - len(line_break))
-    found = []
+    title_limit = max(0, limit - len(line_break))
+    titles = []
     for whole in tokenized:
-        head = whole.head(most)
-        cut = len(head) < len(whole) and head.offsets is not None
-        shown = whole.text[: head.characters((0, len(head)))[1]] if cut else whole.text
-        found.append(Title(np.concatenate([head.ids, line_break]), shown, len(whole), len(head)))
-    return found
+        head = whole.head(title_limit)
+        is_cut = len(head) < len(whole) and head.offsets is not None
+        text = whole.text[: head.characters((0, len(head)))[1]] if is_cut else whole.text
+        titles.append(Title(np.concatenate([head.ids, line_break]), text, len(whole), len(head)))
+    return titles

@@ -1,4 +1,4 @@
-"""Weights: by what a change is noticed, and how one model takes over another's."""
+"""Weights: how a change is noticed, and how one model takes over those of another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HeadSpec = tuple[str, dict[str, Any]]
 
 
 def fingerprint(weights: Mapping[str, torch.Tensor]) -> str:
-    """Return a digest that tells whether two models have the same weights, wherever they are."""
+    """Return a digest by which to tell whether two models have the same weights, on any device."""
     digest = blake2b(digest_size=16)
     for name in sorted(weights):
         digest.update(name.encode())
@@ -31,10 +31,10 @@ def _contents(tensor: torch.Tensor) -> memoryview:
 
 
 class WeightsWatch:
-    """Tells whether weights have changed since it last looked at them: of an export, of embeddings, of token states.
+    """Tells whether weights have changed since its last look, so that exports, embeddings or states are outdated.
 
-    torch counts the writes to a tensor, but not those through `.data` or by fused optimizers. These show in the
-    contents alone, of which checksums are kept: those of 22 million weights take about 0.02 s, a `fingerprint` 0.15 s.
+    torch counts the writes to a tensor, but not those through `.data` or by fused optimizers. Checksums of the contents
+    show these: for 22 million weights they take about 0.02 s, a `fingerprint` 0.15 s.
     """
 
     def __init__(self) -> None:
@@ -42,11 +42,11 @@ class WeightsWatch:
         self._contents: Hashable = None
 
     def forget(self) -> None:
-        """Make the next look find the weights changed."""
+        """Let the next look report a change."""
         self._writes = self._contents = None
 
     def changed(self, *modules: nn.Module, contents: bool) -> bool:
-        """Look at parameters and buffers of modules; return whether any is not as at the last look (at first: True)."""
+        """Return whether parameters or buffers of modules have changed since the last look; the first says True."""
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         uncounted = any(tensor.is_inference() for tensor in tensors)
         writes = tuple((id(tensor), None if tensor.is_inference() else tensor._version) for tensor in tensors)
@@ -67,9 +67,9 @@ def seeded_head(head: HeadSpec, hidden_size: int, seed: int, *, channels: int = 
 
 
 def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
-    """Put another head on a model's encoder; False, and nothing is done, if trained weights would be lost.
+    """Put another head on a model's encoder; do nothing and return False if trained weights would be lost.
 
-    A head of the same kind takes over the weights; any other starts afresh, which trained weights forbid.
+    A head of the same kind takes over the weights; any other starts afresh, which a trained model refuses.
     """
     new, old = seeded_head(head, model.backbone.hidden_size, seed, channels=model.backbone.channels), model.head
     changed = {name for name in head[1] if head[1][name] != model.head_spec[1].get(name)}
@@ -85,25 +85,25 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
 
 
 def start_from(model: Any, other: Any) -> str | None:
-    """Take over another model's encoder, and its head or what fits of it; else return how the encoders differ.
+    """Take over another model's encoder, and its head or what fits of it; return how the encoders differ if they do.
 
-    Of a bi-encoder the backbone alone is taken, for whose states no head was trained.
+    From a bi-encoder only the backbone is taken: no head was trained on its states.
     """
     is_biencoder = not isinstance(other.head, Head)
-    encoder, its_encoder = model.encoder, other.encoder
-    # What they have beyond windows and queries read together may differ.
+    encoder, other_encoder = model.encoder, other.encoder
+    # Other parts of the encoders may differ.
     for part in ("backbone",) if is_biencoder else ("backbone", "representation"):
-        difference = _difference(getattr(encoder, part), getattr(its_encoder, part))
+        difference = _difference(getattr(encoder, part), getattr(other_encoder, part))
         if difference is not None:
             return difference
     if is_biencoder:
-        encoder.backbone.load_state_dict(its_encoder.backbone.state_dict())
+        encoder.backbone.load_state_dict(other_encoder.backbone.state_dict())
         model.ready = False
     else:
         for name, module in encoder.named_children():
-            its_module = getattr(its_encoder, name, None)
-            if its_module is not None and _difference(module, its_module) is None:
-                module.load_state_dict(its_module.state_dict())
+            other_module = getattr(other_encoder, name, None)
+            if other_module is not None and _difference(module, other_module) is None:
+                module.load_state_dict(other_module.state_dict())
         _start_head(model, other)
     model.trained, model.started, model.source = model.trained or other.trained, True, ""
     return None
@@ -114,17 +114,17 @@ def _start_head(model: Any, other: Any) -> None:
     if type(new) is type(old) and _difference(new, old) is None:
         new.load_state_dict(old.state_dict())
         model.ready = other.ready
-    elif type(old).warm_start is Head.warm_start:  # then its last layer scores what a checkpoint's does
+    elif type(old).warm_start is Head.warm_start:  # its last layer scores the same vectors as a checkpoint's
         start = replace(model.take_over(), final=old.final)
         model.ready = new.warm_start(start) and other.ready
 
 
 def _difference(module: nn.Module, other: nn.Module) -> str | None:
-    """Return the first weight that not both have, or not in one shape; None if there is none."""
-    shapes, its_shapes = (
-        {name: tuple(value.shape) for name, value in each.state_dict().items()} for each in (module, other)
+    """Return the first weight that one module lacks or has in another shape; None if there is none."""
+    shapes, other_shapes = (
+        {name: tuple(value.shape) for name, value in m.state_dict().items()} for m in (module, other)
     )
-    for name in [*shapes, *its_shapes]:
-        if shapes.get(name) != its_shapes.get(name):
-            return f"{name} is {shapes.get(name, 'not there')} and {its_shapes.get(name, 'not there')}"
+    for name in [*shapes, *other_shapes]:
+        if shapes.get(name) != other_shapes.get(name):
+            return f"{name} is {shapes.get(name, 'not there')} and {other_shapes.get(name, 'not there')}"
     return None

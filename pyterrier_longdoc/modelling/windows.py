@@ -1,9 +1,8 @@
 """How a document is cut into windows.
 
-A window is a half-open span of token positions `(start, end)` of one tokenised document. Every class
-here is a frozen dataclass that is called with a tokenised document and returns at least one window, also
-for an empty document; together the windows cover every token (unless `max_windows` says otherwise), so
-nothing at the end of a document is lost.
+A window is a half-open span of token positions `(start, end)` of one tokenised document. Every class here is a frozen
+dataclass; called with a tokenised document, even an empty one, it returns at least one window. Without `max_windows`
+the windows cover every token, so nothing at the end of a document is lost.
 
 Sources: greedy chunks and sliding token windows, Boytsov et al. 2025 (A.1.3 and their configurations);
 windows in words and the choice of first, last and random middle passages, Li et al. (PARADE), section 3.1.
@@ -38,8 +37,8 @@ _CLASSES: dict[str, type[Windows]] = {}
 class Windows(ShowsChanges, ABC):
     """Base class: cuts a tokenised document into windows.
 
-    A new rule is a frozen dataclass with `spans` and `largest`; one that reads the text sets `needs_text`, one whose
-    windows share tokens `overlaps`. A model that uses it can be saved, and loaded wherever the class is defined.
+    A new rule is a frozen dataclass with `spans` and `largest`. It sets `needs_text` if it reads the text, and
+    `overlaps` if windows share tokens. Models with it can be saved, and loaded wherever the class is defined.
 
     Args:
         max_windows: keep at most this many windows of a document; None keeps all.
@@ -72,13 +71,13 @@ class Windows(ShowsChanges, ABC):
         validate(self)
 
     def __call__(self, tokens: Sequence[int] | TokenizedText) -> list[Span]:
-        """Return the windows of one document, at least one, in document order; plain ids do unless `needs_text`."""
+        """Return the windows of a document, at least one, in document order; plain ids suffice unless `needs_text`."""
         spans = [span for span in self.spans(tokens) if span[0] < span[1]] or [(0, 0)]
         return self._select(spans, tokens)
 
     @abstractmethod
     def spans(self, tokens: Any) -> list[Span]:
-        """Return all windows, in document order; empty ones are left out by the caller."""
+        """Return all windows, in document order; the caller drops empty ones."""
 
     @property
     @abstractmethod
@@ -86,11 +85,11 @@ class Windows(ShowsChanges, ABC):
         """The most tokens that a window can have; None if only the backbone limits it."""
 
     def reach(self, length: int) -> int:
-        """Return how many of a text's `length` tokens all windows cover, before `max_windows` leaves some out."""
+        """Return how many of a text's `length` tokens all windows cover, before `max_windows` drops some."""
         return length
 
     def within(self, capacity: int) -> Windows:
-        """Return these windows for a backbone that takes so many document tokens; ValueError if they do not fit."""
+        """Fit the windows into a backbone that takes so many document tokens; ValueError if they do not fit."""
         if self.largest is not None and self.largest > capacity:
             raise ValueError(
                 f"{self!r} does not fit: next to the query and the special tokens the backbone takes {capacity} "
@@ -117,8 +116,8 @@ def windows_to_config(windows: Windows) -> dict[str, Any]:
 def windows_from_config(config: dict[str, Any]) -> Windows:
     """Return the windows that `windows_to_config` described; ValueError if no class of that name is defined."""
     arguments = dict(config)
-    found = look_up(_CLASSES, "unknown windows", arguments.pop("type", None), arguments.pop("module", None))
-    return found(**arguments)
+    windows_class = look_up(_CLASSES, "unknown windows", arguments.pop("type", None), arguments.pop("module", None))
+    return windows_class(**arguments)
 
 
 @dataclass(frozen=True, repr=False)
@@ -205,17 +204,17 @@ class SlidingWindows(_TokenWindows):
 
 @dataclass(frozen=True, repr=False)
 class FixedGrid(SlidingWindows):
-    """The windows of `length` tokens for every document, those of padding alone included (FlexNeuART).
+    """The windows of `length` tokens for every document, even if they hold nothing but padding (FlexNeuART).
 
-    The figures of Boytsov et al. 2022 and 2025 were measured so: documents are padded to `length` tokens, so that the
-    last windows of a shorter one hold only tokens of the window before, or nothing but padding. They are scored like
-    any other, and scores depend on `length`. As published only with the papers' fixed input layout, which pads windows.
-    Explanations show windows of padding as empty ones at the end of what is read.
+    Boytsov et al. 2022 and 2025 measured their figures so: documents are padded to `length` tokens, so that the last
+    windows of a shorter one repeat tokens of the window before, or are empty. These are scored like any other, and
+    scores depend on `length`. For published figures use the papers' fixed input layout, which pads windows.
+    Explanations show empty windows at the end of the text that is read.
 
     Args:
         size: tokens in a window.
         stride: tokens from one window's start to the next one's.
-        length: tokens that a document is padded, or cut, to; 1,431 = 3 x 477 in both papers.
+        length: the tokens to which a document is padded or cut; 1,431 = 3 x 477 in both papers.
 
     Example:
         >>> FixedGrid(4, 2, 8)(range(5))
@@ -242,7 +241,7 @@ class WholeText(Windows):
     """One window: as much of the text as the backbone takes (LongP).
 
     Args:
-        size: most tokens; None, or more than the backbone takes, for what it takes.
+        size: most tokens; None for what the backbone takes, which also limits larger sizes.
 
     Example:
         >>> WholeText()([1, 2, 3, 4, 5])
@@ -266,7 +265,7 @@ class WholeText(Windows):
 
 
 class _TextWindows(Windows):
-    """Windows of words or sentences, of which `max_tokens` limits the tokens."""
+    """Windows of words or sentences with at most `max_tokens` tokens."""
 
     needs_text: ClassVar[bool] = True
     max_tokens: int | None  # each subclass's own field: the order of their arguments differs
@@ -332,8 +331,8 @@ class SentenceWindows(_TextWindows):
         spans: list[Span] = []
         start = end = sentences = 0
         for sentence_end in ends:
-            full = sentences == self.max_sentences or sentence_end - start > limit
-            if full and end > start:
+            is_full = sentences == self.max_sentences or sentence_end - start > limit
+            if is_full and end > start:
                 spans.append((start, end))
                 start, sentences = end, 0
             if sentence_end > end:
@@ -353,11 +352,11 @@ def _divide(spans: list[Span], limit: int | None) -> list[Span]:
 
 
 def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
-    """Return the first token that reaches beyond each character offset (of the first one 0), then their number."""
+    """Return the first token that ends after each character offset (0 for the first one), then the token count."""
     return [0, *text.tokens_before(characters[1:]).tolist(), len(text)]
 
 
 def check_stride(size: int, stride: int, name: str = "stride") -> None:
-    """Raise ValueError for a stride between whose windows tokens would be lost."""
+    """Raise ValueError for a stride that loses tokens between windows."""
     if stride > size:
         raise ValueError(f"{name}={stride} is larger than the size {size}: tokens between windows would be lost")

@@ -1,4 +1,4 @@
-"""Tables of word embeddings, from a checkpoint or from a text file of vectors (GloVe), in the place of a backbone."""
+"""Tables of word embeddings in place of a backbone, from a checkpoint or from a text file of vectors (GloVe)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .inputs import InputFormat
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 
 FILES = (".txt", ".vec", ".gz", ".zip")
-"""How names of files with vectors end, GloVe's and fastText's; models on the hub are not called so."""
+"""Endings of files with vectors, from GloVe and fastText; no model on the hub has such a name."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class WordConfig:
 
 
 class WordTable(nn.Module):
-    """A table of word embeddings where other models have an encoder."""
+    """A table of word embeddings in place of an encoder."""
 
     def __init__(self, config: WordConfig) -> None:
         super().__init__()
         self.config = config
-        # Vectors come from a file: drawing others would only disturb the random state.
+        # Zeros, because vectors come from a file: random ones would change the random state.
         self.words = nn.Embedding.from_pretrained(torch.zeros(config.vocab_size, config.hidden_size), freeze=False)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -88,13 +88,13 @@ def load_word_backbone(
         vectors, tokenizer = backbone.model.get_input_embeddings().weight.detach().clone(), backbone.tokenizer
     size, width = vectors.shape
     heads = attention_heads or next(n for n in range(10, 0, -1) if width % n == 0)
-    made = _with_table(WordConfig(size, width, overlap, layers, heads, feed_forward), tokenizer)
-    made.model.words.weight.data = vectors
-    return made
+    word_backbone = _with_table(WordConfig(size, width, overlap, layers, heads, feed_forward), tokenizer)
+    word_backbone.model.words.weight.data = vectors
+    return word_backbone
 
 
 def build_word_backbone(description: dict[str, Any], tokenizer: Any) -> WordBackbone:
-    """Return the table that `WordBackbone.describe` described, of zeros, for strict loading afterwards."""
+    """Return the table that `WordBackbone.describe` described, with zeros, for strict loading afterwards."""
     return _with_table(WordConfig(**description["words"]), tokenizer)
 
 
@@ -103,13 +103,13 @@ def _with_table(config: WordConfig, tokenizer: Any) -> WordBackbone:
 
 
 def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
-    """Read word embeddings in the text form of GloVe, or of word2vec, whose first line tells two sizes.
+    """Read word embeddings in the text format of GloVe, or of word2vec, whose first line holds two sizes.
 
-    A line is a word and its numbers, with spaces between them. Of a word that stands there twice the first line counts.
+    A line is a word and its numbers, separated by spaces. If a word has two lines, the first one counts.
 
     Returns:
-        The words, of which the first two are padding and the unknown word, and `(words, H)` fp32 vectors, zeros for
-        these two: what an unknown word is, its neighbours tell.
+        The words, first padding and the unknown word, and `(words, H)` fp32 vectors, with zeros for these two: the
+        neighbours of an unknown word give it a context.
     """
     number_of = {PAD: 0, UNKNOWN: 1}
     vectors: list[np.ndarray] = []
@@ -119,8 +119,8 @@ def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
         word, vector = " ".join(parts[:-width]), _numbers(parts[-width:])
         if not word or vector is None:
             raise ValueError(
-                f"line {number} of {str(path)!r} is no word with {width or 'some'} numbers after it, a space between "
-                f"each: {line[:60]!r}"
+                f"line {number} of {str(path)!r} must be a word and {width or 'some'} numbers, separated by spaces: "
+                f"{line[:60]!r}"
             )
         if word not in number_of:
             number_of[word] = len(number_of)
@@ -132,12 +132,12 @@ def read_vectors(path: Path) -> tuple[list[str], torch.Tensor]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines with vectors, and their numbers."""
-    # Words may hold characters that Python takes for line ends.
+    # Words may hold characters that Python would read as line ends.
     with path.open(encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, 1):
             text = line.rstrip(" \r\n")
-            sizes = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
-            if text and not sizes:
+            is_header = number == 1 and len(text.split(" ")) == 2 and text.replace(" ", "").isdecimal()
+            if text and not is_header:
                 yield number, text
 
 
@@ -150,7 +150,7 @@ def _numbers(parts: list[str]) -> np.ndarray | None:
 
 
 def word_tokenizer(words: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of words, by id: padding and unknown first; in lower case if all its words are."""
+    """Return a tokenizer with these words, padding and unknown first; texts are lower-cased if all words are."""
     lowercase = all(word == word.lower() for word in words[2:])
     core = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=UNKNOWN))
     core.normalizer = BertNormalizer(lowercase=lowercase, strip_accents=False)

@@ -1,4 +1,4 @@
-"""Words as tokens: for scorers whose own tokens nobody knows."""
+"""Words as tokens, for scorers with unknown tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _WORD = re.compile(SPACED_WORD)
 class Words:
     """Splits texts at white space; in scripts without spaces each character is a word.
 
-    It has those parts of a fast Hugging Face tokenizer that this package asks for. The id of a word is a checksum, so
-    that equal words have equal ids.
+    It has the parts of a fast Hugging Face tokenizer that this package uses. The id of a word is a checksum, so that
+    equal words have equal ids.
 
     Example:
         >>> Words()(["A cat, 猫猫."], return_offsets_mapping=True)["offset_mapping"]
@@ -32,12 +32,12 @@ class Words:
         self.backend_tokenizer.pre_tokenizer = Split(Regex(SPACED_WORD), "removed", invert=True)
 
     def __call__(self, texts: Sequence[str], *, return_offsets_mapping: bool = False, **_: Any) -> dict[str, Any]:
-        """Return ids of the words of each text and, if asked for, the characters at which they begin and end."""
+        """Return the ids of the words of each text, and optionally the characters at which they begin and end."""
         matches = [list(_WORD.finditer(text)) for text in texts]
-        ids = [[crc32(match.group().encode()) & 0x7FFFFFFF for match in own] for own in matches]
+        ids = [[crc32(match.group().encode()) & 0x7FFFFFFF for match in row] for row in matches]
         if not return_offsets_mapping:
             return {"input_ids": ids}
-        return {"input_ids": ids, "offset_mapping": [[match.span() for match in own] for own in matches]}
+        return {"input_ids": ids, "offset_mapping": [[match.span() for match in row] for row in matches]}
 
     def num_special_tokens_to_add(self, *, pair: bool) -> int:
         """Return 0: whoever reads the words puts them in."""

@@ -23,10 +23,10 @@ _Value = TypeVar("_Value")
 
 
 class Named(dict[str, _Value]):
-    """Values by name; an unknown name is answered by all that are known."""
+    """Values by name; the error for an unknown name lists all names."""
 
     kind: ClassVar[str]
-    """What they are called in messages."""
+    """Noun for a value in messages."""
 
     def __missing__(self, name: str) -> _Value:
         raise KeyError(f"no {self.kind} is named {name!r}; known are {', '.join(self)}")
@@ -38,7 +38,7 @@ class Named(dict[str, _Value]):
 MEASURES = ("dev RR", "DL nDCG@10", "title nDCG@20", "description nDCG@20")
 """MS MARCO documents dev; TREC DL 2019-2021 pooled; Robust04 by title and by description."""
 FAR_MEASURES = ("far RR, zero-shot", "far RR, fine-tuned")
-"""MS MARCO FarRelevant with the MS MARCO model as it is, and after one epoch on FarRelevant."""
+"""MS MARCO FarRelevant with the MS MARCO model, and after one more epoch on FarRelevant."""
 
 BERT = "google-bert/bert-base-uncased"
 ELECTRA = "cross-encoder/ms-marco-electra-base"
@@ -61,8 +61,8 @@ _LAYOUTS = {
     LONGFORMER: "longformer", JINA: "shared", MOSAIC: "shared", TINYLLAMA: "shared-lowercase",
 }  # fmt: skip
 """Input layouts by backbone: with FlexNeuART's classes and its export, which lower-cases."""
-_LOWER = "reads lower-cased text, as was measured"
-_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as was measured"
+_LOWER = "reads lower-cased text, as measured"
+_SHARED = "query and document share 3 + 32 + 477 (or 1431) tokens, as measured"
 _LAYOUT_NOTES = {
     "padded-lowercase": _LOWER,
     "longformer": f"{_LOWER}; position ids skip the padding of queries",
@@ -76,15 +76,14 @@ class Preset:
     """A model as a paper configured it. Call it for a new transformer.
 
     Attributes:
-        row: what the paper's table calls it.
+        row: its name in the paper's table.
         transformer: the name of the class in this package.
         arguments: of its constructor.
         published: figures of the trained model by measure, means over three seeds; zero-shot for E5-4K and RankGPT.
         partner: the preset that is its FirstP, None for a FirstP.
-        source: where the figures stand.
-        epochs: of training on MS MARCO; None where nothing was trained.
-        note: where this model differs from the one that was measured, what of its input is particular, or where sources
-            disagree about it.
+        source: the table with the figures.
+        epochs: of training on MS MARCO; None without training.
+        note: differences from the measured model, particulars of its input, and points on which sources disagree.
     """
 
     row: str
@@ -104,18 +103,18 @@ class Preset:
         """Return a new transformer with the paper's recipe; its weights are not the paper's: `fit` it.
 
         Args:
-            as_published: also read windows that hold nothing but padding, as the published figures were measured
-                (`FixedGrid`). Scores then depend on `max_doc_len`. Models of one window stay as they are.
+            as_published: also read windows of padding alone, as for the published figures (`FixedGrid`). Scores then
+                depend on `max_doc_len`. Models of one window do not change.
             **changes: constructor arguments to add or change, e.g. `text_field=("title", "body")`.
         """
         package = importlib.import_module("pyterrier_longdoc")
         arguments = {**self.arguments, **changes}
         if as_published:
-            own, asked = (resolve_layout(given.get("layout", "pair")) for given in (self.arguments, arguments))
-            differs = (own.pad_query, own.shared_budget) != (asked.pad_query, asked.shared_budget)
-            wrong = "layout" if differs else "windows" if "windows" in arguments else None
-            if wrong is not None:
-                raise ValueError(f"{wrong}={arguments[wrong]!r} is not what was published: leave it out")
+            layouts = [resolve_layout(values.get("layout", "pair")) for values in (self.arguments, arguments)]
+            budgets = {(layout.pad_query, layout.shared_budget) for layout in layouts}
+            name = "layout" if len(budgets) > 1 else "windows" if "windows" in arguments else None
+            if name is not None:
+                raise ValueError(f"{name}={arguments[name]!r} was not published: leave it out")
             arguments = self._with_fixed_grid(arguments, package.FixedGrid)
         model = getattr(package, self.transformer)(**arguments)
         if self.epochs not in (None, 1) and "training" not in arguments:
@@ -123,7 +122,7 @@ class Preset:
         return model
 
     def _with_fixed_grid(self, arguments: dict[str, Any], grid: Any) -> dict[str, Any]:
-        """Return the arguments with all windows of the document budget, where there can be more than one."""
+        """Return the arguments with all windows of the document budget, if there can be more than one."""
         if self.row in _NOT_AS_PUBLISHED:
             raise ValueError(f"{self.row} cannot be had as published: {_NOT_AS_PUBLISHED[self.row]}")
         if "stride" not in arguments:
@@ -144,11 +143,11 @@ _NOT_AS_PUBLISHED = {
     "FirstP RankGPT (GPT-4o-mini)": _PROMPT,
     "LongP RankGPT (GPT-4o-mini)": _PROMPT,
 }
-"""Why, by row; the documentation has them as a table ("What cannot be reproduced, and why")."""
+"""Reasons by row; the documentation has a table of them ("What cannot be reproduced, and why")."""
 
 
 def with_own_rates(recipe: TrainingArgs, model: Any) -> TrainingArgs:
-    """Give a recipe of Boytsov et al. the model's own learning rates: they differ where a head is pre-trained."""
+    """Give a recipe of Boytsov et al. the learning rates of the model, which differ for a pre-trained head."""
     return replace(recipe, learning_rates=model.recipe.learning_rates)
 
 
@@ -167,19 +166,13 @@ class Presets(Named[Preset]):
 
     def table(self) -> pd.DataFrame:
         """Return one row per preset: its row in the paper, class, backbone, partner, and every published figure."""
-        rows = [
-            {
-                "name": name,
-                "row": preset.row,
-                "transformer": preset.transformer,
-                "backbone": preset.arguments.get("backbone", preset.arguments.get("llm")),
-                "partner": preset.partner,
-                "epochs": preset.epochs,
-                "note": preset.note,
-                **{measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)},
-            }
-            for name, preset in self.items()
-        ]
+        rows = []
+        for name, preset in self.items():
+            backbone = preset.arguments.get("backbone", preset.arguments.get("llm"))
+            model = {"name": name, "row": preset.row, "transformer": preset.transformer, "backbone": backbone}
+            others = {"partner": preset.partner, "epochs": preset.epochs, "note": preset.note}
+            figures = {measure: preset.published.get(measure) for measure in (*MEASURES, *FAR_MEASURES)}
+            rows.append({**model, **others, **figures})
         return pd.DataFrame(rows)
 
 
@@ -291,17 +284,17 @@ _OTHERS: tuple[tuple[str, str, str, str | None, dict[str, Any], Figures, str], .
 
 
 _EPOCHS: dict[str, int | None] = {
-    # The others were trained for one epoch; JINA and MOSAIC for two, of which the better one was kept.
+    # The others have one epoch; of the two of JINA and MOSAIC the authors kept the better one.
     "firstp-jina": 2, "longp-jina": 2, "firstp-mosaic": 2, "longp-mosaic": 2, "parade-rand-l2": 2,
     "parade-rand-l2-electra": 2, "parade-lateir-l6": 3,
     "firstp-e5-4k": None, "longp-e5-4k": None, "firstp-rankgpt": None, "longp-rankgpt": None,
 }  # fmt: skip
 
-_TABLE_8 = "these figures are those for 150/100 in Table 8 of Boytsov et al. 2022; the configuration says 150/75"
+_TABLE_8 = "these are the figures for 150/100 in Table 8 of Boytsov et al. 2022; the configuration says 150/75"
 _AS_ATTN = (
     "no figure of its own shows the stride; 150/100 as PARADE Attn of the same paper (the configuration says 150/75)"
 )
-_RETRAINED = "150/75 by its configuration; trained anew for the 2025 paper, so that Table 8 of 2022 does not tell"
+_RETRAINED = "150/75 by its configuration; trained anew for the 2025 paper, so that Table 8 of 2022 does not apply"
 _RANKGPT = (
     "the paper prints neither its prompt nor how many documents a call holds nor the tokenizer of its 512 tokens; here "
     "the prompt is this package's, the window (20, stride 10) that of RankGPT, without its cut at 300 words"
@@ -320,25 +313,19 @@ _NOTES = {
     "firstp-rankgpt": _RANKGPT,
     "longp-rankgpt": _RANKGPT,
 }
-"""By name, what is particular about a model's figures; window size and stride are tokens."""
+"""Particulars of a model's figures, by name; window size and stride are tokens."""
 
 
 def _presets() -> dict[str, Preset]:
     rows = [(*row, Preset.source) for row in _TABLE_1] + list(_OTHERS)
-    measures = (*MEASURES, *FAR_MEASURES)
-    return {
-        name: Preset(
-            row,
-            transformer,
-            arguments,
-            {measure: value for measure, value in zip(measures, figures, strict=True) if value is not None},
-            partner,
-            source,
-            epochs=_EPOCHS.get(name, 1),
-            note="; ".join(filter(None, (_NOTES.get(name), _LAYOUT_NOTES.get(arguments.get("layout", ""))))),
-        )
-        for name, row, transformer, partner, arguments, figures, source in rows
-    }
+    result = {}
+    for name, row, transformer, partner, arguments, figures, source in rows:
+        by_measure = zip((*MEASURES, *FAR_MEASURES), figures, strict=True)
+        published = {measure: value for measure, value in by_measure if value is not None}
+        note = "; ".join(filter(None, (_NOTES.get(name), _LAYOUT_NOTES.get(arguments.get("layout", "")))))
+        epochs = _EPOCHS.get(name, 1)
+        result[name] = Preset(row, transformer, arguments, published, partner, source, epochs, note)
+    return result
 
 
 presets = Presets(_presets())

@@ -1,4 +1,4 @@
-"""An experiment of a paper as one call: what is trained, tested and measured, and how."""
+"""An experiment of a paper as one call: its data, training, tests and measures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from weakref import WeakSet
 
 import pandas as pd
 import pyterrier as pt
 
 from ..common.arguments import arguments_of, check_seeds
+from ..common.files import folder_name
 from ..common.frames import as_strings, keys_of, texts_of
 from ..common.presentation import ShowsChanges, changes, described
 from ..common.warnings import warn
@@ -27,8 +28,8 @@ from .presets import Named, presets, with_own_rates
 FIRST_STAGE = "first stage"
 """The name of the first stage among the systems of a protocol."""
 
-Trained = str | Path | Callable[[str, int], Any]
-"""Where trained models are: the folder of a protocol's run, or a function `(name, seed) -> model`."""
+Trained = str | Path | pt.Transformer | Callable[[str, int], Any]
+"""Source of trained models: the folder of a protocol's run, one model, or a function `(name, seed) -> model`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,12 +48,12 @@ class TopicSet(ShowsChanges):
 
     @property
     def corpus(self) -> str:
-        """The collection that it is about, e.g. `"msmarco-document"`."""
+        """Name of the collection, e.g. `"msmarco-document"`."""
         return self.dataset.removeprefix("irds:").partition("/")[0]
 
     @property
     def name(self) -> str:
-        """In short, e.g. `"trec-dl-2019"`."""
+        """Short name, e.g. `"trec-dl-2019"`."""
         return next((part for part in self.dataset.split("/")[1:] if part != "judged"), self.dataset)
 
 
@@ -63,19 +64,19 @@ class Protocol:
     Attributes:
         test: topics to test on; those of several sets are pooled.
         fields: of the documents, joined by a space.
-        metrics: measures, the first of which the paper's Table 1 gives.
-        train: topics to train on; None where the models are trained on other folds.
+        metrics: measures, first the one of the paper's Table 1.
+        train: topics to train on; None if the models are trained on other folds.
         folds: names of datasets whose topics are the folds.
-        start: the protocol whose models, of the same configuration and seed, are trained further; None for models that
-            start from their backbone.
+        start: the protocol whose models, of the same configuration and seed, are trained further; None to start from
+            backbones.
         recipe: name of the recipe, see `training.recipes`.
         depth: candidates for each query, of the first stage.
-        max_train_queries: train on so many first queries of the file; None for all.
-        max_query_len: tokens of a query that are read.
-        max_doc_len: tokens of a document that are read; FirstP reads 477.
+        max_train_queries: train on the first queries of the file, at most so many; None for all.
+        max_query_len: most tokens of a query.
+        max_doc_len: most tokens of a document; FirstP reads 477.
         alpha: significance level of the paired t-test.
-        published: the paper's figure that `compare` puts beside one's own.
-        note: what the paper does not say, or does otherwise.
+        published: the paper's figure that `compare` puts beside your own.
+        note: points that the paper leaves open or does otherwise.
     """
 
     test: tuple[TopicSet, ...]
@@ -94,8 +95,8 @@ class Protocol:
     note: str = ""
 
     def __repr__(self) -> str:
-        known = [name for name, protocol in protocols.items() if protocol == self]
-        return f"protocols[{known[0]!r}]" if known else f"Protocol({', '.join(changes(self))})"
+        names = [name for name, protocol in protocols.items() if protocol == self]
+        return f"protocols[{names[0]!r}]" if names else f"Protocol({', '.join(changes(self))})"
 
     def run(
         self,
@@ -115,54 +116,55 @@ class Protocol:
         """Train the models with each seed, rerank the candidates and compare.
 
         As the authors do, the protocols' recipes also train on judged documents that the first stage did not retrieve
-        (`judged="all"`); their text is the dataset's. A recipe of one's own decides that for itself.
+        (`judged="all"`), with the text of the dataset. Your own recipe decides that for itself.
 
-        Models without `fit` are not trained. Others get the protocol's recipe (unless they have one), its document
-        length (unless they have one) and the seed. Presets that the paper trains for more epochs on MS MARCO (two for
-        PARADE Transf-RAND-L2) are; the last epoch's weights are kept, without looking at validation data.
+        Models without `fit` are not trained. Others get the seed and, unless they have their own, the protocol's
+        recipe and document length. Presets have the paper's epochs on MS MARCO (two for PARADE Transf-RAND-L2); the
+        weights of the last epoch are kept, without validation data.
 
         Args:
             models: functions that make a new model for a seed, by name: `{"MaxP": lambda seed: ld.MaxP(seed=seed)}`;
                 or names of `ld.presets`.
             first_stage: a retriever; a dict with one for each corpus (`"msmarco-document"`, `"msmarco-document-v2"`)
                 if there are several.
-            folder: for models, runs and results. A second call goes on where the first one was interrupted.
+            folder: for models, runs and results. After an interruption a second call goes on.
             seeds: 0, 1, 2 in the paper.
-            start_from: where the models of the protocol `start` are: the `folder` of its run, or a function
+            start_from: source of the models of the protocol `start`: the `folder` of its run, one model, or a function
                 `(name, seed) -> model`. To train from the backbones: `dataclasses.replace(protocol, start=None)`.
-            trained: where models are that need no training, e.g. MS MARCO's for a zero-shot test: as `start_from`.
-            datasets: own datasets by the names of PyTerrier's that they stand for: anything with `get_topics`,
+            trained: source of models that need no training, as `start_from`, e.g. MS MARCO's for a zero-shot test.
+            datasets: your datasets by the names of PyTerrier's that they replace: anything with `get_topics`,
                 `get_qrels` and `text_loader`.
-            arguments: further constructor arguments of presets and of trained models in a folder, e.g.
+            arguments: more constructor arguments of presets and of trained models in a folder, e.g.
                 `{"device": "cuda", "batch_size": 128}`.
-            partner: for a model the name of its FirstP; None for that of its preset.
+            partner: name of its FirstP by model; None takes the presets' own.
             correction: of p-values, see `ld.Experiment`; the paper has none.
             verbose: show progress bars.
 
         Returns:
-            The results, with the first stage as the baseline: `.table`, `.perquery`, `.to_markdown()`, `.run(name,
-            seed)`.
-
+            The results, with the first stage as the baseline.
         """
         check_seeds(seeds)
+        if not models or FIRST_STAGE in models:
+            raise ValueError(f"models={list(models)} must be one or more, none of them named {FIRST_STAGE!r}")
+        if arguments and (isinstance(models, Mapping) if trained is None else not isinstance(trained, str | Path)):
+            raise ValueError("arguments= are for presets and trained models in a folder; functions pass their own")
         if self.start is not None and start_from is None and trained is None:
             start = f"protocols[{self.start!r}]"
-            raise ValueError(f"models start from those of {start}: give its folder as start_from=, or trained=")
+            raise ValueError(f"models start from the models of {start}: give its folder as start_from=, or trained=")
         if trained is not None:
             models = {name: partial(find_model, trained, name, **(arguments or {})) for name in models}
         elif not isinstance(models, Mapping):
             models = {name: preset_factory(self, name, arguments or {}) for name in models}
-        elif arguments:
-            raise ValueError("arguments= are for presets and trained models; the functions in models= pass their own")
         data = _Data(self, first_stage, datasets or {}, trains=trained is None)
         if partner is None:
-            of_presets = {name: presets[name].partner for name in models if name in presets}
-            partner = {name: first for name, first in of_presets.items() if first is not None and first in models}
+            partners = {name: presets[name].partner for name in models if name in presets}
+            partner = {name: first for name, first in partners.items() if first is not None and first in models}
+        systems = {name: _System(name, make, data, start_from, Path(folder)) for name, make in models.items()}
+        for system in systems.values() if data.trains else ():
+            for seed in seeds:
+                system.note(seed)
         return Experiment(
-            {
-                FIRST_STAGE: data.first_run,
-                **{name: _System(name, make, data, start_from, Path(folder)) for name, make in models.items()},
-            },
+            {FIRST_STAGE: data.first_run, **systems},
             data.topics,
             data.qrels,
             self.metrics,
@@ -179,7 +181,7 @@ class Protocol:
     def compare(self, results: ExperimentResults, *, published: str | None = None) -> pd.DataFrame:
         """Return the presets' own figures beside the paper's: `name, measure, own, published`.
 
-        `published` names another of the paper's figures than the protocol's, e.g. `"far RR, zero-shot"`.
+        `published` names another figure of the paper than the protocol's, e.g. `"far RR, zero-shot"`.
         """
         figure, measure = published or self.published or "", self.metrics[0]
         names = [name for name in results.names if name in presets]
@@ -188,7 +190,7 @@ class Protocol:
 
     def fold_qids(self, datasets: Mapping[str, Any] | None = None) -> list[list[str]]:
         """Return the qids of each fold, as `ld.Experiment` takes them; `datasets` as in `run`."""
-        return _Data(self, {}, datasets or {}, trains=False).fold_qids
+        return _Data(replace(self, test=self.test[:1]), {}, datasets or {}, trains=False).fold_qids
 
     def training(self, seed: int, *, epochs: int | None = None) -> TrainingArgs:
         """Return the recipe with a seed, and perhaps another number of epochs."""
@@ -196,11 +198,11 @@ class Protocol:
 
 
 def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) -> Callable[[int], Any]:
-    """Return what makes a preset's model for a seed, with the recipe of the protocol."""
+    """Return a function that makes a preset's model for a seed, with the recipe of the protocol."""
     preset = presets[name]
     if preset.epochs is None:
         return lambda seed: preset(**arguments)
-    # Epochs of a preset are those on MS MARCO; every model is trained further in the same way.
+    # Epochs of a preset are those on MS MARCO; later training is the same for every model.
     epochs = preset.epochs if protocol.start is None and preset.epochs > 1 else None
 
     def make(seed: int) -> Any:
@@ -213,37 +215,51 @@ def preset_factory(protocol: Protocol, name: str, arguments: Mapping[str, Any]) 
 
 
 def models_folder(folder: str | Path, name: str, seed: int) -> Path:
-    """Return where the run of a protocol keeps a model; models of folds are below it."""
-    return Path(folder) / "models" / quote(name, safe=" ()+,=@-_").replace(".", "%2E") / f"seed-{seed}"
+    """Return a model's folder in the run of a protocol; models of folds are below it."""
+    return Path(folder) / "models" / folder_name(name) / f"seed-{seed}"
 
 
 def find_model(source: Trained, name: str, seed: int, **arguments: Any) -> Any:
     """Return the trained model of a name and seed, read from a folder with these constructor arguments."""
+    if isinstance(source, pt.Transformer):
+        return source
     if callable(source):
         return source(name, seed)
-    return CrossEncoder.load(models_folder(source, name, seed) / MODEL, **arguments)
+    folder = models_folder(source, name, seed) / MODEL
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{str(source)!r} has no trained model {name!r} with seed {seed}: no {folder}")
+    return CrossEncoder.load(folder, **arguments)
 
 
 @dataclass(eq=False)
 class _System:
-    """A model of a protocol, trained if need be, as a system `(seed, fold) -> pipeline` of `ld.Experiment`."""
+    """A model of a protocol, trained if necessary, as a system `(seed, fold) -> pipeline` of `ld.Experiment`."""
 
     name: str
     make: Callable[[int], Any]
     data: _Data
     start_from: Trained | None
     folder: Path
-    made: list[Any] = field(default_factory=list)
+    models: WeakSet[Any] = field(default_factory=WeakSet)  # made so far
 
     def __call__(self, seed: int, fold: Fold | None = None) -> pt.Transformer:
         model = self.make(seed)
         if self.data.trains and hasattr(model, "fit"):
-            check_new(model, self.made)
-            self.made.append(model)
-            model = self._fitted(self._prepared(model, seed), seed, fold)
+            check_new(model, self.models)
+            self.models.add(model)
+            model = self._fit(self._configure(model, seed), seed, fold)
         return pt.Transformer.from_df(self.data.candidates) >> model
 
-    def _prepared(self, model: Any, seed: int) -> CrossEncoder:
+    def note(self, seed: int) -> None:
+        """Note the settings of a model in its folder, which must not hold a model with other settings."""
+        model, start = self.make(seed), self.start_from
+        if hasattr(model, "fit"):
+            start = str(Path(start).resolve()) if isinstance(start, str | Path) else described(start)
+            settings = settings_of(self._configure(model, seed))
+            folder = models_folder(self.folder, self.name, seed)
+            note_settings({**settings, "protocol": asdict(self.data.protocol), "start": start}, folder)
+
+    def _configure(self, model: Any, seed: int) -> CrossEncoder:
         """Give a model the protocol's settings."""
         protocol, name = self.data.protocol, self.name
         if not isinstance(model, CrossEncoder) or model.text_field != "text":
@@ -255,12 +271,10 @@ class _System:
         model.training = replace(model.training or with_own_rates(protocol.training(seed), model), seed=int(seed))
         return model
 
-    def _fitted(self, model: CrossEncoder, seed: int, fold: Fold | None) -> CrossEncoder:
-        """Train a model, or read it if its training is finished in the folder: then nothing is retrieved for it."""
+    def _fit(self, model: CrossEncoder, seed: int, fold: Fold | None) -> CrossEncoder:
+        """Return the finished model of the folder, or train it."""
         folder = models_folder(self.folder, self.name, seed)
         folder = folder if fold is None else folder / f"fold-{fold.index}"
-        protocol = asdict(self.data.protocol)
-        note_settings({**settings_of(model), "protocol": protocol, "start": described(self.start_from)}, folder)
         if (folder / FINISHED).is_file():
             return CrossEncoder.load(folder / MODEL, **arguments_of(model, "computing", "call"))
         if self.start_from is not None:
@@ -270,28 +284,32 @@ class _System:
 
 @dataclass(eq=False)
 class _Data:
-    """What a protocol trains and tests on. Of several test sets the qids get the set's name in front."""
+    """The data of a protocol. With several test sets each qid begins with the name of its set."""
 
     protocol: Protocol
     first_stage: pt.Transformer | Mapping[str, pt.Transformer]
-    datasets: Mapping[str, Any]  # the user's, by the names of PyTerrier's that they stand for
+    datasets: Mapping[str, Any]  # the user's, by the names of PyTerrier's that they replace
     trains: bool
 
     def __post_init__(self) -> None:
         train = [] if self.protocol.train is None else [self.protocol.train]
-        known = [part.dataset for part in (*self.protocol.test, *train)] + list(self.protocol.folds)
-        if not set(self.datasets) <= set(known):
-            raise ValueError(f"datasets= has {list(self.datasets)}, but this protocol uses {known}")
+        names = [part.dataset for part in (*self.protocol.test, *train)] + list(self.protocol.folds)
+        if not set(self.datasets) <= set(names):
+            raise ValueError(f"datasets= has {list(self.datasets)}, but this protocol uses {names}")
+        corpora = {part.corpus for part in (*self.protocol.test, *(train if self.trains else ()))}
+        stages = self.first_stage if isinstance(self.first_stage, Mapping) else {}
+        if len(corpora) > 1 and not corpora <= stages.keys():
+            raise ValueError(f"first_stage= must be a dict with a retriever for each of {', '.join(sorted(corpora))}")
 
     @cached_property
     def topics(self) -> pd.DataFrame:
-        """`qid, query` of all test topics with a relevant document; others count for nothing, as in trec_eval."""
-        return pd.concat([self._prefixed(part, topics) for part, topics, _ in self._tests], ignore_index=True)
+        """`qid, query` of all test topics with a relevant document; others do not count, as in trec_eval."""
+        return pd.concat([self._prefix_qids(part, topics) for part, topics, _ in self._tests], ignore_index=True)
 
     @cached_property
     def qrels(self) -> pd.DataFrame:
-        """`qid, docno, label` of these."""
-        return pd.concat([self._prefixed(part, qrels) for part, _, qrels in self._tests], ignore_index=True)
+        """`qid, docno, label` of the test topics."""
+        return pd.concat([self._prefix_qids(part, qrels) for part, _, qrels in self._tests], ignore_index=True)
 
     @cached_property
     def first_run(self) -> pd.DataFrame:
@@ -300,8 +318,8 @@ class _Data:
 
     @cached_property
     def candidates(self) -> pd.DataFrame:
-        """The same with the texts, to be reranked."""
-        return pd.concat([self._with_text(part, run) for part, run in self._first_runs], ignore_index=True)
+        """The first run with texts, to be reranked."""
+        return pd.concat([self._add_text(part, run) for part, run in self._first_runs], ignore_index=True)
 
     @cached_property
     def fold_qids(self) -> list[list[str]]:
@@ -310,33 +328,33 @@ class _Data:
         return [self._topics(TopicSet(name, variant))["qid"].tolist() for name in self.protocol.folds]
 
     def training(self, args: TrainingArgs, fold: Fold | None) -> TrainingData:
-        """Return the candidates that the recipe may draw, with their texts and qrels, of a fold the other folds'."""
+        """Return the candidates that the recipe may draw, with texts and qrels; for a fold those of the other folds."""
         part, topics, run, qrels = self._train if fold is None else self._other_folds(fold)
         if args.judged == "all":
             run = add_judged(run, qrels, topics=topics)
-        run = self._with_text(part, drawable(run, qrels, args))
-        drawn = set(keys_of(run))
-        # Qrels of other documents would ask for their text.
-        return TrainingData(run, qrels[[key in drawn for key in keys_of(qrels)]])
+        run = self._add_text(part, drawable(run, qrels, args))
+        keys = set(keys_of(run))
+        # Qrels of other documents would need their text.
+        return TrainingData(run, qrels[[key in keys for key in keys_of(qrels)]])
 
     @cached_property
     def _tests(self) -> list[tuple[TopicSet, pd.DataFrame, pd.DataFrame]]:
-        return [(part, *self._judged(part)) for part in self.protocol.test]
+        return [(part, *self._topics_and_qrels(part)) for part in self.protocol.test]
 
     @cached_property
     def _first_runs(self) -> list[tuple[TopicSet, pd.DataFrame]]:
-        return [(part, self._prefixed(part, self._retrieved(part, topics))) for part, topics, _ in self._tests]
+        return [(part, self._prefix_qids(part, self._retrieve(part, topics))) for part, topics, _ in self._tests]
 
     @cached_property
     def _train(self) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         """The training set, its topics, their candidates and qrels."""
-        part, most = self.protocol.train or self.protocol.test[0], self.protocol.max_train_queries
-        topics, qrels = self._judged(part)
-        leaked = topics["qid"].isin(pd.concat([tested["qid"] for _, tested, _ in self._tests]))
-        if leaked.any():
-            raise ValueError(f"{leaked.sum()} queries are both in training ({part.dataset}) and in test")
-        topics = topics if most is None else topics.head(most)
-        return part, topics, self._retrieved(part, topics), qrels[qrels["qid"].isin(topics["qid"])]
+        part, limit = self.protocol.train or self.protocol.test[0], self.protocol.max_train_queries
+        topics, qrels = self._topics_and_qrels(part)
+        overlap = topics["qid"].isin(pd.concat([test_topics["qid"] for _, test_topics, _ in self._tests]))
+        if overlap.any():
+            raise ValueError(f"{overlap.sum()} queries are both in training ({part.dataset}) and in test")
+        topics = topics if limit is None else topics.head(limit)
+        return part, topics, self._retrieve(part, topics), qrels[qrels["qid"].isin(topics["qid"])]
 
     def _other_folds(self, fold: Fold) -> tuple[TopicSet, pd.DataFrame, pd.DataFrame, pd.DataFrame]:
         (part,), topics = self.protocol.test, fold.train_topics
@@ -349,7 +367,7 @@ class _Data:
         topics = self._dataset(part.dataset).get_topics(part.topics)
         return topics[["qid", "query"]].assign(qid=as_strings(topics["qid"])).reset_index(drop=True)
 
-    def _judged(self, part: TopicSet) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def _topics_and_qrels(self, part: TopicSet) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Return topics with a relevant document, and their qrels."""
         topics, qrels = self._topics(part), self._dataset(part.dataset).get_qrels(part.qrels)
         qrels = qrels[["qid", "docno", "label"]].assign(qid=as_strings(qrels["qid"]))
@@ -358,20 +376,20 @@ class _Data:
             raise ValueError(f"no topic of {part.dataset} has a relevant document: check the qids of topics and qrels")
         return topics, qrels[qrels["qid"].isin(topics["qid"])]
 
-    def _retrieved(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
+    def _retrieve(self, part: TopicSet, topics: pd.DataFrame) -> pd.DataFrame:
         stage = self.first_stage[part.corpus] if isinstance(self.first_stage, Mapping) else self.first_stage
         run = (stage % self.protocol.depth).transform(topics)
-        # The topics' own words: retrievers rewrite them to what their query language takes.
+        # The topics' own words: retrievers rewrite them in their query language.
         queries = dict(zip(topics["qid"], topics["query"], strict=True))
         qids = as_strings(run["qid"]).tolist()
         out = pd.DataFrame({"qid": qids, "query": [queries[qid] for qid in qids]})
         return out.assign(docno=as_strings(run["docno"]).tolist(), score=run["score"].tolist())
 
-    def _with_text(self, part: TopicSet, run: pd.DataFrame) -> pd.DataFrame:
+    def _add_text(self, part: TopicSet, run: pd.DataFrame) -> pd.DataFrame:
         fields = list(self.protocol.fields)
         return run.assign(text=texts_of(run, fields, self._dataset(part.dataset).text_loader(fields)))
 
-    def _prefixed(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
+    def _prefix_qids(self, part: TopicSet, frame: pd.DataFrame) -> pd.DataFrame:
         return frame if len(self.protocol.test) == 1 else frame.assign(qid=f"{part.name}:" + frame["qid"])
 
 
@@ -387,20 +405,13 @@ class Protocols(Named[Protocol]):
 
     def table(self) -> pd.DataFrame:
         """Return one row for each protocol, a column for each setting."""
-        rows = [
-            {
-                "name": name,
-                "train": protocol.train.dataset if protocol.train else f"{len(protocol.folds)} folds",
-                "test": ", ".join(part.dataset for part in protocol.test),
-                "depth": protocol.depth,
-                "recipe": protocol.recipe,
-                "start": protocol.start,
-                "metrics": ", ".join(protocol.metrics),
-                "alpha": protocol.alpha,
-                "note": protocol.note,
-            }
-            for name, protocol in self.items()
-        ]
+        rows = []
+        for name, protocol in self.items():
+            train = protocol.train.dataset if protocol.train else f"{len(protocol.folds)} folds"
+            data = {"train": train, "test": ", ".join(part.dataset for part in protocol.test)}
+            columns = ("depth", "recipe", "start", "metrics", "alpha", "note")
+            settings = {column: getattr(protocol, column) for column in columns}
+            rows.append({"name": name, **data, **settings, "metrics": ", ".join(protocol.metrics)})
         return pd.DataFrame(rows)
 
 

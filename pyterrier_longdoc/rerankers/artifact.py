@@ -31,11 +31,11 @@ class LongDocArtifact(pt.Artifact, pt.Transformer):
         return f"LongDocArtifact({str(self.path)!r})"
 
     def reranker(self, **parameters: Any) -> CrossEncoder:
-        """Return the model, with other constructor arguments where given (see `CrossEncoder.load`)."""
+        """Return the model, with these constructor arguments changed (see `CrossEncoder.load`)."""
         return CrossEncoder.load(str(self.path), **parameters)
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Reranks with the model's saved arguments."""
+        """Rerank with the model's saved arguments."""
         if self._reranker is None:
             self._reranker = self.reranker()
         return self._reranker.transform(inp)

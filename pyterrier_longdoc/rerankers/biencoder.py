@@ -1,4 +1,4 @@
-"""Bi-encoders over windows: queries and windows are embedded apart and compared by cosine or dot product."""
+"""Bi-encoders over windows: queries and windows are embedded separately and compared by cosine or dot product."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 class BiEncoder(Reranker):
     """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
 
-    The encoder of a checkpoint is loaded once for all bi-encoders of a process that are on one device, and its
-    embeddings are remembered: several aggregations of one encoder take the memory and the time of one.
+    All bi-encoders of a process on one device share the encoder of a checkpoint and its remembered embeddings: several
+    aggregations of one encoder take the memory and the time of one.
 
     Args:
-        backbone: any Hugging Face encoder that was trained to embed texts, or a folder.
+        backbone: a Hugging Face encoder that was trained to embed texts, or a folder.
         aggregation: `"first"` window, `"max"` or `"avg"` of the windows' similarities.
         pooling: `"mean"` of the token states or `"cls"`; None for what a sentence-transformers checkpoint names (its
             dense layer, if it has one, is applied too), else `"mean"`.
@@ -31,10 +31,10 @@ class BiEncoder(Reranker):
         query_prefix: put before every query, e.g. `"query: "` for E5; None for what a sentence-transformers checkpoint
             names, else nothing.
         passage_prefix: put before every window, e.g. `"passage: "` for E5; None as above.
-        position_step: of an encoder whose table of positions was stretched: how far positions of short inputs are
-            apart; 8 for `"dwzhu/e5-base-4k"`.
+        position_step: the distance between positions of short inputs, for an encoder with a stretched table of
+            positions; 8 for `"dwzhu/e5-base-4k"`.
         window_size: tokens in a window; None for 150, and for `"first"` for 477 or what the backbone takes.
-        stride: tokens from one window's start to the next one's; of no effect for `"first"`.
+        stride: tokens from one window's start to the next one's; no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
 
     All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
@@ -56,13 +56,13 @@ class BiEncoder(Reranker):
     sized_by: ClassVar[str] = "window_size"
 
     def set_up(self, model: Model | None) -> Model:
-        # Never trained, it need not be held on to: copies load it again where they need it.
+        # The model is never trained: copies of this transformer load it again.
         settings = self.settings()
         shared = shared_encoder(str(self.backbone), settings.device, trust_remote_code=self.trust_remote_code)
         if shared.backbone.final is not None:
             message = (
-                f"{str(self.backbone)!r} is a cross-encoder: as a bi-encoder it was never trained, so its similarities "
-                f"mean little. Give a model that was trained to embed texts."
+                f"{str(self.backbone)!r} is a cross-encoder, not trained as a bi-encoder: its similarities mean "
+                f"little. Give a model that was trained to embed texts."
             )
             self.warn_once(message, UserWarning)
         encoder = EmbeddingEncoder(
@@ -74,9 +74,9 @@ class BiEncoder(Reranker):
             position_step=self.position_step,
         )
         head, tokenizer = Similarity(self.aggregation), shared.backbone.tokenizer
-        made = Model(encoder, tokenizer, head, settings, backbone=shared.backbone, tokens=shared.tokens)
-        made.ready = True
-        return made.eval()
+        new_model = Model(encoder, tokenizer, head, settings, backbone=shared.backbone, tokens=shared.tokens)
+        new_model.ready = True
+        return new_model.eval()
 
     def make_windows(self) -> Windows:
         windows = super().make_windows()

@@ -33,9 +33,9 @@ from .reranker import CrossEncoder
 
 @dataclass(eq=False, repr=False)
 class FirstP(CrossEncoder):
-    """Scores the first window of a document alone; all further text is not read.
+    """Scores the first window of a document alone; the rest of the text is not read.
 
-    With a cross-encoder as backbone its scores are the cross-encoder's own. The baseline of Boytsov et al. 2025.
+    With a cross-encoder as backbone its scores are those of the cross-encoder. The baseline of Boytsov et al. 2025.
 
     Args:
         window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
@@ -103,7 +103,7 @@ class KMaxP(MaxP):
 
     Args:
         k: how many windows count.
-        weights: of the best score, the second best and so on, `k` of them; None averages.
+        weights: `k` weights, of the best score, the second best and so on; None averages.
     """
 
     _: KW_ONLY
@@ -125,9 +125,8 @@ class KMaxP(MaxP):
 class Birch(KMaxP):
     """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
 
-    The first-stage score is the input's `score` column. `a` and `weights` are found by grid search in the paper
-    (`pt.GridSearch` does it: both are plain attributes). Window arguments of `MaxP` do not apply: windows are
-    sentences.
+    The first-stage score is the input's `score` column. The paper finds `a` and `weights` by grid search, which
+    `pt.GridSearch` can do. Window arguments of `MaxP` do not apply: windows are sentences.
 
     Args:
         first_stage_weight: `a`, between 0 and 1.
@@ -161,7 +160,7 @@ class Birch(KMaxP):
         return super().summary(candidates)
 
     def _first_stage_scores(self, inp: pd.DataFrame) -> np.ndarray:
-        validated(inp, self.text_field, self.text_loader, self, further=("score",))
+        validated(inp, self.text_field, self.text_loader, self, extra=("score",))
         name = type(self).__name__
         return numbers(inp, "score", f"the input of {name}", f"{name} mixes in the first stage's score")
 
@@ -193,25 +192,25 @@ _TRANSFORMER = {"aggregation": "transformer"}
 
 @dataclass(eq=False, repr=False)
 class PARADE(SlidingReranker):
-    """Aggregates window vectors into a document vector, and scores that (Li et al.; Boytsov et al. 2025).
+    """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
     Args:
-        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. The first three start trained from a
-            cross-encoder; `"attn"` starts as `"avg"`. The transformer must be trained.
+        aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. On a cross-encoder the first three need no training;
+            `"attn"` starts as `"avg"`. The transformer must be trained.
         attention: for `"attn"`: `"vector"`, one weight per window as in the PARADE paper, or `"elementwise"`, one
-            per window and feature, which is what Boytsov et al. 2025 measured.
+            per window and feature, as Boytsov et al. 2025 measured.
         aggregator: for `"transformer"`: a checkpoint whose layers aggregate, e.g.
             `"cross-encoder/ms-marco-MiniLM-L6-v2"` (PRETR-L6); None for layers that start at random (RAND-L2).
         layers: random layers.
         attention_heads: of random layers; None for 12, or the most below that divide the hidden size.
         separators: for `"transformer"`: `[c, s, windows, s]` (Boytsov et al. 2025) or `[c, windows]` (Li et al.).
-        positions: for `"transformer"`: whether it knows the order of the windows.
+        positions: for `"transformer"`: whether the order of the windows counts.
         special_vectors: for `"transformer"`: how `c` and `s` start, as `"words"` ([CLS] and [SEP]) or `"random"`;
             None for random ones with a checkpoint and words with random layers, as in Boytsov et al. 2025.
-        query_states: for `"transformer"`: whether it also sees the query's token states (PRETR-Q).
-        separate_query_projection: with `query_states`: whether they have a linear layer of their own.
-        stride: tokens from one window's start to the next one's; 75, with windows of 150, by the configurations of
-            Boytsov et al. 2025, of which some figures are those for 100 (see the notes of `presets`).
+        query_states: for `"transformer"`: whether it also reads the query's token states (PRETR-Q).
+        separate_query_projection: with `query_states`: whether these have a linear layer of their own.
+        stride: tokens from one window's start to the next one's; 75, with windows of 150, in the configurations of
+            Boytsov et al. 2025, although some of their figures are for 100 (see the notes of `presets`).
 
     All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SlidingReranker`.
     """
@@ -252,7 +251,7 @@ class PARADE(SlidingReranker):
 
 @dataclass(eq=False, repr=False)
 class SeparateReranker(SlidingReranker):
-    """Base of the models that encode queries and windows apart, and remember what they make of windows.
+    """Base of the models that encode queries and windows separately, and remember the states of windows.
 
     Args:
         cached_bytes: most memory for remembered windows.
@@ -272,22 +271,22 @@ class SeparateReranker(SlidingReranker):
     def check(self) -> None:
         super().check()
         self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", why="reads query and text apart")
+        self.refuse("template", why="reads query and text separately")
         if resolve_layout(self.layout).shared_budget:
-            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here they are read apart")
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
 
 
 @dataclass(eq=False, repr=False)
 class LateIR(SeparateReranker):
-    """PARADE-LATEIR: queries and windows are encoded apart, then interact, then are aggregated (Boytsov et al. 2025).
+    """PARADE-LATEIR: encodes queries and windows separately, lets them interact, and aggregates (Boytsov et al. 2025).
 
-    What the encoder makes of a window serves all queries and is remembered, so that scoring a document once more takes
-    the interaction and the aggregation alone. Must be trained.
+    The states of a window serve all queries and are remembered: scoring a document again takes only the interaction and
+    the aggregation. Must be trained.
 
     Args:
         backbone: encodes queries and windows, each by itself. BERT-base in Boytsov et al. 2025.
         interaction: the transformer that lets a query and a window interact.
-        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two layers that start at random.
+        aggregator: the transformer that aggregates windows, as in `PARADE`; None for two random layers.
         cached_bytes: with the default models and windows each token of a document takes about 3 KB.
         stride: 75, with windows of 150, in Boytsov et al. 2025.
         training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
@@ -323,8 +322,8 @@ class LateIR(SeparateReranker):
 class MORESPlus(SeparateReranker):
     """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
 
-    Its published code is incomplete, and Boytsov et al. 2025 could not make theirs beat BM25. Windows are encoded
-    without the query and remembered. Must be trained. Windows as in `MaxP`.
+    Its published code is incomplete, and the implementation of Boytsov et al. 2025 did not beat BM25. Windows are those
+    of `MaxP`, encoded without the query and remembered. Must be trained.
 
     Args:
         backbone: BART, whose encoder reads the windows and whose decoder the query.
@@ -341,7 +340,7 @@ class MORESPlus(SeparateReranker):
     encoder_class: ClassVar[type[WindowEncoder]] = MoresEncoder
 
     def load_backbone(self) -> Backbone:
-        self.refuse("trust_remote_code", why="takes BART, whose code is known")
+        self.refuse("trust_remote_code", why="reads BART, which needs no remote code")
         warn("MORESPlus is experimental: no published result of this model could be confirmed", ExperimentalWarning)
         return load_encoder_decoder(str(self.backbone))
 
@@ -350,7 +349,7 @@ class MORESPlus(SeparateReranker):
 
 
 PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm": "guo-2016-deep"}
-"""By the `aggregation` of CEDR: keys of `references.bib`."""
+"""From the `aggregation` of CEDR to keys of `references.bib`."""
 
 
 @dataclass(eq=False, repr=False)
@@ -371,7 +370,7 @@ class CEDR(AvgP):
     papers: ClassVar[tuple[str, ...]] = ("macavaney-2019-cedr",)
 
     def cited(self) -> list[str]:
-        """Return the keys of the papers behind this model, with that of its interaction model."""
+        """Return the keys of the papers behind this model and its interaction model."""
         return [*super().cited(), PAPERS_OF_MATCHING[self.aggregation]]
 
     def head_spec(self) -> HeadSpec:
@@ -422,29 +421,29 @@ class NeuralModel1(AvgP):
 class TKL(CrossEncoder):
     """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
 
-    Each window of a document is contextualised with a few tokens on either side, and mixed with the plain embeddings;
-    Gaussian kernels count soft matches with the query in regions that slide over the whole document; their saturated
-    counts score regions, of which the best make the score. Fast: there is no pre-trained transformer. Must be trained.
-    What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`); for what
-    differs see `TKLEncoder` and `TklHead`.
+    Each window of a document is contextualised with a few tokens on either side and mixed with the plain embeddings.
+    Gaussian kernels count soft matches with the query in regions that slide over the whole document. Saturated counts
+    score the regions, and the best regions score the document. It is fast, without a pre-trained transformer, and must
+    be trained. What the paper leaves open is as in the published code (matchmaker, `tkl.yaml` and `sigir20_tkl.py`);
+    `TKLEncoder` and `TklHead` name the differences.
 
     Args:
-        backbone: where word embeddings come from: a text file of vectors, a word and its numbers a line, as GloVe's (as
-            published, 42B tokens, 300 dimensions); or any encoder or decoder, of which only the table of word
-            embeddings is used. They are trained with the rest and saved with the model.
-        window_size: tokens that are contextualised together. Windows of another kind must be disjoint.
-        overlap: tokens on either side that these see as well.
+        backbone: the source of word embeddings: a text file of vectors, with a word and its numbers in a line, such as
+            GloVe (as published, 42B tokens, 300 dimensions); or the table of an encoder or decoder. They are trained
+            with the rest and saved with the model.
+        window_size: tokens that are contextualised together. Other `windows` must be disjoint.
+        overlap: how many tokens on either side a window sees.
         layers: of the transformer.
         attention_heads: of each layer; None for 10, or the most below that divide the width of the embeddings.
         feed_forward: units of each layer's feed-forward network.
         region_size: tokens of a region.
         region_stride: tokens from one region's start to the next one's.
-        best_regions: how many regions count, with two neighbours on either side of each.
+        best_regions: how many regions count, each with two neighbours on either side.
         max_doc_len: 2,000 as published; 4,000 in BeST's table.
         max_query_len: 30 as published.
-        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`. The published code has in effect 1e-5
-            for all weights (7e-6 for word embeddings), a cosine, batches of 32 and at least 300,000 steps: raise the
-            rates for small collections.
+        training: the recipe of `fit`; None for `TrainingArgs(loss="ranknet")`. The published code in effect trains all
+            weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps:
+            raise the rates for small collections.
 
     All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `repeat` is refused.
     """
@@ -487,11 +486,11 @@ class TKL(CrossEncoder):
     def check(self) -> None:
         super().check()
         self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", why="reads query and text apart")
+        self.refuse("template", why="reads query and text separately")
         if resolve_layout(self.layout).is_for_pairs:
-            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: TKL reads them apart")
+            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: in TKL each is an input")
         if self.repeat is not None:
-            raise ValueError(f"repeat={self.repeat!r} has no place in TKL, to which windows are one text: leave it out")
+            raise ValueError(f"repeat={self.repeat!r} has no place in TKL, which joins windows: omit it")
         windows = self.make_windows()
         if windows.overlaps:
             raise ValueError(
@@ -509,7 +508,7 @@ PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "eurobert": ("boizard-2025-eurobert",),
     "alibi-bert": ("press-2022-train",),
 }
-"""By the `model_type` of a checkpoint: keys of `references.bib`."""
+"""From the `model_type` of a checkpoint to keys of `references.bib`."""
 
 PAPERS_OF_CHECKPOINTS = {
     "jina-embeddings-v2": ("gunther-2023-jina",),
@@ -517,7 +516,7 @@ PAPERS_OF_CHECKPOINTS = {
     "mosaic-bert": ("portes-2023-mosaicbert",),
     "tinyllama": ("zhang-2024-tinyllama",),
 }
-"""By a part of the name of a checkpoint, in lower case, whose type others have as well: keys of `references.bib`."""
+"""From a part of the lower-cased name of a checkpoint whose type is ambiguous to keys of `references.bib`."""
 
 LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 """A public cross-encoder with one logit that takes 8,192 tokens (149M parameters)."""
@@ -527,22 +526,22 @@ LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 class LongP(CrossEncoder):
     """Scores query and document in one input of a model for long inputs (Boytsov et al. 2025, section 3).
 
-    Its FirstP twin differs in one argument: `LongP(backbone, max_doc_len=1431)` and `LongP(backbone, max_doc_len=477)`.
-    A document longer than the backbone takes is cut; `coverage` and a warning say so.
+    Compare it with a FirstP of the same backbone by one argument: `LongP(backbone, max_doc_len=477)` beside
+    `max_doc_len=1431`. A document longer than the backbone's input is cut; `coverage` and a warning say so.
 
     Args:
-        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, a cross-encoder or a plain
-            one; JINA-v2 or MosaicBERT, whose own code is not needed; a language model (Llama, Qwen3, ...), with a
+        backbone: Longformer, BigBird, ModernBERT, NomicBERT, EuroBERT or any other encoder, as cross-encoder or plain;
+            JINA-v2 or MosaicBERT, without their remote code; a language model (Llama, Qwen3, ...), with a
             classification head, as a reranker that answers yes or no, or plain. Default: a public reranker.
         global_attention: for Longformer: `"query"` (first token, query and the separator after it, as measured in
-            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, and a
-            mark that is read before each sentence of the document, the tokenizer's first token once more
-            (QDS-Transformer, Jiang et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
-        attention_window: for Longformer: how many tokens around it each token sees, half of them on either side; None
-            for what its configuration says. 128 in QDS-Transformer's code (64 on either side).
-        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for what its configuration says.
-        attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best that the architecture has
-            without further packages. Flash attention needs a GPU and a half-precision `dtype`.
+            Boytsov et al. 2025), `"query_only"` (as described there), `"cls"`, or `"sentences"`: as `"query"`, with a
+            mark before each sentence of the document, which repeats the tokenizer's first token (QDS-Transformer, Jiang
+            et al. 2020). Marks count as tokens of the document, in limits and in `coverage`.
+        attention_window: for Longformer: how many tokens each token sees, half of them on either side; None for that of
+            its configuration. 128 in QDS-Transformer's code (64 on either side).
+        attention_type: for BigBird: `"block_sparse"` or `"original_full"`; None for that of its configuration.
+        attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best one of the architecture
+            without other packages. Flash attention needs a GPU and a half-precision `dtype`.
 
     All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
     """
@@ -561,12 +560,12 @@ class LongP(CrossEncoder):
         return WholeText(self.max_doc_len)
 
     def cited(self) -> list[str]:
-        """Return the keys of the papers behind this model; of its architecture where weights are in memory."""
+        """Return the keys of the papers behind this model, and behind its architecture if weights are in memory."""
         sentences = ["jiang-2020-long"] if self.global_attention == "sentences" else []
         kind = "" if self._model is None else self._model.backbone.family
         name = "" if self.is_external else str(self.backbone).lower()
-        named = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
-        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *named]
+        matches = [paper for part, papers in PAPERS_OF_CHECKPOINTS.items() if part in name for paper in papers]
+        return [*super().cited(), *sentences, *PAPERS_OF_ARCHITECTURES.get(kind, ()), *matches]
 
     def backbone_options(self) -> BackboneOptions:
         return replace(

@@ -1,6 +1,6 @@
 """The PyTerrier face of a model: from its arguments and a frame to scores, and `fit`."""
 
-# Without `from __future__ import annotations`: what the fields here are must be known in the modules of subclasses too.
+# Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -72,11 +72,11 @@ WINDOW_ARGUMENTS = ("window_size", "stride", "max_windows", "selection")
 
 
 class UntrainedWarning(UserWarning):
-    """A model is used that has random weights where a trained one should be."""
+    """A model with random weights is used as if it were trained."""
 
 
 class PrecisionWarning(UserWarning):
-    """A model scores in bfloat16 because the device is best at it."""
+    """A model scores in bfloat16, in which the device is fastest."""
 
 
 @dataclass(eq=False, repr=False)
@@ -84,45 +84,44 @@ class Reranker(Presented, pt.Transformer):
     """Base of the rerankers that score a document by its windows: cross-encoders and bi-encoders.
 
     Reads a frame with `qid, query, docno` and the text column(s) and returns the same rows, columns and index with
-    new `score` (float64) and `rank`. Weights are loaded at the first `transform` of a non-empty frame. Changing an
-    attribute takes effect at the next `transform`. Tokens of texts are remembered from one `transform` to the next, in
-    up to 64 MB.
+    new `score` (float64) and `rank`. The first `transform` of a non-empty frame loads the weights. A changed attribute
+    takes effect at the next `transform`. Tokens of texts are remembered between calls of `transform`, in up to 64 MB.
 
     Args:
         windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
         max_windows: keep at most this many windows of a document; None keeps all.
-        selection: which of them: `"first"` or `"first_last_random"` (PARADE's choice).
+        selection: which windows to keep: `"first"` or `"first_last_random"` (PARADE's choice).
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
-        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits: windows
-            of a given size keep their room, and the query gets the rest of the backbone's longest input; without a
-            given size (`window_size=None`, `LongP`) the query gets a quarter. For the layout `"pair"` alone.
+        max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits next to
+            windows of a given size in the backbone's longest input, or in a quarter of it if windows have no given size
+            (`window_size=None`, `LongP`). None needs the layout `"pair"`.
         text_field: the column with the text, or a tuple of columns that are joined by a space.
-        repeat: the columns of `text_field` that are read with every window of the others, the title for instance:
-            `text_field=("title", "body"), repeat="title"`. Each column is one line before the window. None: all columns
-            are one text, so that a window in the middle is read without the title.
+        repeat: the columns of `text_field` that are read with every window of the others, such as the title:
+            `text_field=("title", "body"), repeat="title"`. Each column is one line before the window. None joins all
+            columns to one text: a window in the middle is read without the title.
         repeat_tokens: most tokens of `repeat` that are read with a window; longer titles are cut at their end. These
-            tokens do not count in `window_size` and `max_doc_len`, and every window leaves room for them, so that a
-            document has the same windows whatever its title.
-        text_loader: supplies the text where the column is absent: a text loader, or a dataset or index with one.
+            tokens do not count in `window_size` and `max_doc_len`. Every window leaves room for them, so that the title
+            does not change the windows of a document.
+        text_loader: supplies the text if the column is absent: a text loader, or a dataset or index with one.
         batch_size: most windows in one pass through the backbone.
-        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. Where memory runs out,
-            passes are made smaller by themselves.
+        max_batch_tokens: most tokens in one pass; None for 16,384 on a GPU and 2,048 on a CPU. When memory runs out,
+            passes become smaller by themselves.
         device: `"cuda"`, `"cuda:1"`, `"cpu"`, ...; None for a GPU if there is one.
-        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` for what
-            the device is best at. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a
-            GPU that has it natively. Scores in bfloat16 differ in the third digit; `coverage.dtype` tells which it is.
+        dtype: precision of the backbone when it scores: `"float32"`, `"bfloat16"`, `"float16"`, or `"fastest"` for the
+            device's fastest. None is float32 on a CPU, so that all CPUs give the same scores, and bfloat16 on a GPU
+            that has it natively. Scores in bfloat16 differ in the third digit; `coverage.dtype` names the precision.
         explain: add columns: `window_scores` (the score each window would have alone), `window_weights` (attention
-            over windows, None for models without), `window_spans` (characters of each window in the text;
-            with several text columns in the joined text, without those of `repeat`), `best_start` and `best_end`
-            (characters of the window with the highest score), `query_terms` (what each query token adds to the score,
-            None for models that cannot tell).
-        trust_remote_code: run modelling code that the backbone's checkpoint brings along.
+            over windows, None for models without), `window_spans` (characters of each window in the text, or in the
+            joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
+            window with the highest score), `query_terms` (the share of each query token in the score, None for models
+            that cannot tell).
+        trust_remote_code: run modelling code from the backbone's checkpoint.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
-        seed: of weights that start at random, of the choice of windows and, if the recipe names none, of the training.
+        seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
 
     Attributes:
-        coverage: how much of the text the last `transform` or `fit` read, with which precision, and how much of what
-            was computed was padding; None before.
+        coverage: how much of the text the last `transform` or `fit` read, in which precision, and how much of the
+            computation was padding; None before.
     """
 
     backbone: str | Path | ExternalScorer = argument(DEFAULT_BACKBONE, role="checkpoint")
@@ -146,23 +145,23 @@ class Reranker(Presented, pt.Transformer):
     seed: int = argument(42, role="weights")
 
     sized_by: ClassVar[str] = ""
-    """The argument that sets the size of windows, by which `coverage.cut` names what they cut."""
+    """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
 
     def __post_init__(self) -> None:
         check_roles(self)
         self.coverage: Coverage | None = None
         self.warned: SeenWarnings = set()
         self._model: Model | None = None
-        self._set_up_by: list[Any] | None = None  # the arguments by which the model was set up
+        self._model_arguments: list[Any] | None = None  # the arguments of the last set-up
         self.check()
 
     def __repr__(self) -> str:
-        shown = changed_arguments(self, ("backbone", *HIDDEN))
+        arguments = changed_arguments(self, ("backbone", *HIDDEN))
         backbone = str(self.backbone) if isinstance(self.backbone, Path) else self.backbone
-        return f"{type(self).__name__}({', '.join([repr(backbone), *shown])})"
+        return f"{type(self).__name__}({', '.join([repr(backbone), *arguments])})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_model": None, "_set_up_by": None}
+        return {**self.__dict__, "_model": None, "_model_arguments": None}
 
     # Its arguments.
 
@@ -182,11 +181,11 @@ class Reranker(Presented, pt.Transformer):
             )
 
     def check_backbone(self) -> None:
-        """Raise ValueError for what cannot be the name of a checkpoint."""
+        """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
 
     def make_windows(self) -> Windows:
-        """Return how documents are cut: `windows`, or what the sizes say.
+        """Return how documents are cut: `windows`, or windows of the given sizes.
 
         Raises:
             ValueError: if sizes are given next to `windows`, where they would have no effect.
@@ -194,28 +193,28 @@ class Reranker(Presented, pt.Transformer):
         if self.windows is None:
             windows = self.default_windows()
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
-        both = changed_names(self, WINDOW_ARGUMENTS)
-        if both:
+        sizes = changed_names(self, WINDOW_ARGUMENTS)
+        if sizes:
             raise ValueError(
-                f"{' and '.join(both)} would have no effect next to windows={self.windows!r}: set them in windows, "
+                f"{' and '.join(sizes)} would have no effect next to windows={self.windows!r}: set them in windows, "
                 f"or leave windows out"
             )
         return self.windows
 
     def default_windows(self) -> Windows:
-        """Return the windows where `windows` is not given."""
+        """Return the windows to use without `windows`."""
         raise NotImplementedError(
             f"{type(self).__name__} names no windows: use FirstP, MaxP, PARADE, ..., or define its default_windows"
         )
 
     def settings(self) -> Settings:
-        """Return what is read and how it is computed, by the current arguments."""
+        """Return what is read and how scores are computed, by the current arguments."""
         device, windows = resolve_device(self.compute_device()), self.make_windows()
-        asked = self.max_windows if self.windows is None else self.windows.max_windows
+        limit = self.max_windows if self.windows is None else self.windows.max_windows
         return Settings(
             windows,
             windows_argument=self.sized_by if self.windows is None else f"windows={self.windows!r}",
-            max_windows=asked if asked == windows.max_windows else None,  # FirstP has one window whatever is asked for
+            max_windows=limit if limit == windows.max_windows else None,  # FirstP always has one
             max_doc_len=self.max_doc_len,
             max_query_len=self.max_query_len,
             repeat_tokens=0 if self.repeat is None else self.repeat_tokens,
@@ -226,55 +225,55 @@ class Reranker(Presented, pt.Transformer):
         )
 
     def compute_device(self) -> str | None:
-        """Return the name of the device to compute on; None for the best there is."""
+        """Return the name of the device to compute on; None for the best one."""
         return self.device
 
     # Its model.
 
     @property
     def model(self) -> Model:
-        """The model in memory, loaded if need be and set up by the current arguments.
+        """The model in memory, loaded if necessary and set up by the current arguments.
 
         Raises:
-            ValueError: if arguments do not fit the backbone, or ask for other weights than the trained ones.
+            ValueError: if arguments do not fit the backbone, or need other weights than the trained ones.
         """
         arguments = []
         for f in fields(self):
             value = getattr(self, f.name)
-            # A copy of lists and arrays, which may be changed in place.
+            # A copy of lists and arrays, because these may change in place.
             arguments.append(tuple(value) if isinstance(value, list | np.ndarray) else value)
-        if self._model is None or self._set_up_by != arguments:
-            self._set_up_by = None  # what fails below may have changed the model already
+        if self._model is None or self._model_arguments != arguments:
+            self._model_arguments = None  # a failure below may come after changes to the model
             self.check()
             self._model = self.set_up(self._model)
-            self._set_up_by = arguments
+            self._model_arguments = arguments
         return self._model
 
     def to_cpu(self) -> None:
         """Move the weights to the CPU's memory until the model is used again."""
         if self._model is not None:
             self._model.cpu()
-            self._set_up_by = None
+            self._model_arguments = None
 
     def set_up(self, model: Model | None) -> Model:
-        """Return a model for the current arguments: the present one, if there is one that serves, or a new one."""
+        """Return a model for the current arguments: the present one if it can serve, else a new one."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return who this transformer is: all that its scores depend on besides query and text, JSON-able.
+        """Return what the scores of this transformer depend on besides query and text, JSON-able.
 
-        Weights count by their contents, arguments as they are now, and with them the device's kind and precision.
+        This includes the contents of the weights, the current arguments, and the kind and precision of the device.
         Not called `identity`, because every PyTerrier transformer has a static method of that name.
 
         Raises:
-            ValueError: if the tokenizer has a step in Python, of which it cannot be told whether it stays the same.
+            ValueError: if the tokenizer has a step in Python, which may change unnoticed.
         """
         model = self.model
         tokenizer = serialized(model.tokenizer.backend_tokenizer)
         if tokenizer is None:
             raise ValueError(
-                "scores of this model cannot be kept, because a step of its tokenizer is written in Python, of which "
-                "it cannot be told whether it stays the same: leave score_cache out"
+                "scores of this model cannot be stored, because a step of its tokenizer is written in Python and may "
+                "change unnoticed: leave score_cache out"
             )
         settings, arguments = model.settings, arguments_of(self, "weights", "head", "input")
         return {
@@ -322,8 +321,8 @@ class Reranker(Presented, pt.Transformer):
         self.coverage = scored.coverage
         if self.coverage.dtype == "bfloat16" and self.dtype in (None, FASTEST):
             message = (
-                f"{type(self).__name__} computes in bfloat16, at which this device is best: scores differ "
-                f"from those in float32 in the third digit. dtype='float32' gives these, dtype='bfloat16' is silent."
+                f"{type(self).__name__} computes in bfloat16, in which this device is fastest: scores differ from "
+                f"those in float32 in the third digit. dtype='float32' avoids this, dtype='bfloat16' this warning."
             )
             self.warn_once(message, PrecisionWarning)
         if self.coverage.cut or self.coverage.windows_cut:
@@ -332,18 +331,18 @@ class Reranker(Presented, pt.Transformer):
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
-        """Return the text of each row, with its title if one is read with each window."""
+        """Return the text of each row, with its title if titles are read with each window."""
         return documents_of(frame, self.text_field, self.repeat, self.text_loader)
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
-        """Score R pairs of query and text, with a tqdm bar where one is given."""
+        """Score R pairs of query and text; a tqdm bar shows the progress if given."""
         return self.model.score(queries, texts, explain=self.explain, bar=bar)
 
     def summary(self, candidates: pd.DataFrame) -> Coverage:
-        """Return what `transform` of the same frame would read, and what not and why, without encoding anything.
+        """Return what `transform` of the same frame would read, and what not and why, without encoding.
 
         Texts are tokenised and cut into windows as in the run, so that the numbers are those of `coverage` afterwards;
-        a model that selects windows does so for all of them. Weights are loaded if need be.
+        windows are selected, too, if the model does so. Weights are loaded if necessary.
 
         Args:
             candidates: as for `transform`.
@@ -362,7 +361,7 @@ class Reranker(Presented, pt.Transformer):
         return coverage
 
     def warn_of_cuts(self, coverage: Coverage, task: str = "") -> None:
-        """Warn of text that was not read, though nobody asked for a choice of windows; once for each argument."""
+        """Warn of unread text, except what a choice of windows leaves out; once for each argument."""
         causes, parts = list(coverage.lost), [in_words(coverage.lost)] if coverage.lost else []
         if coverage.windows_cut:
             causes.append("the server")
@@ -372,7 +371,7 @@ class Reranker(Presented, pt.Transformer):
         warn_of_cuts(self, self.warned, causes, f"{task} did not read {'; '.join(parts)}")
 
     def warn_once(self, message: str, category: type[Warning]) -> None:
-        """Warn the first time that this transformer, or the system it is run in, has a warning of this category."""
+        """Warn once for each category in this transformer, or in the system that runs it."""
         if first_time(self.warned, category, type(self).__name__):
             warn(message, category)
 
@@ -393,42 +392,42 @@ def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarra
 class CrossEncoder(Reranker, pt.Estimator):
     """Base of the cross-encoding rerankers; use `FirstP`, `MaxP`, `PARADE` and so on.
 
-    Scores are logits. Changing an attribute keeps the weights, unless other weights are asked for.
+    Scores are logits. A changed attribute keeps the weights, unless it needs other weights.
 
     Args:
         backbone: a Hugging Face model or a folder: a cross-encoder (BERT, ELECTRA, RoBERTa, XLM-R, CamemBERT,
-            DeBERTa, DistilBERT, ModernBERT), whose layers up to the last one are used, or a plain encoder, which
-            needs `fit` first. Or a scorer that has no weights here, for models that aggregate scores: `ScoreServer`,
-            `PairScorer`. Default: a public MS MARCO passage cross-encoder.
-        pooling: what of the last layer's states is a window's vector: `"cls"` (the first token's), `"mean"` (of all
-            tokens, query and special ones included) or `"last"` (the last token's), as it is: a cross-encoder's
-            classification head is left out, so that the model must be trained. None: as the checkpoint was
-            trained, with its classification head; where it has none, `"mean"` for JINA and language models, as in
-            Boytsov et al. 2025, and `"cls"` for the others.
-        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`; of
-            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` and `KeyBlocks`. It chooses among the
-            windows that `max_windows` leaves, also in `fit`. None reads all.
+            DeBERTa, DistilBERT, ModernBERT), without its last layer, or a plain encoder, which needs `fit` first. Or,
+            for models that aggregate scores, a scorer without weights here: `ScoreServer`, `PairScorer`. Default: a
+            public MS MARCO passage cross-encoder.
+        pooling: the window's vector, from the last layer's states: `"cls"` (the first token's), `"mean"` (of all
+            tokens, query and special ones included) or `"last"` (the last token's). A cross-encoder's classification
+            head is then left out, and the model must be trained. None: as the checkpoint was trained, with its
+            classification head; without one, `"mean"` for JINA and language models, as in Boytsov et al. 2025, and
+            `"cls"` for the others.
+        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` or `KeyBlocks`. It chooses among the
+            windows that `max_windows` leaves, in `fit`, too. None reads all.
         template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
             `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
-            model that is to be trained), a `Template`, or a text with `{query}` and `{text}`. None: what the
-            checkpoint's own files say. Where they say nothing, a language model that was trained to rank is refused,
-            and one that was not reads `"plain"`.
-        layout: how a query and a window become one input. `"pair"` is the tokenizer's own layout for two texts, with
-            which cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; an `InputLayout`, or
-            the name of another one that a preset uses.
+            model before its training), a `Template`, or a text with `{query}` and `{text}`. None takes it from the
+            checkpoint's files. If they name none, a language model that was trained to rank is refused, and any other
+            reads `"plain"`.
+        layout: how a query and a window become one input. `"pair"` is the tokenizer's layout for two texts, with which
+            cross-encoders were trained, `"padded"` the fixed layout of Boytsov et al. 2025; or an `InputLayout`, or the
+            name of another one that a preset uses.
         runtime: what computes the backbone outside `fit`: `"torch"`, `"compile"` (`torch.compile`), or on a CPU
-            `"openvino"`. Others than torch are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
+            `"openvino"`. The last two are for BERT, ELECTRA, RoBERTa, XLM-R, DistilBERT and ModernBERT; the first
             scores after a change of weights wait for the compilation or export.
-        score_cache: a file in which scores are kept, by weights, settings, query and text. A second run of the same
-            model over the same texts reads them, and an interrupted one goes on: scores are written every few seconds.
-            Not used with `explain`, in the validation of `fit`, or for a class with code of your own that has no
-            `describe` of its own.
+        score_cache: a file that stores scores by weights, settings, query and text. A second run of the same model over
+            the same texts reads them, and an interrupted run goes on: scores are written every few seconds. Not used
+            with `explain`, in the validation of `fit`, or for a class with code of your own but no `describe` of its
+            own.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
     All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
 
     Attributes:
-        trained_on: which queries the last `fit` learned from, and why not from the others; None before.
+        trained_on: the queries of the last `fit`, and why it left out others; None before.
     """
 
     _: KW_ONLY
@@ -449,16 +448,16 @@ class CrossEncoder(Reranker, pt.Estimator):
         super().__post_init__()
 
     def __repr__(self) -> str:
-        model, shown = self._model, super().__repr__()
+        model, text = self._model, super().__repr__()
         if model is None or not (model.trained or model.started):
-            return shown
+            return text
         if not model.source:
-            return f"{shown[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
-        known = model.saved_arguments
-        given = {name: value for name, value in arguments_of(self).items() if name not in HIDDEN}
-        changed = changed_names(self, given.keys() - known.keys())
-        changed += [name for name, value in known.items() if repr(given[name]) != value]
-        return f"{type(self).__name__}.load({', '.join([model.source, *(f'{n}={given[n]!r}' for n in changed)])})"
+            return f"{text[:-1]}, {'trained' if model.trained else 'started'} {model.fingerprint(contents=False)[:8]})"
+        saved_arguments = model.saved_arguments
+        arguments = {name: value for name, value in arguments_of(self).items() if name not in HIDDEN}
+        changes = changed_names(self, arguments.keys() - saved_arguments.keys())
+        changes += [name for name, value in saved_arguments.items() if repr(arguments[name]) != value]
+        return f"{type(self).__name__}.load({', '.join([model.source, *(f'{n}={arguments[n]!r}' for n in changes)])})"
 
     def __getstate__(self) -> dict[str, Any]:
         model = self._model
@@ -466,7 +465,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             model = copy.deepcopy(model).cpu()
         return {**super().__getstate__(), "_model": model}
 
-    # What a subclass says of itself.
+    # What a subclass defines.
 
     def head_spec(self) -> HeadSpec:
         """Return name and options of the head."""
@@ -482,19 +481,19 @@ class CrossEncoder(Reranker, pt.Estimator):
         return load_backbone(str(self.backbone), trust_remote_code=self.trust_remote_code, options=options)
 
     def backbone_options(self) -> BackboneOptions:
-        """Return how the pre-trained part is used where it leaves a choice."""
+        """Return how the pre-trained part is used where there is a choice."""
         template = None if self.template is None else resolve_template(self.template)
         return BackboneOptions(pooling=self.pooling, template=template)
 
     def default_training(self) -> TrainingArgs:
-        """Return the recipe where `training` is not given."""
+        """Return the recipe to use without `training`."""
         return TrainingArgs()
 
     # Its arguments.
 
     @property
     def is_external(self) -> bool:
-        """Whether somebody else scores the windows: a served model, a function, a transformer."""
+        """Whether an external scorer scores the windows: a served model, a function, a transformer."""
         return isinstance(self.backbone, ExternalScorer)
 
     def cited(self) -> list[str]:
@@ -503,7 +502,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return [*super().cited(), *papers_of(self.preselect), *trained]
 
     def check_backbone(self) -> None:
-        """See the base class; somebody else's scorer must suit the model's head, and arguments must have an effect."""
+        """See the base class; an external scorer must suit the model's head, and arguments must have an effect."""
         backbone = self.backbone
         if not isinstance(backbone, ExternalScorer):
             if isinstance(backbone, pt.Transformer) or (callable(backbone) and not isinstance(backbone, type)):
@@ -518,11 +517,11 @@ class CrossEncoder(Reranker, pt.Estimator):
                 f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
                 f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
             )
-        own = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
-        without_effect = [*changed_names(self, own), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
-        if without_effect:
+        names = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
+        unused = [*changed_names(self, names), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
+        if unused:
             raise ValueError(
-                f"{', '.join(sorted(without_effect))} would have no effect: {backbone!r} alone decides how a query and "
+                f"{', '.join(sorted(unused))} would have no effect: {backbone!r} alone decides how a query and "
                 f"a window are read and scored"
             )
 
@@ -544,10 +543,10 @@ class CrossEncoder(Reranker, pt.Estimator):
             check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
 
     def refuse(self, *names: str, why: str) -> None:
-        """Raise ValueError if arguments differ from their defaults that this class cannot follow."""
-        changed = changed_names(self, names)
-        if changed:
-            raise ValueError(f"{', '.join(changed)} would have no effect: {type(self).__name__} {why}")
+        """Raise ValueError if arguments that this class cannot use differ from their defaults."""
+        changes = changed_names(self, names)
+        if changes:
+            raise ValueError(f"{', '.join(changes)} would have no effect: {type(self).__name__} {why}")
 
     def settings(self) -> Settings:
         """See the base class."""
@@ -560,18 +559,18 @@ class CrossEncoder(Reranker, pt.Estimator):
         return self.device or default_device(self.runtime)
 
     def weight_arguments(self) -> dict[str, Any]:
-        """Return the arguments that decide about the weights besides the head's."""
-        given = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
-        return saved.without_paths({name: value for name, value in given.items() if name not in self.head_spec()[1]})
+        """Return the arguments that the weights depend on, besides those of the head."""
+        values = arguments_of(self, "checkpoint") | arguments_of(self, "weights")
+        return saved.without_paths({name: value for name, value in values.items() if name not in self.head_spec()[1]})
 
     # Its model.
 
     def set_up(self, model: Model | None) -> Model:
         """See the base class."""
-        wanted, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
-        if model is None or model.weight_arguments != wanted:
+        arguments, head, settings = self.weight_arguments(), self.head_spec(), self.settings()
+        if model is None or model.weight_arguments != arguments:
             if model is not None and model.trained:
-                *names, last = wanted
+                *names, last = arguments
                 raise self._would_lose_training(f"{', '.join(names)} or {last}")
             return self._new_model(head, settings)
         if model.head_spec != head and not exchange_head(model, head, self.seed):
@@ -588,8 +587,8 @@ class CrossEncoder(Reranker, pt.Estimator):
                 self.warn_once(warning, TruncationWarning)
         else:
             backbone = self.load_backbone()
-        wanted = self.weight_arguments()
-        return Model.from_backbone(backbone, head, settings, weight_arguments=wanted, seed=self.seed, encoder=encoder)
+        values = self.weight_arguments()
+        return Model.from_backbone(backbone, head, settings, weight_arguments=values, seed=self.seed, encoder=encoder)
 
     def _would_lose_training(self, what: str) -> ValueError:
         name = type(self).__name__
@@ -610,7 +609,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         return self._model is not None and self._model.trained
 
     def score(self, queries: Sequence[str], texts: Sequence[Text], bar: Any = None) -> Scored:
-        """See the base class; scores that are in the `score_cache` are read from it."""
+        """See the base class; scores in the `score_cache` are read from it."""
         model = self.model
         if not model.ready:
             message = (
@@ -622,15 +621,18 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self.score_cache is None or self.explain or self._validating:
             return super().score(queries, texts, bar)
         identity = self.describe()
-        own = own_code_in(identity)
-        if own:
+        class_names = own_code_in(identity)
+        if class_names:
             message = (
-                f"score_cache={str(self.score_cache)!r} is left alone: nobody can tell whether the code of "
-                f"{', '.join(own)} is that of the scores in it. Leave score_cache out. {VOUCH}."
+                f"score_cache={str(self.score_cache)!r} is not used: its scores may come from other code of "
+                f"{', '.join(class_names)}. Leave score_cache out. {VOUCH}."
             )
             self.warn_once(message, UserWarning)
             return super().score(queries, texts, bar)
-        identity["cut by"] = [model.settings.windows_argument, model.settings.max_windows]  # what is read is kept, too
+        identity["cut by"] = [
+            model.settings.windows_argument,
+            model.settings.max_windows,
+        ]  # entries hold the account, too
         return score_with_cache(self.score_cache, model, identity, queries, texts, bar=bar)
 
     # Training.
@@ -647,28 +649,27 @@ class CrossEncoder(Reranker, pt.Estimator):
         Args:
             topics_or_res_tr: training candidates: `qid, query, docno`, the text column(s), and `score` or `rank`.
             qrels_tr: `qid, docno, label`; candidates without a label > 0 are negatives. With the recipe's
-                `judged="all"` also judged documents that are no candidates are trained on; a query that has no
-                candidate at all is not.
-            topics_or_res_va: validation candidates; with them the weights with the best `metric` are kept.
+                `judged="all"` judged documents that are no candidates count, too, for queries with a candidate.
+            topics_or_res_va: validation candidates; the weights with the best `metric` on them are kept.
             qrels_va: labels of the validation candidates.
 
         Returns:
             This transformer.
 
         Raises:
-            ValueError: if there is nothing to train or to validate on, or a label, score or text is not what it must
-                be; the message says why. If the recipe does not fit the data or the checkpoint folder.
+            ValueError: if there is nothing to train or to validate on, if a label, score or text is wrong, or if the
+                recipe does not fit the data or the checkpoint folder.
             FloatingPointError: if the loss is not finite.
             TypeError: for a `ScoreServer` or a `PairScorer`, whose weights are not here.
             ImportError: if the recipe needs accelerate or peft and they are missing.
 
-        A model that is trained already goes on from its weights and says so (`ContinuedTrainingWarning`), unless
-        `start_from` gave them. Interrupted, it keeps the best weights so far if some were validated, else those of the
-        last step. Killed, it continues when the program is started again, if the recipe names a checkpoint folder;
-        finished, when what ended it is raised: `max_steps`, `epochs` or `patience`.
+        A trained model goes on from its weights with a `ContinuedTrainingWarning`, unless `start_from` gave them. An
+        interrupted training keeps the best validated weights, else those of the last step. If the recipe names a
+        checkpoint folder, a killed training goes on when the program is started again, and a finished one when the
+        limit that ended it is raised: `max_steps`, `epochs` or `patience`.
 
-        Afterwards `trained_on` tells which queries were trained on, and `coverage` what was read of the texts that were
-        drawn. With `verbose` each is a line; without, a `LeftOutWarning` says if not all queries were used.
+        Afterwards `trained_on` tells which queries were trained on, and `coverage` how much was read of the texts in
+        the examples. With `verbose` each is a line; without, a `LeftOutWarning` says if queries were left out.
         """
         self._refuse_external("trained")
         recipe = self.recipe
@@ -683,10 +684,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         columns = {"text_field": self.text_field, "text_loader": self.text_loader}
         data = prepare(topics_or_res_tr, qrels_tr, recipe, texts=self.documents, **columns)
         self.trained_on = replace(data.trained_on, validated=validated_on)
-        name, tells = type(self).__name__, self.verbose and is_first_process()
-        if tells:
+        name, reports = type(self).__name__, self.verbose and is_first_process()
+        if reports:
             pt.tqdm.write(f"{name}: {self.trained_on}")
-        # In folds and for seeds that are one system, as often as for one model.
+        # Folds and seeds of one system warn once.
         elif not self.verbose and data.trained_on.used < data.trained_on.queries and first_time(set(), LeftOutWarning):
             warn(f"{name}: {self.trained_on}", LeftOutWarning)
         model = self.model
@@ -705,10 +706,10 @@ class CrossEncoder(Reranker, pt.Estimator):
                     verbose=self.verbose,
                 )
             finally:
-                if data.loaded:  # those that were drawn: nobody has seen the others
-                    warn_of_empty(self, coverage, *data.drawn(), " in fit")
+                if data.loaded:  # only the texts in the examples were loaded
+                    warn_of_empty(self, coverage, *data.draws(), " in fit")
                 self.coverage = coverage  # not that of the last validation
-        if coverage.documents and tells:
+        if coverage.documents and reports:
             pt.tqdm.write(f"{name}: trained on {coverage}")
         if coverage.cut:
             self.warn_of_cuts(coverage, " in fit")
@@ -717,9 +718,9 @@ class CrossEncoder(Reranker, pt.Estimator):
     def _validation(
         self, results: pd.DataFrame | None, qrels: pd.DataFrame | None, metric: str
     ) -> tuple[Callable[[], float] | None, int]:
-        """Return what tells the figure of merit, and on how many queries.
+        """Return the function that gives the validation's metric, and the number of its queries.
 
-        The data is looked at now, not only when the first epoch is over.
+        The data is checked now, not after the first epoch.
         """
         if results is None and qrels is None:
             return None, 0
@@ -729,10 +730,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         queries = check_validation(results, qrels)
 
         def validate() -> float:
-            # The cache would fill with scores of weights that no later run has.
+            # No later run has these weights: their scores need no place in the cache.
             self._validating = True
             try:
-                with added_up():  # rows without text are told of once in a training
+                with added_up():  # one warning of rows without text for the whole training
                     return evaluate(self.transform(results), qrels, metric)
             finally:
                 self._validating = False
@@ -740,29 +741,29 @@ class CrossEncoder(Reranker, pt.Estimator):
         return validate, queries
 
     def start_from(self, other: Reranker) -> "CrossEncoder":
-        """Take over another model's weights, its head's only if that is of the same kind; return this transformer.
+        """Take over another model's weights, those of its head only if it is of the same kind; return this transformer.
 
-        So CEDR is trained after the plain ranker, and a model for a small collection after one for a large collection.
+        CEDR is so trained after the plain ranker, and a model for a small collection after one for a large collection.
 
         Args:
-            other: a model with the same kind of backbone. Of a `BiEncoder` the backbone's weights are taken, on which
-                the model must be trained.
+            other: a model with the same kind of backbone. From a `BiEncoder` only the backbone's weights are taken: the
+                model must be trained.
 
         Raises:
-            ValueError: if that is no model of this package, or the backbones or vocabularies are not of the same kind.
+            ValueError: if it is no model of this package, or has another kind of backbone or another vocabulary.
         """
         if not isinstance(other, Reranker):
             raise ValueError(
                 f"start_from needs a reranker of this package in memory, not {other!r}; CrossEncoder.load(...) "
                 f"restores a saved one"
             )
-        for each in (self, other):
-            if isinstance(each, CrossEncoder):
-                each._refuse_external("started from another model, nor another one from it")
-        own, its = self.model, other.model
-        if own.tokenizer.get_vocab() != its.tokenizer.get_vocab():
+        for reranker in (self, other):
+            if isinstance(reranker, CrossEncoder):
+                reranker._refuse_external("started from another model, nor another one from it")
+        model, other_model = self.model, other.model
+        if model.tokenizer.get_vocab() != other_model.tokenizer.get_vocab():
             raise ValueError(f"{other!r} and {self!r} have tokenizers with different vocabularies")
-        difference = start_from(own, its)
+        difference = start_from(model, other_model)
         if difference is not None:
             raise ValueError(
                 f"{self!r} and {other!r} have encoders of different kinds: give both the same backbone and pooling "
@@ -781,7 +782,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
     @property
     def recipe(self) -> TrainingArgs:
-        """The recipe that `fit` follows: `training`, or the model's default; with the model's seed if it has none."""
+        """The recipe of `fit`: `training` or the model's default, with the model's seed if it has none."""
         recipe = self.training or self.default_training()
         return recipe if recipe.seed is not None else recipe.with_seed(int(self.seed))
 
@@ -797,7 +798,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Write the model to a folder: config.json, model.safetensors, tokenizer, model card, training.json.
 
         Args:
-            folder: made if need be; `load` restores the model from it.
+            folder: created if it does not exist; `load` restores the model from it.
 
         Raises:
             ValueError: for a backbone with remote code, whose code would be missing from the folder.
@@ -813,13 +814,13 @@ class CrossEncoder(Reranker, pt.Estimator):
         changes scores in the third or fourth digit.
 
         Args:
-            folder: made if need be.
-            rank: the highest rank of a difference: the sum of the ranks of the trainings it went through.
-            largest_error: most of a difference that may be lost, as a share of its norm: raise it for a smaller file
-                that scores differently.
+            folder: created if it does not exist.
+            rank: the highest rank of a difference: the sum of the ranks of all its trainings.
+            largest_error: the largest error of a difference, relative to its norm: raise it for a smaller file with
+                other scores.
 
         Raises:
-            ValueError: if more than that would be lost, as after a training without LoRA.
+            ValueError: for a larger error, as after a training without LoRA.
         """
         self._refuse_external("saved")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"})
@@ -830,36 +831,35 @@ class CrossEncoder(Reranker, pt.Estimator):
         """Restore a model that `save` or `push_to_hub` wrote.
 
         Args:
-            name: a folder, a model on the Hugging Face hub, or one that comes with this package, e.g.
+            name: a folder, a model on the Hugging Face hub, or a model in this package, e.g.
                 `"longdoc:docstrings-maxp"`.
             revision: branch, tag or commit on the hub.
             **parameters: constructor arguments to change, e.g. `device="cpu"`.
 
         Returns:
-            A transformer of this class, or of a subclass that is not this package's own; `CrossEncoder.load`
-            restores any class.
+            A transformer of this class, or of a subclass outside this package; `CrossEncoder.load` restores any class.
 
         Raises:
-            ValueError: if that is not a model saved by this package, one of another class, or one with parts of
-                somebody's own that are not imported yet; the message names their module.
+            ValueError: if it is no model that this package saved, if it is of another class, or if its own code is not
+                imported yet; the message names the module.
         """
-        folder, config, kind, arguments = saved.read(cls, CrossEncoder, name, revision, parameters)
+        folder, config, saved_class, arguments = saved.read(cls, CrossEncoder, name, revision, parameters)
         replaced = WINDOW_ARGUMENTS if parameters.get("windows") is not None else ()
-        kept = {name: value for name, value in arguments.items() if name not in replaced}
-        reranker = kind(**{**kept, **parameters})
-        # By its own arguments, whatever `parameters` ask for: the first transform compares the two.
-        original = kind(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
+        saved_arguments = {name: value for name, value in arguments.items() if name not in replaced}
+        reranker = saved_class(**{**saved_arguments, **parameters})
+        # With the saved arguments: the first transform compares them with the changed ones.
+        original = saved_class(**{**arguments, "device": "cpu", "trust_remote_code": reranker.trust_remote_code})
         reranker._model = original._model = saved.read_model(original, folder, config)
         restore_training(reranker._model, folder, config)
         original._note_source(str(name), revision)
         return reranker
 
     def _note_source(self, name: str, revision: str | None = None) -> None:
-        """Remember under which name the present weights can be loaded, and what arguments come with them."""
+        """Remember the name under which the weights can be loaded, and the arguments that are saved with them."""
         model = self._model
         if model is not None and model.trained:
             model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
-            model.saved_arguments = saved.shown_arguments(self)
+            model.saved_arguments = saved.argument_reprs(self)
 
     def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.

@@ -21,9 +21,9 @@ from ..modelling.windows import windows_from_config, windows_to_config
 
 
 def config_of(reranker: Any) -> dict[str, Any]:
-    """Return the arguments that make the model what it is, JSON-able; read back by `arguments_from`."""
+    """Return the arguments that define the model, JSON-able, for `arguments_from`."""
     parameters = without_paths(arguments_of(reranker, *OF_THE_MODEL))
-    del parameters["trust_remote_code"]  # whoever loads a model decides that for themselves
+    del parameters["trust_remote_code"]  # whoever loads a model decides that
     if reranker.windows is not None:
         parameters["windows"] = windows_to_config(reranker.windows)
     for name in ("layout", "template"):
@@ -43,7 +43,7 @@ def arguments_from(config: dict[str, Any]) -> dict[str, Any]:
         arguments["layout"] = InputLayout(**arguments["layout"])
     if isinstance(arguments.get("template"), dict):
         arguments["template"] = Template(**arguments["template"])
-    arguments.pop("trust_remote_code", None)  # no folder may ask for it
+    arguments.pop("trust_remote_code", None)  # no folder may set it
     return arguments
 
 
@@ -52,23 +52,25 @@ def without_paths(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()}
 
 
-def shown_arguments(reranker: Any) -> dict[str, str]:
-    """Return the arguments that are saved with a model, as they are shown."""
-    saved = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
-    del saved["trust_remote_code"]
-    return saved
+def argument_reprs(reranker: Any) -> dict[str, str]:
+    """Return the reprs of the arguments that are saved with a model."""
+    values = {name: repr(value) for name, value in arguments_of(reranker, *OF_THE_MODEL).items()}
+    del values["trust_remote_code"]
+    return values
 
 
 def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
-    """Write a reranker into a folder, which is made if need be.
+    """Write a reranker into a folder, which is created if it does not exist.
 
     Raises:
         ValueError: for a backbone with remote code, whose code would be missing from the folder.
     """
     if reranker.trust_remote_code:
-        raise ValueError("a model whose backbone runs remote code cannot be saved: its code is not ours to store")
+        raise ValueError(
+            "a model whose backbone runs remote code cannot be saved: this package does not store that code"
+        )
     parameters = config_of(reranker)
-    shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of a model that was here before
+    shutil.rmtree(folder / PRESELECT_FOLDER, ignore_errors=True)  # of an earlier model
     if reranker.preselect is not None:
         parameters["preselect"] = reranker.preselect.to_config(folder)
     save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)
@@ -91,46 +93,46 @@ def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -
 
 
 def read(
-    asked: Any, base: Any, name: str | Path, revision: str | None, changes: dict[str, Any]
+    cls: Any, base_class: Any, name: str | Path, revision: str | None, changes: dict[str, Any]
 ) -> tuple[Path, dict[str, Any], Any, dict[str, Any]]:
     """Return a saved reranker's folder, configuration, class and constructor arguments, without those to be changed.
 
-    `asked` is the class that is asked for, `base` that of all that may be saved.
+    `cls` is the class whose `load` was called, `base_class` that of all rerankers that can be saved.
     """
     folder, config = read_config(name, revision=revision)
-    kind, head = _saved_class(asked, base, str(name), config), config["head"]
+    saved_class, head = _saved_class(cls, base_class, str(name), config), config["head"]
     look_up(registered_heads(), f"{str(name)!r} needs the unknown head", head["name"], head.get("module"))
     arguments = arguments_from(config["parameters"])
     preselect = arguments.pop("preselect", None)
     if preselect is not None and "preselect" not in changes:
         arguments["preselect"] = preselection_from_config(preselect, folder)
-    return folder, config, kind, arguments
+    return folder, config, saved_class, arguments
 
 
 def read_model(reranker: Any, folder: Path, config: dict[str, Any]) -> Model:
     """Return the saved model of a reranker that has its saved arguments."""
     if "adapter" not in config:
-        wanted = reranker.weight_arguments()
+        weight_arguments = reranker.weight_arguments()
         encoder = reranker.encoder_class
-        return load_model(folder, config, reranker.settings(), encoder=encoder, weight_arguments=wanted)
+        return load_model(folder, config, reranker.settings(), encoder=encoder, weight_arguments=weight_arguments)
     model = reranker.model
     apply_adapter(model, folder, config, str(reranker.backbone))
     return model
 
 
-def _saved_class(asked: Any, base: Any, model: str, config: dict[str, Any]) -> Any:
-    """Return the class of a saved model, if `asked` may restore it.
+def _saved_class(cls: Any, base_class: Any, model: str, config: dict[str, Any]) -> Any:
+    """Return the class of a saved model; ValueError if `cls` may not restore it.
 
-    That SumP is written as a MaxP with another head does not make its checkpoints MaxPs: only the base class, and
-    users' own subclasses, are looked for.
+    A class restores its own models and those of users' subclasses; the base class restores all. SumP is a subclass of
+    MaxP, but a saved SumP is no MaxP.
     """
-    known = {c.__name__: c for c in _subclasses(base) if c.head_name or c.head_spec is not base.head_spec}
+    classes = {c.__name__: c for c in _subclasses(base_class) if c.head_name or c.head_spec is not base_class.head_spec}
     name = config["class"]
-    found = look_up(dict(sorted(known.items())), f"{model!r} holds a", name, config.get("module"))
-    users_own = issubclass(found, asked) and not found.__module__.startswith("pyterrier_longdoc.")
-    if found is not asked and asked is not base and not users_own:
-        raise ValueError(f"{model!r} holds a {name}, not a {asked.__name__}: use {name}.load")
-    return found
+    saved_class = look_up(dict(sorted(classes.items())), f"{model!r} holds a", name, config.get("module"))
+    is_users_class = issubclass(saved_class, cls) and not saved_class.__module__.startswith("pyterrier_longdoc.")
+    if saved_class is not cls and cls is not base_class and not is_users_class:
+        raise ValueError(f"{model!r} holds a {name}, not a {cls.__name__}: use {name}.load")
+    return saved_class
 
 
 def _subclasses(cls: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Scores on disk: a second run reads what the first has scored, and an interrupted one goes on where it was."""
+"""Scores on disk: a second run reads the scores of the first, and an interrupted run goes on where it was."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ def score_with_cache(
 ) -> Scored:
     """Score R pairs as `model.score`; those in the file are not encoded, and new ones are stored block by block.
 
-    Texts are not stored, only hashes. The coverage counts what is read of stored pairs too, the bar does not.
+    The file holds hashes, no texts. The coverage counts stored pairs, too; the bar does not.
 
     Args:
-        path: a file of scores, which several processes may use.
+        path: a file of scores; several processes may use it.
         model: the model.
-        identity: all that its scores depend on besides query and text, JSON-able.
+        identity: what its scores depend on besides query and text, JSON-able.
         queries: R queries.
         texts: R texts.
         bar: see `Model.score`.
     """
     store, keys = Store(path), keys_of_pairs(identity, queries, texts)
-    known = store.get_many(dict.fromkeys(keys))
-    new = [row for row, key in enumerate(keys) if key not in known]
+    entries = store.get_many(dict.fromkeys(keys))
+    new = [row for row, key in enumerate(keys) if key not in entries]
 
-    def keep(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
+    def put(rows: list[list[int]], scores: np.ndarray, readings: Sequence[Reading]) -> None:
         if np.isfinite(scores).all():  # else the run ends with an error
-            found = zip(rows, scores.tolist(), readings, strict=True)
-            block: dict[Key, Any] = {keys[new[own[0]]]: _stored(score, reading) for own, score, reading in found}
+            pairs = zip(rows, scores.tolist(), readings, strict=True)
+            block: dict[Key, Any] = {keys[new[group[0]]]: _stored(score, reading) for group, score, reading in pairs}
             store.put_many(block)
-            known.update(block)
+            entries.update(block)
 
-    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=keep).coverage
+    fresh = model.score([queries[row] for row in new], [texts[row] for row in new], bar=bar, on_block=put).coverage
     account = Account(model.precision)
     coverage = account.coverage
     coverage.tokens_encoded, coverage.tokens_computed = fresh.tokens_encoded, fresh.tokens_computed
     coverage.windows_cut = fresh.windows_cut
-    account.add(queries, texts, [Reading(*known[key][1:]) for key in keys])
+    account.add(queries, texts, [Reading(*entries[key][1:]) for key in keys])
     scored = Scored(len(keys), coverage)
-    scored.scores[:] = [known[key][0] for key in keys]
+    scored.scores[:] = [entries[key][0] for key in keys]
     return scored.checked()
 
 
 def _stored(score: float, reading: Reading) -> list[Any]:
-    """Return a score and its reading for the file; what was cut is only there where something was."""
+    """Return a score and its reading for the file; the cut is left out where there is none."""
     counts = [reading.tokens, reading.tokens_read, reading.windows, reading.query_tokens, reading.query_tokens_read]
     cut = [reading.query_cut_by, reading.cut] if reading.query_cut_by or reading.cut else []
     return [score, *counts, *cut]
@@ -76,7 +76,7 @@ def keys_of_pairs(identity: dict[str, Any], queries: Sequence[str], texts: Seque
     for query, text in zip(queries, texts, strict=True):
         document, digest = as_document(text), base.copy()
         for part in (query, document.text, document.repeated):
-            own = part.encode("utf-8", "surrogatepass")
-            digest.update(len(own).to_bytes(8, "little") + own)
+            content = part.encode("utf-8", "surrogatepass")
+            digest.update(len(content).to_bytes(8, "little") + content)
         keys.append(digest.digest())
     return keys

@@ -1,4 +1,4 @@
-"""Selectors of windows that ask a model: the similarity of embeddings, a small cross-encoder."""
+"""Selectors of windows by a model: the similarity of embeddings, or a small cross-encoder."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .reranker import CrossEncoder
 from .saved import arguments_from, config_of
 
 _DECIMALS = 5
-"""Scores of models are rounded before they are compared: the same text may differ in the last bits between batches."""
+"""Decimals by which scores are compared: those of one text may differ in the last bits between batches."""
 
 
 @dataclass(frozen=True)
 class ModelWindows(WindowSelector):
-    """Base of the selectors that score a window with a model, as if it were a document of its own.
+    """Base of the selectors that score a window with a model, as if it were a document.
 
-    It gets the text that the reranker reads, the title before the window included. All windows of many
-    documents are scored together, each distinct one once. In half precision windows that are as
-    good as equal may be told apart by rounding, which depends on the batch: give the model `dtype="float32"`.
+    The model gets the text that the reranker reads, with the title before the window. All windows of many documents are
+    scored together, each distinct one once. In half precision rounding, which depends on the batch, may decide between
+    windows that are almost equal: give the model `dtype="float32"`.
     """
 
     model: Any = argument()
 
     def scores(self, pairs: TextPairs, spans: Sequence[list[Span]]) -> list[np.ndarray]:
         sizes = [len(spans[number]) for number in pairs.document]
-        shown = {number: list(map(pairs.documents[number].shown, spans[number])) for number in set(pairs.document)}
-        asked = [pairs.queries[number] for number, size in zip(pairs.query, sizes, strict=True) for _ in range(size)]
-        texts = [text for number in pairs.document for text in shown[number]]
-        # Weights that were loaded in the caller's inference mode could not be trained afterwards.
+        windows = {d: list(map(pairs.documents[d].input_text, spans[d])) for d in set(pairs.document)}
+        queries = [pairs.queries[number] for number, size in zip(pairs.query, sizes, strict=True) for _ in range(size)]
+        texts = [text for number in pairs.document for text in windows[number]]
+        # Weights that are loaded in inference mode could not be trained afterwards.
         with torch.inference_mode(False):
-            scored = self.model.score(asked, texts)
+            scored = self.model.score(queries, texts)
         self.model.warn_of_cuts(scored.coverage, ", which selects windows,")
         return np.split(np.round(scored.scores, _DECIMALS), np.cumsum(sizes)[:-1])
 
@@ -55,12 +55,12 @@ class ModelWindows(WindowSelector):
 class EmbeddingWindows(ModelWindows):
     """Keeps the `k` windows that a bi-encoder finds most similar to the query (as KeyB2 does).
 
-    The bi-encoder remembers its embeddings, so that a window that several queries ask for is embedded once.
+    The bi-encoder remembers its embeddings, so that a candidate of several queries is embedded once.
 
     Args:
         k: how many windows.
-        model: a `BiEncoder`. It gets each window as a text; one that is longer than its own windows is scored as its
-            `aggregation` says.
+        model: a `BiEncoder`. It gets each window as a text; if that has several of its own windows, its `aggregation`
+            counts.
 
     Example:
         `ld.PARADE(preselect=ld.EmbeddingWindows(3, ld.BiEncoder()))`.
@@ -74,7 +74,7 @@ class EmbeddingWindows(ModelWindows):
             raise ValueError(f"EmbeddingWindows: model={self.model!r} must be a BiEncoder")
 
     def to_config(self, folder: Path) -> dict[str, Any]:
-        # A bi-encoder is never trained, so its arguments say all.
+        # A bi-encoder is never trained, so its arguments describe it.
         if self.model.trust_remote_code:
             raise ValueError(f"{self.model!r} runs remote code, which cannot be stored")
         return {"type": type(self).__name__, "k": self.k, "model": config_of(self.model)}
@@ -89,9 +89,9 @@ class CrossEncoderWindows(ModelWindows):
     """Keeps the `k` windows that a smaller cross-encoder scores best (IDCM, and KeyB with BERT as selector).
 
     Differs from IDCM, whose selector is a kernel model over convolutions: here it is any reranker of this package,
-    which `fit` trains on labels or, as in IDCM, on the large one's scores (`TeacherScores`). The rest is `KMaxP` with
-    weights, but for inputs: in the published code (matchmaker, `sigir21_idcm.py`) only a document's last window ends in
-    `[SEP]`, and masked padding stands where its first and last windows have no neighbour.
+    which `fit` trains on labels or, as in IDCM, on the scores of the large model (`TeacherScores`). The rest is `KMaxP`
+    with weights and other inputs: in the published code (matchmaker, `sigir21_idcm.py`) only a document's last window
+    ends in `[SEP]`, and masked padding takes the place of missing neighbours of its first and last windows.
 
     Args:
         k: how many windows. 4 in Hofstätter et al. 2021.
@@ -105,7 +105,7 @@ class CrossEncoderWindows(ModelWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Birch scores by more than query and text.
+        # Birch needs more than query and text.
         model = self.model
         if not isinstance(model, CrossEncoder) or type(model).transform is not CrossEncoder.transform:
             raise ValueError(

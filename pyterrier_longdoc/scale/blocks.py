@@ -1,4 +1,4 @@
-"""Blocks of whole queries: how candidates, in memory or in files, are divided into them, and what is made of each."""
+"""Blocks of whole queries: how candidates, in memory or in files, are divided into them and reranked."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..common.files import file_digest, import_extra
 from ..common.frames import as_strings, check_columns
 from ..common.runs import frame_digest, run_parts, stages_of
 
-BLOCK_ROWS = 100  # what a kill costs, and what a worker is handed
+BLOCK_ROWS = 100  # lost by a kill; the work of a worker at a time
 _MOST_BLOCKS = 10_000  # files in a folder
 
-_ROWS_AT_ONCE = 200_000
-_BYTES_AT_ONCE = 32 * 2**20  # of a Parquet file, whose rows may be documents
+_PART_ROWS = 200_000
+_PART_BYTES = 32 * 2**20  # of a Parquet file, whose rows may be documents
 
 
 def map_here(
@@ -32,14 +32,14 @@ def map_here(
 
 
 def transformed(transformer: pt.Transformer, frame: pd.DataFrame) -> tuple[pd.DataFrame, Coverage | None]:
-    """Return the results of a block, and what the last model of a pipeline has read of it."""
+    """Return the results of a block, and the coverage of the pipeline's last model."""
     out = transformer.transform(frame)
     coverages = [getattr(stage, "coverage", None) for stage in stages_of(transformer)]
     return out, next((each for each in reversed(coverages) if isinstance(each, Coverage)), None)
 
 
 def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
-    """Return the places of each block's rows: query by query, in the order in which the queries first appear."""
+    """Return the places of each block's rows, query by query in the order of their first rows."""
     queries, _ = pd.factorize(as_strings(qids), use_na_sentinel=False)
     counts = np.bincount(queries)
     ends = np.cumsum(np.bincount(_block_numbers(counts, block_rows), weights=counts).astype(int))
@@ -47,7 +47,7 @@ def blocks_of(qids: pd.Series, block_rows: int) -> list[np.ndarray]:
 
 
 def _block_numbers(counts: Iterable[int], block_rows: int) -> list[int]:
-    """Return the block of each query: queries are put together until they have so many rows."""
+    """Return the block of each query: queries fill a block until it has so many rows."""
     numbers, block, rows = [], 0, 0
     for count in counts:
         numbers.append(block)
@@ -71,20 +71,22 @@ class Candidates:
             self.frame = self._with_queries(run)
         else:
             self.files = sorted(Path(run).glob("*.parquet")) if Path(run).is_dir() else [Path(run)]
+            if not self.files:
+                raise FileNotFoundError(f"folder {str(run)!r} has no Parquet files (*.parquet)")
 
     def parts(self) -> Iterator[pd.DataFrame]:
         """Yield the rows in parts that fit into memory, with their queries; ids are strings."""
         return map(self._with_queries, self._read()) if self.frame is None else iter([self.frame])
 
     def digests(self) -> dict[str, Any]:
-        """Return what tells these candidates and topics from others."""
+        """Return digests of candidates and topics, which tell them from others."""
         candidates = list(map(file_digest, self.files)) if self.frame is None else frame_digest(self.frame)
         return {"candidates": candidates, "topics": None if self.topics is None else frame_digest(self.topics)}
 
     def divide(self, folder: Path) -> list[int]:
-        """Return the number of rows of each block; those of files are written there, a file for each block.
+        """Return the number of rows of each block; candidates in files are written there, a file for each block.
 
-        Of files only the ids of all queries are in memory at once.
+        Of these only the ids of queries are all in memory at once.
         """
         if self.frame is not None:
             return [len(places) for places in self._places]
@@ -101,10 +103,12 @@ class Candidates:
             _append(part, part["qid"].map(block_of).to_numpy(), folder)
         return np.bincount(numbers, weights=list(counts.values())).astype(int).tolist()
 
-    def block(self, number: int, folder: Path) -> pd.DataFrame:
-        """Return the rows of a block, of files as `divide` has written them."""
+    def block(self, number: int, rows: int, folder: Path) -> pd.DataFrame:
+        """Return a block of so many rows, from the files of `divide` if candidates are in files."""
         if self.frame is None:
-            block = _dealt(folder, number)
+            block = _read_block(_candidate_file(folder, number))
+            if len(block) != rows:
+                raise ValueError(f"{_candidate_file(folder, number)} is damaged: choose a new folder, and begin anew")
         else:
             block = self.frame.iloc[self._places[number]].reset_index(drop=True)
         return pt.model.add_ranks(block) if "score" in block.columns and "rank" not in block.columns else block
@@ -116,13 +120,15 @@ class Candidates:
 
     def _read(self, columns: list[str] | None = None) -> Iterator[pd.DataFrame]:
         for file in self.files:
-            yield from _parquet_parts(file, columns) if file.suffix == ".parquet" else run_parts(file, _ROWS_AT_ONCE)
+            yield from _parquet_parts(file, columns) if file.suffix == ".parquet" else run_parts(file, _PART_ROWS)
 
     def _with_queries(self, part: pd.DataFrame) -> pd.DataFrame:
         check_columns(part, ("qid", "docno"), "the candidates")
         part = part.assign(qid=as_strings(part["qid"]), docno=as_strings(part["docno"]))
         if self.topics is None:
             return part
+        if "query" in part.columns:
+            raise ValueError("topics= would have no effect, as the candidates have queries: leave one of them out")
         unknown = part.loc[~part["qid"].isin(self.topics["qid"]), "qid"].unique()
         if len(unknown):
             raise ValueError(f"topics lack {len(unknown)} qids of the candidates, e.g. {unknown[0]!r}")
@@ -137,41 +143,41 @@ def _size_of_block(rows: int) -> int:
 def _parquet_parts(path: Path, columns: list[str] | None) -> Iterator[pd.DataFrame]:
     with arrow("parquet").ParquetFile(path) as file:
         size = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-        rows = max(1, min(_ROWS_AT_ONCE, _BYTES_AT_ONCE * file.metadata.num_rows // max(1, size)))
+        rows = max(1, min(_PART_ROWS, _PART_BYTES * file.metadata.num_rows // max(1, size)))
         for batch in file.iter_batches(rows, columns=columns):
             yield as_frame(arrow().Table.from_batches([batch]))
 
 
 def _append(part: pd.DataFrame, blocks: np.ndarray, folder: Path) -> None:
-    """Append each row to the file of its block, as an Arrow stream behind the others there."""
+    """Append each row to the file of its block, as an Arrow stream behind those in the file."""
     pa = arrow()
     order = np.argsort(blocks, kind="stable")
     table = as_table(part.iloc[order])
     for number, start, rows in zip(*np.unique(blocks[order], return_index=True, return_counts=True), strict=True):
-        with _file(folder, number).open("ab") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        with _candidate_file(folder, number).open("ab") as file, pa.ipc.new_stream(file, table.schema) as stream:
             stream.write_table(table.slice(start, rows))
 
 
-def _dealt(folder: Path, number: int) -> pd.DataFrame:
+def _read_block(path: Path) -> pd.DataFrame:
     pa, tables = arrow(), []
-    with pa.OSFile(str(_file(folder, number))) as file:
+    with pa.OSFile(str(path)) as file:
         while file.tell() < file.size():
             with pa.ipc.open_stream(file) as stream:
                 tables.append(stream.read_all())
     return as_frame(pa.concat_tables(tables, promote_options="permissive"))
 
 
-def _file(folder: Path, number: int) -> Path:
+def _candidate_file(folder: Path, number: int) -> Path:
     return folder / f"{number:05}.arrow"
 
 
 def arrow(part: str = "") -> Any:
-    """Return pyarrow, or a part of it; raises ImportError if it is missing."""
+    """Return pyarrow, or a part of it; raise ImportError if it is missing."""
     return import_extra(f"pyarrow.{part}".rstrip("."), "disk", "runs on disk are Parquet files, which need pyarrow")
 
 
 def as_table(frame: pd.DataFrame) -> Any:
-    """Return the rows as an Arrow table, without their index; dictionaries would get each other's keys."""
+    """Return the rows as an Arrow table, without index; refuse dictionaries: Arrow would merge their keys."""
     table = arrow().Table.from_pandas(frame, preserve_index=False)
     dictionaries = [field.name for field in table.schema if "struct<" in str(field.type)]
     if dictionaries:
@@ -180,7 +186,7 @@ def as_table(frame: pd.DataFrame) -> Any:
 
 
 def as_frame(table: Any) -> pd.DataFrame:
-    """Return the rows of a table; sequences are lists, and whole numbers stay whole where some are missing."""
+    """Return the rows of a table; sequences are lists, and integers stay integers beside missing values."""
     pa = arrow()
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     for field in table.schema:

@@ -17,11 +17,11 @@ from filelock import FileLock
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
+from ..common.identity import differences, identify
 from ..common.progress import counting
 from ..common.registry import VOUCH, own_code_in
 from ..common.runs import run_lines
-from ..common.warnings import told_together, warn
-from ..experiment.identity import differences, identify
+from ..common.warnings import empties_at_end, warn
 from .blocks import Candidates, arrow, as_frame, as_table, map_here, transformed
 
 _FORMAT = 3
@@ -32,12 +32,12 @@ _CANDIDATES, _BLOCKS, _MANIFEST = "candidates", "blocks", "manifest.json"
 
 @dataclass(frozen=True)
 class Work:
-    """What a call of `rerank_to_disk` has done.
+    """The work of a call of `rerank_to_disk`.
 
     Attributes:
-        rows: that it scored.
-        rows_before: of its shard that were scored already.
-        coverage: what the last model of this package in the pipeline has read of these rows; None where none has.
+        rows: number of rows that it scored.
+        rows_before: number of rows of its shard that were scored before.
+        coverage: how much the pipeline's last model of this package read of the scored rows; None without one.
     """
 
     rows: int
@@ -58,138 +58,143 @@ def rerank_to_disk(
     """Rerank candidates that need not fit into memory, and write the results to a folder block by block.
 
     A block is one query, or several until they have 100 rows (more where that would make more than 10,000 blocks).
-    Blocks go through the pipeline one by one, and each that is finished is one Parquet file. Killed at any moment, the
-    same call goes on: finished blocks stay, the open one is scored anew (with `score_cache=` of the model, but for the
-    last two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`.
+    Blocks go through the pipeline one by one, and each finished block is a Parquet file. After a kill the same call
+    continues: finished blocks stay, and the open one is scored anew (a model with `score_cache=` repeats only its last
+    two seconds). Several processes, on one machine or several with one file system, divide the work by `shard`.
 
     Args:
         pipeline: a reranker, or a pipeline that begins with candidates, e.g. `dataset.text_loader() >> ld.MaxP()`. A
             model with `text_loader=` loads the texts of one block at a time and writes none of them.
         run: candidates with `qid`, `docno` and any further columns: a frame; or the path of a TREC run, compressed or
-            not, in any order, or of a Parquet file or a folder of these. Files are divided into blocks once, by one
-            process, in the folder.
-        out: the folder; new, empty, or of the same call before.
+            not, in any order, or of a Parquet file or a folder of these. One process divides files into blocks, once,
+            in the folder.
+        out: the folder; new, empty, or of an earlier same call.
         topics: `qid` and `query`, where the candidates have no column `query`.
         shard: `(i, n)` takes every n-th block from the i-th on, i from 0.
         executor: computes the blocks elsewhere: a `RayExecutor`, or an object with its method `map`.
         verbose: show a progress bar of the shard's rows.
 
     Returns:
-        What was done: rows, and what the model has read of them.
+        The number of rows, and how much the model read of them.
 
     Raises:
-        ValueError: if the folder was begun with another pipeline or other candidates (the message names what differs);
-            for candidates without queries, results that cannot be written, and models with code of one's own whose
-            class has no `describe` of its own.
-        FileExistsError: if the folder holds something else.
+        ValueError: if the folder is of another pipeline or other candidates (the message names the difference); for
+            candidates without queries, results that cannot be written, and models with user code whose class has no
+            `describe` of its own.
+        FileExistsError: if the folder holds other files.
+        FileNotFoundError: if there are no candidates at the path.
         pt.validate.InputValidationError: if the pipeline needs columns that the candidates lack.
-        RuntimeError: if a block fails; the message names it and its queries. What is finished stays.
+        RuntimeError: if a block fails; the message names it and its queries. Finished blocks stay.
     """
     arrow()
+    if not isinstance(pipeline, pt.Transformer):
+        raise ValueError(f"pipeline={pipeline!r} must be a transformer, e.g. ld.MaxP(...)")
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
     out, candidates = Path(out), Candidates(run, topics)
     _check_columns(pipeline, next(candidates.parts(), pd.DataFrame()))
     rows = _begin(out, pipeline, candidates)
-    mine = range(shard[0], len(rows), shard[1])
-    todo = [number for number in mine if not _file(out, number).is_file()]
-    total, left = (sum(rows[number] for number in some) for some in (mine, todo))
-    blocks = ((number, candidates.block(number, out / _CANDIDATES)) for number in todo)
+    blocks_of_shard = range(shard[0], len(rows), shard[1])
+    open_blocks = [number for number in blocks_of_shard if not _block_file(out, number).is_file()]
+    total, open_rows = (sum(rows[number] for number in numbers) for numbers in (blocks_of_shard, open_blocks))
+    blocks = ((number, candidates.block(number, rows[number], out / _CANDIDATES)) for number in open_blocks)
     coverages = []
-    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - left) as advance, told_together():
-        for number, table, coverage in _results(pipeline, blocks, executor):
-            with replacing(_file(out, number)) as part:
-                arrow("parquet").write_table(table, part, compression="zstd")
+    with counting("rerank_to_disk", " rows", total, shown=verbose, done=total - open_rows) as advance, empties_at_end():
+        for number, coverage in _write_blocks(pipeline, blocks, executor, out):
             coverages += [] if coverage is None else [coverage]
             advance(rows[number])
-    return Work(left, total - left, Coverage.total(coverages) if coverages else None)
+    return Work(open_rows, total - open_rows, Coverage.total(coverages) if coverages else None)
 
 
 def merge_run(out: str | Path, path: str | Path | None = None, *, name: str = "rerank_to_disk") -> Any:
     """Put the blocks of `rerank_to_disk` together.
 
-    Queries have the order in which they first appeared in the candidates. In a frame, the rows of a query have the
-    order in which the pipeline returned them: that of the candidates for the rerankers of this package. In a file they
-    are in the order of their ranks.
+    Queries have the order of their first candidates. In a frame, the rows of a query have the order of the pipeline's
+    results, which is that of the candidates for the rerankers of this package; in a file, the order of their ranks.
 
     Args:
         out: the folder.
-        path: write a TREC run there, gzipped where it ends in `.gz`, with one block in memory at any time; None returns
-            a frame.
-        name: of the system, for the last column of the file.
+        path: write a TREC run there, gzipped if it ends in `.gz`, with one block in memory at a time; None returns a
+            frame.
+        name: name of the system, in the last column of the file.
 
     Returns:
         A frame with all columns and a new index, in which sequences are lists; or the path.
 
     Raises:
         FileNotFoundError: if that is no folder of `rerank_to_disk`, or names the first block that is not finished.
-        ValueError: if a qid or docno contains white space, which a TREC run cannot hold.
+        ValueError: if a file is damaged, or a qid or docno contains white space, which a TREC run cannot hold.
     """
-    parquet, out = arrow("parquet"), Path(out)
-    files = [_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
+    out = Path(out)
+    files = [_block_file(out, number) for number in range(len(_manifest_of(out)["rows"]))]
     if path is not None:
         write_lines(Path(path), (line for file in files for line in _lines(file, name)))
         return Path(path)
-    frames = [as_frame(parquet.read_table(file)) for file in files]
-    # Types of columns without rows say nothing.
+    frames = list(map(_read, files))
+    # Columns without rows have no types.
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
 def _lines(file: Path, name: str) -> Iterator[str]:
-    frame = as_frame(arrow("parquet").read_table(file, columns=["qid", "docno", "score", "rank"]))
-    for _, query in frame.groupby("qid", sort=False):
+    for _, query in _read(file, ["qid", "docno", "score", "rank"]).groupby("qid", sort=False):
         yield from run_lines(query.sort_values("rank"), name)
 
 
-def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates) -> list[int]:
-    """Begin a job, or hold this one against the job in the folder; return the number of rows of each block.
+def _read(file: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    parquet = arrow("parquet")
+    try:
+        return as_frame(parquet.read_table(file, columns=columns, page_checksum_verification=True))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is damaged: delete it, and the same call scores it anew ({error})") from error
 
-    Of several processes that start at once one begins the job, while the others wait.
+
+def _begin(out: Path, pipeline: pt.Transformer, candidates: Candidates) -> list[int]:
+    """Begin a job, or compare it with the job in the folder; return the number of rows of each block.
+
+    If several processes start at once, one begins the job while the others wait.
     """
-    told = identify(pipeline)
-    own = own_code_in(told.told)
-    if own:
+    maker = identify(pipeline)
+    own_code = ", ".join(own_code_in(maker.description))
+    if own_code:
         raise ValueError(
-            f"all blocks of a job must be made by the same code, and of {', '.join(own)} nobody can tell: do without "
-            f"rerank_to_disk. {VOUCH}"
+            f"{own_code}: your own code, whose changes cannot be noticed. Do without rerank_to_disk. {VOUCH}"
         )
     names = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
     foreign = [name for name in names if name != _CANDIDATES and not name.startswith(".")]
-    if foreign and not (out / _MANIFEST).is_file():  # looked for last, as another process may write it at any moment
+    if foreign and not (out / _MANIFEST).is_file():  # checked last, as another process may write it at any moment
         raise FileExistsError(f"{str(out)!r} holds other files ({', '.join(foreign[:5])}): choose a new folder")
     out.mkdir(parents=True, exist_ok=True)
     with FileLock(out / ".lock"):
         manifest = _manifest_of(out) if (out / _MANIFEST).is_file() else None
-        identity = {"format": _FORMAT, "pipeline": told.told, **candidates.digests()}
+        identity = {"format": _FORMAT, "pipeline": maker.description, **candidates.digests()}
         if manifest is None:
             manifest = {"identity": identity, "rows": candidates.divide(out / _CANDIDATES)}
             write_lines(out / _MANIFEST, [json.dumps(manifest, indent=1)])
         elif differ := differences(manifest["identity"], identity):
-            raise ValueError(
-                f"{str(out)!r} was begun with something else, which differs in {', '.join(differ)}: go on with what it "
-                f"was begun with, or choose another folder"
-            )
-        elif told.unchecked or told.functions:
-            parts = ", ".join([*told.unchecked, *told.functions])
-            warn(f"{str(out)!r} was begun before; nobody can tell if with the same {parts}", UserWarning)
+            raise ValueError(f"{str(out)!r} has another job, which differs in {', '.join(differ)}: choose a new folder")
+        elif maker.unchecked or maker.functions:
+            parts = ", ".join([*maker.unchecked, *maker.functions])
+            warn(f"{str(out)!r} was begun before, and {parts} may have changed since", UserWarning)
     return list(manifest["rows"])
 
 
 def _manifest_of(out: Path) -> dict[str, Any]:
-    """Return who makes the results in a folder, and the number of rows of each block."""
+    """Return the identity of the job in a folder, and the number of rows of each block."""
     return dict(json.loads((out / _MANIFEST).read_text(encoding="utf-8")))
 
 
-def _file(out: Path, number: int) -> Path:
+def _block_file(out: Path, number: int) -> Path:
     return out / _BLOCKS / f"{number:05}.parquet"
 
 
-def _results(
-    pipeline: pt.Transformer, blocks: Iterator[tuple[int, pd.DataFrame]], executor: Any
-) -> Iterator[tuple[int, Any, Coverage | None]]:
-    """Yield number, results as an Arrow table and coverage of each block; its queries are in their order."""
+def _write_blocks(
+    pipeline: pt.Transformer, blocks: Iterator[tuple[int, pd.DataFrame]], executor: Any, out: Path
+) -> Iterator[tuple[int, Coverage | None]]:
+    """Write the results of each block, whose queries keep their order; yield its number and coverage."""
     opened: dict[int, list[str]] = {}
-    run, what = map_here if executor is None else executor.map, f"the results of {pipeline!r}"
+    run, owner = map_here if executor is None else executor.map, f"the results of {pipeline!r}"
 
     def opening() -> Iterator[tuple[int, pd.DataFrame]]:
         for number, frame in blocks:
@@ -198,24 +203,28 @@ def _results(
 
     try:
         for number, (result, coverage) in run(transformed, pipeline, opening()):
-            check_columns(result, ("qid", "docno", "score"), what)
+            check_columns(result, ("qid", "docno", "score"), owner)
             result = result.assign(qid=as_strings(result["qid"]))
             places = {qid: place for place, qid in enumerate(opened[number])}
-            scored = with_scores(result, numbers(result, "score", what, "every result needs a score"))
+            if foreign := set(result["qid"]) - places.keys():
+                raise ValueError(f"{owner} have the qid {min(foreign)!r}, which the candidates lack")
+            scored = with_scores(result, numbers(result, "score", owner, "every result needs a score"))
             table = as_table(scored.iloc[np.argsort(scored["qid"].map(places).to_numpy(), kind="stable")])
+            with replacing(_block_file(out, number)) as part:
+                arrow("parquet").write_table(table, part, compression="zstd", write_page_checksum=True)
             del opened[number]
-            yield number, table, coverage
+            yield number, coverage
     except Exception as error:
         if not opened:
             raise
-        where = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
+        blocks_at_work = "; ".join(f"block {number}, queries {', '.join(qids[:5])}" for number, qids in opened.items())
         raise RuntimeError(
-            f"{type(error).__name__}: {error} (in {where}). Finished blocks stay, and the same call goes on from there"
+            f"{type(error).__name__}: {error} (in {blocks_at_work}). Finished blocks stay; the same call continues"
         ) from error
 
 
 def _check_columns(pipeline: pt.Transformer, part: pd.DataFrame) -> None:
     """Raise InputValidationError if the pipeline lacks columns."""
     columns = [*part.columns, *(["rank"] if "score" in part and "rank" not in part else [])]
-    with suppress(pt.inspect.InspectError):  # nobody can tell before the first block
+    with suppress(pt.inspect.InspectError):  # unknown before the first block
         pt.inspect.transformer_outputs(pipeline, columns)

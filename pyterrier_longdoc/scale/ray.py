@@ -1,7 +1,7 @@
-"""Models on the actors of Ray: each holds one, and is handed one block of whole queries after the other.
+"""Models on the actors of Ray: each holds one, and gets one block of whole queries after the other.
 
-Actors and not Ray Data, whose batches are rows: a query may be cut in two, and what waits between two steps fills the
-object store. Here a worker has one block at a time: that is all that is in the store, and all that is lost with it.
+Actors and not Ray Data, whose batches may cut a query in two, and fill the object store: of a worker only one block is
+in the store, and only that is lost with it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import KW_ONLY, dataclass
 from hashlib import blake2b
 from typing import Any
@@ -22,31 +22,31 @@ import pyterrier as pt
 from ..common.arguments import argument, validate
 from ..common.coverage import Coverage
 from ..common.files import import_extra
+from ..common.identity import Identity, identify
 from ..common.presentation import Presented, ShowsChanges
 from ..common.progress import counting
-from ..common.warnings import Empties, SeenWarnings, added_up, first_time, tell_of_empties, told_together, warn
-from ..experiment.identity import Identity, identify
+from ..common.warnings import Empties, SeenWarnings, added_up, empties_at_end, first_time, warn, warn_once_of_empty
 from .blocks import BLOCK_ROWS, blocks_of, transformed
 
 _PATIENCE = 60.0
-"""Seconds without any worker after which it is said that there is none."""
+"""Seconds without any worker before a warning."""
 
 _RETRIES = 3
-"""So often a task is done again whose worker has died: then it is the task, and not the machines."""
+"""How often a task is repeated after its worker died; after that the task is to blame, not the machine."""
 
 
 @dataclass(eq=False, repr=False)
 class RayExecutor(ShowsChanges, AbstractContextManager):
     """Ray actors that do one task at a time each: for `ld.distributed`, `ld.rerank_to_disk`, `k_fold_fit`, `fit_seeds`.
 
-    They are started with the first task, on the Ray that is there: the one that this program is connected to, the
-    cluster named by `RAY_ADDRESS` or begun here by `ray start`, or else a new one on this machine. They stay, with the
-    model that they hold, until `close`. Ray starts one that dies anew, and does its task again.
+    They start with the first task, on the Ray that this program is connected to, the cluster that `RAY_ADDRESS` names
+    or `ray start` has begun here, or else a new one on this machine. They stay, with the model that they hold, until
+    `close`. When a worker dies, Ray restarts it and repeats its task.
 
     Args:
         workers: most actors; work begins when the first is up.
-        cpus_per_worker: cores that Ray counts for each, and the threads that it computes with.
-        gpus_per_worker: GPUs for each, which sees no others; 0.5 for two on one. None: 1 where Ray has any, else 0.
+        cpus_per_worker: cores, and so threads, of each worker.
+        gpus_per_worker: GPUs of each worker; 0.5 for two workers on one GPU. None: 1 if Ray has any, else 0.
     """
 
     workers: int = argument(at_least=1)
@@ -56,9 +56,11 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
 
     def __post_init__(self) -> None:
         validate(self)
+        self._session: tuple[str, str] | None = None
         self._actors: list[Any] = []
         self._sent: tuple[str, Any] = "", None
         self._warned: SeenWarnings = set()
+        self._notices: dict[tuple[type[Warning], str], str] = {}
 
     def distributed(self, model: pt.Transformer, *, block_rows: int = BLOCK_ROWS, verbose: bool = False) -> Distributed:
         """Return the model on these workers, as `ld.distributed` does; several models take turns on them."""
@@ -69,41 +71,41 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
     ) -> Iterator[tuple[Any, Any]]:
         """Call `function(shared, item)` on the workers for each `(key, item)`; yield `(key, value)`, as they are done.
 
-        What is shared, e.g. a model, is sent to each worker once, which keeps it until another comes. The next item is
-        asked for when a worker is free for it. What the function raises ends the call, as do four workers that died
-        over one item (`ray.exceptions.RayActorError`).
+        `shared`, e.g. a model, is sent to each worker once, which keeps it until the next one. Items are taken when a
+        worker is free. An error of the function ends the call, and so do four workers that die over one item
+        (`ray.exceptions.RayActorError`).
         """
         actors, (name, place), tasks = self._connected(), self._send(shared), iter(items)
-        ray, running = _ray(), {}
-        free: list[Any] = []
-        starting = {actor.start.remote(): actor for actor in actors}
+        ray, under_way = _ray(), {}
+        idle: list[Any] = []
+        starts = {actor.start.remote(): actor for actor in actors}
 
         def hand_out() -> None:
-            while free and (task := next(tasks, None)) is not None:
-                actor, (key, item) = free.pop(), task
-                # In a list, what is shared is not fetched anew for each task.
-                running[actor.work.remote(name, [place], function, item)] = actor, key
+            while idle and (task := next(tasks, None)) is not None:
+                actor, (key, item) = idle.pop(), task
+                # Ray would fetch `place` for each task if it were not in a list.
+                under_way[actor.work.remote(name, [place], function, item)] = actor, key
 
         try:
-            while running or not free:
-                done, _ = ray.wait([*running, *starting], timeout=None if running else _PATIENCE)
-                if not done:
-                    self._tell_of_waiting()
+            while under_way or not idle:
+                ready, _ = ray.wait([*under_way, *starts], timeout=None if under_way else _PATIENCE)
+                if not ready:
+                    self._warn_of_waiting()
                     continue
-                if done[0] in starting:
-                    free.append(starting.pop(done[0]))
+                if ready[0] in starts:
+                    idle.append(starts.pop(ready[0]))
                     hand_out()
                     continue
-                actor, key = running.pop(done[0])
+                actor, key = under_way.pop(ready[0])
                 try:
-                    value = self._told(ray.get(done[0]))
+                    value = self._value_of(ray.get(ready[0]))
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error
-                free.append(actor)
-                hand_out()  # whoever takes the result may need a while for it
+                idle.append(actor)
+                hand_out()  # before the caller, who may need a while, gets the result
                 yield key, value
         finally:
-            for actor, _ in running.values():
+            for actor, _ in under_way.values():
                 self._dismiss(actor)
 
     def close(self) -> None:
@@ -115,82 +117,88 @@ class RayExecutor(ShowsChanges, AbstractContextManager):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_actors": [], "_sent": ("", None)}
+        return {**self.__dict__, "_session": None, "_actors": [], "_sent": ("", None)}
 
     def _connected(self) -> list[Any]:
-        """Return the actors, up or not yet, of the Ray that this program is connected to."""
+        """Return the actors, ready or not yet, and connect to Ray if need be."""
         ray = _ray()
         if not ray.is_initialized():
-            # Without an address it finds what `ray start` has begun; "auto" would also join other programs' own.
+            # Without an address it finds the cluster of `ray start`; "auto" would also join other programs' clusters.
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-            self._actors, self._sent = [], ("", None)
-        there = ray.cluster_resources()
-        gpus = float("GPU" in there) if self.gpus_per_worker is None else self.gpus_per_worker
-        each = {"CPU": self.cpus_per_worker, "GPU": gpus}
-        room = min(int(there.get(kind, 0) // number) for kind, number in each.items() if number)
+        context = ray.get_runtime_context()
+        session = context.get_node_id(), context.get_job_id()  # one of them is another after `ray.shutdown`
+        if session != self._session:
+            self._session, self._actors, self._sent = session, [], ("", None)
+        resources = ray.cluster_resources()
+        gpus = float("GPU" in resources) if self.gpus_per_worker is None else self.gpus_per_worker
+        needs = {"CPU": self.cpus_per_worker, "GPU": gpus}
+        room = min(int(resources.get(kind, 0) // number) for kind, number in needs.items() if number)
         if not room:
-            raise ValueError(f"no worker of {self!r} has room: each needs {each}, and Ray has {there}")
+            raise ValueError(f"no worker of {self!r} has room: each needs {needs}, and Ray has {resources}")
         if room < self.workers and first_time(self._warned, "room"):
-            warn(f"{self!r} has room for {room} workers at present: Ray has {there}", UserWarning)
-        hired = ray.remote(num_cpus=self.cpus_per_worker, num_gpus=gpus, max_restarts=-1, max_task_retries=_RETRIES)
+            warn(f"{self!r} has room for {room} workers at present: Ray has {resources}", UserWarning)
+        remote = ray.remote(num_cpus=self.cpus_per_worker, num_gpus=gpus, max_restarts=-1, max_task_retries=_RETRIES)
         while len(self._actors) < self.workers:
-            self._actors.append(hired(_Worker).remote(self.cpus_per_worker))
+            self._actors.append(remote(_Worker).remote(self.cpus_per_worker))
         return self._actors
 
-    def _tell_of_waiting(self) -> None:
+    def _warn_of_waiting(self) -> None:
         if first_time(self._warned, "waiting"):
             free = _ray().available_resources()
-            warn(f"{self!r} waits for room: Ray has {free} free; close() of others gives theirs back", UserWarning)
+            warn(f"{self!r} waits for room, free are {free}: close other executors to free their workers", UserWarning)
 
     def _send(self, shared: Any) -> tuple[str, Any]:
-        """Return a name for the contents, and where the workers find them; as before if they are the same."""
-        written = _ray().cloudpickle.dumps(shared)
-        name = blake2b(written, digest_size=16).hexdigest()
+        """Return a name for the contents, and their place in the store; the same contents are stored once."""
+        pickle = _ray().cloudpickle.dumps(shared)
+        name = blake2b(pickle, digest_size=16).hexdigest()
         if name != self._sent[0]:
-            self._sent = name, _ray().put(written)
+            self._sent = name, _ray().put(pickle)
         return self._sent
 
-    def _told(self, answer: tuple[Any, list[tuple[str, type[Warning]]], Empties]) -> Any:
-        """Return a worker's value; warns here of what it was warned of, once for all workers."""
-        value, caught, empties = answer
-        tell_of_empties(empties)
-        for message, category in caught:
-            # Other blocks have other figures.
-            if first_time(self._warned, category, re.sub(r"[<>\d.,%]+", "", message)):
-                warn(message, category)
+    def _value_of(self, answer: tuple[Any, list[tuple[str, type[Warning]]], Empties]) -> Any:
+        """Return a worker's value; give its warnings here, once for all workers."""
+        value, notices, empties = answer
+        warn_once_of_empty(empties)
+        for message, category in notices:
+            # Blocks differ in numbers alone.
+            self._notices.setdefault((category, re.sub(r"[<>\d.,%]+", "", message)), message)
+        for cause, message in self._notices.items():  # earlier ones too: a worker warns once, and a run may be muted
+            if first_time(self._warned, *cause):
+                warn(message, cause[0])
         return value
 
     def _dismiss(self, actor: Any) -> None:
         self._actors = [other for other in self._actors if other is not actor]
         if _ray().is_initialized():
-            _ray().kill(actor)
+            with suppress(ValueError):  # it has ended with an earlier Ray
+                _ray().kill(actor)
 
 
 class _Worker:
-    """What the tasks of an actor share."""
+    """An actor, whose tasks share a model."""
 
     def __init__(self, threads: int) -> None:
-        # For torch, which is imported when the first model comes.
+        # Before the first model imports torch.
         os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
         self.name, self.shared = "", None
 
     def start(self) -> None:
-        """Return as soon as the actor is up."""
+        """Return as soon as the actor is ready."""
 
     def work(self, name: str, place: list[Any], function: Callable[..., Any], item: Any) -> tuple[Any, ...]:
-        """Return the function's value, what was warned of, and rows without text."""
+        """Return the function's value, warnings, and counts of rows without text."""
         if name != self.name:
             self.name, self.shared = "", None  # makes room for the next model
             ray = _ray()
             self.shared, self.name = ray.cloudpickle.loads(ray.get(place[0])), name
-        with warnings.catch_warnings(record=True) as caught, added_up() as empties:
+        with warnings.catch_warnings(record=True) as notices, added_up() as empties:
             value = function(self.shared, item)
-        return value, [(str(each.message), each.category) for each in caught], empties
+        return value, [(str(notice.message), notice.category) for notice in notices], empties
 
 
 class Distributed(Presented, pt.Transformer, AbstractContextManager):
-    """A model whose queries are shared out among the workers of an executor; `ld.distributed` makes it.
+    """A model whose queries are divided among the workers of an executor; `ld.distributed` makes it.
 
     Attributes:
         coverage: how much of the text the last `transform` read, the sum over all blocks; None before.
@@ -203,34 +211,34 @@ class Distributed(Presented, pt.Transformer, AbstractContextManager):
         self.coverage: Coverage | None = None
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
-        """Return what the model makes of each block of queries, put together in a new frame.
+        """Return the model's results of all blocks of queries in a new frame.
 
-        Of a model that keeps its rows, these have the order and index of the input; else queries follow each other in
-        the order of their first rows.
+        If the model keeps its rows, they have the order and index of the input; else queries have the order of their
+        first rows.
         """
-        nothing = self.model.transform(inp.iloc[:0])  # columns that are missing are told here, before anything is sent
+        empty = self.model.transform(inp.iloc[:0])  # refuses missing columns before anything is sent
         if not len(inp):
-            return nothing
+            return empty
         pt.validate.columns(inp, includes=["qid"], context=self)
         rows = blocks_of(inp["qid"], self.block_rows if "docno" in inp.columns else 1)
-        blocks = ((place, inp.iloc[own]) for place, own in enumerate(rows))
+        blocks = ((number, inp.iloc[places]) for number, places in enumerate(rows))
         parts: dict[int, pd.DataFrame] = {}
         coverages = []
-        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance, told_together():
-            for place, (part, coverage) in self.executor.map(transformed, self.model, blocks):
-                parts[place] = part
+        with counting(repr(self), "row", len(inp), shown=self.verbose) as advance, empties_at_end():
+            for number, (part, coverage) in self.executor.map(transformed, self.model, blocks):
+                parts[number] = part
                 coverages += [] if coverage is None else [coverage]
-                advance(len(rows[place]))
+                advance(len(rows[number]))
         self.coverage = Coverage.total(coverages) if coverages else None
-        return _in_order(pd.concat([parts[place] for place in range(len(rows))]), inp, np.concatenate(rows))
+        return _in_order(pd.concat([parts[number] for number in range(len(rows))]), inp, np.concatenate(rows))
 
     def describe(self) -> dict[str, Any]:
-        """Return who the model is as a worker sees it, device and precision included."""
-        ((_, (told, unchecked, functions)),) = self.executor.map(_identity, self.model, [(None, None)])
+        """Return the model's description on a worker, device and precision included."""
+        ((_, (description, unchecked, functions)),) = self.executor.map(_identity, self.model, [(None, None)])
         if unchecked or functions:
             unknown = ", ".join([*unchecked, *functions])
             raise ValueError(f"of {self.model!r} it cannot be told whether these stay the same: {unknown}")
-        return dict(told)
+        return dict(description)
 
     @property
     def text_loader(self) -> Any:
@@ -263,20 +271,19 @@ def distributed(
 ) -> Distributed:
     """Return the same model on the workers of a Ray cluster, or on several GPUs or cores of this machine.
 
-    It stands where the model stands: `bm25 >> ld.distributed(ld.PARADE(), workers=8)`. The model is sent to each worker
-    once, and again after its weights or arguments have changed; one whose weights are not in memory here is loaded by
-    each worker. Queries are handed out in blocks that depend on the input alone, one at a time to each worker, and no
-    query is divided. A worker that dies is started anew, and so is its block. Needs the extra `ray`.
+    It takes the model's place: `bm25 >> ld.distributed(ld.PARADE(), workers=8)`. The model is sent to each worker once,
+    and again after its weights or arguments have changed; without weights in memory here each worker loads it. Workers
+    get one block of whole queries at a time, and blocks depend on the input alone. When a worker dies, Ray
+    restarts it and repeats its block. Needs the extra `ray`.
 
-    Scores are those of `model.transform` but for the seventh digit, as windows share passes with other ones.
+    Scores are those of `model.transform` up to the seventh digit, as other windows share a pass.
 
     Args:
         model: a model or a pipeline. With a `text_loader`, workers load the texts themselves. Leave its `device` None.
         workers: as of `RayExecutor`.
         cpus_per_worker: as of `RayExecutor`.
         gpus_per_worker: as of `RayExecutor`.
-        block_rows: queries are put together until they have so many rows; one with more is a block of its own, and so
-            is each topic of an input without `docno`.
+        block_rows: queries fill a block until it has so many rows; each topic of an input without `docno` is a block.
         verbose: show a bar; models on workers show none.
 
     Returns:
@@ -288,7 +295,7 @@ def distributed(
 
 
 def _in_order(out: pd.DataFrame, inp: pd.DataFrame, rows: np.ndarray) -> pd.DataFrame:
-    """Return the output of blocks in the order of the input, if it has the input's rows."""
+    """Return the output of blocks in the order of the input if it has the input's rows."""
     names = [name for name in ("qid", "docno") if name in inp.columns and name in out.columns]
     if len(out) != len(inp) or any(out[name].tolist() != inp[name].iloc[rows].tolist() for name in names):
         return out.reset_index(drop=True)

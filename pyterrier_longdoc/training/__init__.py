@@ -1,4 +1,4 @@
-"""Training: what to train on, the losses, the loop, and the same again by folds, seeds and segments.
+"""Training: data, losses, the loop, and trainings by folds, seeds and segments.
 
 The loop sees only `model(queries, texts) -> scores`.
 """

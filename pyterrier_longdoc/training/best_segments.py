@@ -30,20 +30,20 @@ from .losses import LOSSES
 from .processes import is_first_process
 from .queries import check_validation
 from .recipe import TrainingArgs
-from .resume import TrainingData, check_new, fit_or_load, training_settings
+from .resume import FINISHED, TrainingData, check_new, fit_or_load, training_settings
 
 
 @dataclass(frozen=True)
 class Segments:
-    """How training documents are cut: disjoint segments of whole sentences, each as many as fit a limit drawn anew.
+    """How training documents are cut: disjoint segments of whole sentences, each as many as fit a random limit.
 
-    So length tells nothing about relevance. A sentence that is longer is a segment of its own.
+    Random limits keep the model from learning relevance by length. A longer sentence is a segment of its own.
 
     Args:
-        min_words: least value of that limit.
-        max_words: greatest one; about 400 word pieces, which leaves room for the query among 512.
-        max_segments: only so many first segments are used; None for all. 4 on Robust04 in the paper.
-        seed: of the lengths.
+        min_words: smallest limit.
+        max_words: largest limit; about 400 word pieces, which leaves room for the query among 512.
+        max_segments: use the first segments alone, so many of them; None for all. 4 on Robust04 in the paper.
+        seed: decides about the limits.
     """
 
     min_words: int = argument(50, at_least=1)
@@ -55,7 +55,7 @@ class Segments:
         validate(self)
 
     def __call__(self, text: str, key: str) -> list[Span]:
-        """Return the characters of each segment; the key, such as the docno, and the seed decide about lengths."""
+        """Return the characters of each segment; seed and key, such as the docno, decide about lengths."""
         rng = Random(f"{self.seed}:{key}")
         ends = [*sentence_starts(text), len(text)]
         spans: list[Span] = []
@@ -77,9 +77,9 @@ class BestResult(Cited):
 
     Attributes:
         model: the model of the best iteration.
-        iterations: for each iteration a row: `iteration`, `validation` (of the weights that were kept) and, with gold
+        iterations: one row for each iteration: `iteration`, `validation` (of the best weights) and, with gold
             positions, `precision` of the segments that its model selects (P@1 of the paper's Table 2).
-        selections: these segments, for each iteration: `qid, docno` and the characters `start` and `end`.
+        selections: the segments of each iteration: `qid, docno` and the characters `start` and `end`.
     """
 
     model: Any
@@ -108,24 +108,23 @@ def fit_on_best_segments(
 ) -> BestResult:
     """Train passage rankers on segments, each iteration on those that the one before ranks first.
 
-    In the first iteration a selector learns from all segments while a ranker learns from the segments that it selects
-    at that moment, scoring them without dropout (Eq. 2 and 3). Each later iteration trains a new model to the end on
-    the segments that the last one selects (Eq. 4). Differs from the paper: titles are not repeated in segments unless
-    the texts do so.
+    In the first iteration a selector learns from all segments, and a ranker from those that the selector ranks first
+    at that step, without dropout (Eq. 2 and 3). Each later iteration trains a new model on the segments that the model
+    before selects (Eq. 4). Differs from the paper: a title is in a segment only where the text has it there.
 
     Args:
-        make: makes a new model from the pre-trained weights, e.g.
-            `lambda: ld.MaxP(bert, windows=ld.SentenceWindows(), training=ld.TrainingArgs.preset("best"))`. It reads
-            whole documents afterwards; one text column.
+        make: makes a new model from the pre-trained weights, with one text column, e.g.
+            `lambda: ld.MaxP(bert, windows=ld.SentenceWindows(), training=ld.TrainingArgs.preset("best"))`. The trained
+            model reads whole documents.
         topics_or_res_tr: training candidates, as `fit` takes them, with text.
         qrels_tr: their labels.
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
         segments: how training documents are cut; None for the defaults.
-        iterations: at most so many; 4 in the paper, the third was best.
+        iterations: most iterations; 4 in the paper, of which the third was best.
         patience: stop after so many iterations without a new best.
         gold: `qid, docno, start, end`: the characters of known relevant passages, for the precision.
-        folder: for models and selections. A second call with the same arguments goes on where the first one was killed.
+        folder: for models and selections. A second call with the same arguments continues after a kill.
 
     Raises:
         ValueError: if the recipe has a teacher or an augmentation, `make` returns a model twice, or the folder holds
@@ -144,20 +143,20 @@ def fit_on_best_segments(
     fit_first: Callable[[Any], None] = partial(_fit_jointly, selector, data=data, candidates=candidates)
     rows: list[dict[str, Any]] = []
     selections: list[pd.DataFrame] = []
-    own_data, best_model, best_value, since_best = data, ranker, -inf, 0
-    with counting("fit_on_best_segments", "iteration", iterations, shown=ranker.verbose) as done:
+    best_model, best_value, since_best = ranker, -inf, 0
+    with counting("fit_on_best_segments", "iteration", iterations, shown=ranker.verbose) as advance:
         for iteration in range(1, iterations + 1):
             if iteration > 1:
-                new = make()
-                check_new(new, [ranker, selector])
-                ranker, own_data = new, data._replace(run=candidates.cut_to(selections[-1]))
+                next_ranker = make()
+                check_new(next_ranker, [ranker, selector])
+                ranker, data = next_ranker, data._replace(run=candidates.with_segments(selections[-1]))
             ranker.training, fit = recipe, fit_first if iteration == 1 else None
-            own = None if folder is None else Path(folder) / f"iteration-{iteration}"
-            earlier = len(ranker.history)
-            ranker = fit_or_load(ranker, own_data, own, fit=fit, about={"segments": repr(candidates.segments)})
-            selections.append(_select_or_read(ranker, candidates, own))
-            done()
-            value = float(ranker.history["validation"].iloc[earlier:].max())  # of the weights that were kept
+            subfolder = None if folder is None else Path(folder) / f"iteration-{iteration}"
+            old_entries = len(ranker.history)
+            ranker = fit_or_load(ranker, data, subfolder, fit=fit, about={"segments": repr(candidates.segments)})
+            selections.append(_select_or_read(ranker, candidates, subfolder))
+            advance()
+            value = float(ranker.history["validation"].iloc[old_entries:].max())  # of the best weights
             precision = {} if gold is None else {"precision": segment_precision(selections[-1], gold)}
             rows.append({"iteration": iteration, "validation": value, **precision})
             since_best += 1
@@ -173,9 +172,8 @@ def segment_precision(selected: pd.DataFrame, gold: pd.DataFrame) -> float:
 
     Both frames have `qid, docno, start, end`: the characters of a segment and of a passage.
     """
-    known = _known(gold)
-    segments = _known(selected)
-    hits = [a <= known[key][0] and known[key][1] <= b for key, (a, b) in segments.items() if key in known]
+    passages, segments = _spans_by_pair(gold), _spans_by_pair(selected)
+    hits = [a <= passages[key][0] and passages[key][1] <= b for key, (a, b) in segments.items() if key in passages]
     return float(np.mean(hits)) if hits else nan
 
 
@@ -194,22 +192,22 @@ class _Candidates:
         """Return `qid, docno, start, end` of one segment of each."""
         return self.frame[["qid", "docno"]].assign(start=[a for a, _ in spans], end=[b for _, b in spans])
 
-    def selected_by(self, model: Any) -> pd.DataFrame:
+    def select(self, model: Any) -> pd.DataFrame:
         """Return each one's best segment by the model."""
-        queries = [str(query) for query, own in zip(self.frame["query"], self.spans, strict=True) for _ in own]
-        segments = [text[a:b] for text, own in zip(self.texts, self.spans, strict=True) for a, b in own]
-        ends = np.cumsum([len(own) for own in self.spans])
+        queries = [str(query) for query, spans in zip(self.frame["query"], self.spans, strict=True) for _ in spans]
+        segments = [text[a:b] for text, spans in zip(self.texts, self.spans, strict=True) for a, b in spans]
+        ends = np.cumsum([len(spans) for spans in self.spans])
         scores = np.split(model.model.score(queries, segments).scores, ends[:-1])
-        return self.selection([own[int(s.argmax())] for own, s in zip(self.spans, scores, strict=True)])
+        return self.selection([spans[int(s.argmax())] for spans, s in zip(self.spans, scores, strict=True)])
 
-    def cut_to(self, selected: pd.DataFrame) -> pd.DataFrame:
+    def with_segments(self, selected: pd.DataFrame) -> pd.DataFrame:
         """Return the candidates with these segments as their texts."""
         rows = zip(self.texts, selected["start"], selected["end"], strict=True)
         return self.frame.assign(**{self.text_field: [text[a:b] for text, a, b in rows]})
 
 
 def _fit_jointly(selector: Any, ranker: Any, data: TrainingData, candidates: _Candidates) -> None:
-    """Do the first iteration: the ranker learns from what the selector selects while that learns from all segments."""
+    """Train both models in the first iteration: the selector on all segments, the ranker on those it selects."""
     recipe: TrainingArgs = ranker.recipe
     rates = {f"{part}.{name}": rate for part in ("selector", "ranker") for name, rate in recipe.learning_rates.items()}
     model, judged = ranker.model, cast(pd.DataFrame, data.validation_qrels)
@@ -237,19 +235,19 @@ def _joint_loss(
     """Return the selector's loss over all segments (Eq. 2) and the ranker's over those that it selects (Eq. 3)."""
     loss, texts, spans = LOSSES[recipe.loss], candidates.texts, candidates.spans
     losses = []
-    chosen_queries, chosen_texts = [], []
+    ranker_queries, ranker_texts = [], []
     for example in examples:
-        own = [[texts[row][a:b] for a, b in spans[row]] for row in map(int, map(str, example.texts))]
-        flat = [segment for document in own for segment in document]
-        queries, lengths = [example.query] * len(flat), [len(document) for document in own]
+        documents = [[texts[row][a:b] for a, b in spans[row]] for row in map(int, map(str, example.texts))]
+        flat = [segment for document in documents for segment in document]
+        queries, lengths = [example.query] * len(flat), [len(document) for document in documents]
         scores = joint["selector"](queries, flat).float().split(lengths)
         losses += [loss.compute(*row, None, recipe) for row in _rows(scores, example, pairs=loss.pairs)]
         with torch.no_grad(), joint["selector"].inference():
-            selecting = joint["selector"](queries, flat).split(lengths)
-        chosen_queries += [example.query] * len(own)
-        chosen_texts += [document[int(s.argmax())] for document, s in zip(own, selecting, strict=True)]
-    ranked = joint["ranker"](chosen_queries, chosen_texts).float().split([len(e.texts) for e in examples])
-    for example, scores in zip(examples, ranked, strict=True):
+            choices = joint["selector"](queries, flat).split(lengths)
+        ranker_queries += [example.query] * len(documents)
+        ranker_texts += [document[int(s.argmax())] for document, s in zip(documents, choices, strict=True)]
+    ranker_scores = joint["ranker"](ranker_queries, ranker_texts).float().split([len(e.texts) for e in examples])
+    for example, scores in zip(examples, ranker_scores, strict=True):
         losses.append(loss.compute(scores[None], scores.new_tensor(example.labels)[None], None, recipe))
     return torch.stack(losses).sum()
 
@@ -259,24 +257,25 @@ def _rows(
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield scores and labels `(1, C)` of the documents' j-th segments, for each j that makes a comparison."""
     for j in range(max(map(len, scores))):
-        having = [i for i, own in enumerate(scores) if len(own) > j]
-        if not pairs or (having[0] == 0 and len(having) > 1):
-            row = torch.stack([scores[i][j] for i in having])
-            yield row[None], row.new_tensor([example.labels[i] for i in having])[None]
+        documents = [i for i, values in enumerate(scores) if len(values) > j]
+        if not pairs or (documents[0] == 0 and len(documents) > 1):
+            row = torch.stack([scores[i][j] for i in documents])
+            yield row[None], row.new_tensor([example.labels[i] for i in documents])[None]
 
 
 def _select_or_read(model: Any, candidates: _Candidates, folder: Path | None) -> pd.DataFrame:
-    """Return what a model of `fit_or_load` selects; read, if its folder has it."""
-    path = None if folder is None else folder / "selection.csv"
+    """Return what a model of `fit_or_load` selects, or read it from the model's folder."""
+    # Named after its training, lest an older one's is read.
+    path = folder and folder / f"selection-{crc32((folder / FINISHED).read_bytes()):08x}.csv"
     if path is not None and path.is_file():
         return candidates.frame[["qid", "docno"]].join(pd.read_csv(path))
-    selected = candidates.selected_by(model)
+    selected = candidates.select(model)
     if path is not None and is_first_process():
         with replacing(path) as temporary:
             selected[["start", "end"]].to_csv(temporary, index=False)
     return selected
 
 
-def _known(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
+def _spans_by_pair(gold: pd.DataFrame) -> dict[tuple[str, str], Span]:
     spans = zip(gold["start"].astype(int), gold["end"].astype(int), strict=True)
     return dict(zip(keys_of(gold), spans, strict=True))

@@ -1,4 +1,4 @@
-"""What is trained on: each query's candidates with their labels, what an epoch draws of them, a teacher's scores.
+"""Training data: each query's candidates with their labels, the draws of an epoch, a teacher's scores.
 
 Shapes: R rows of a run, C candidates of a query.
 """
@@ -28,13 +28,13 @@ from ..common.frames import (
     strings,
     with_all_text,
 )
-from .queries import TrainedOn, labelled, nothing_to_learn
+from .queries import TrainedOn, labels_and_counts, nothing_to_learn
 from .recipe import TrainingArgs, seed_of
 
 
 @dataclass(frozen=True, eq=False)
 class QueryGroup:
-    """A training query with its candidates, best ranked first; their texts are read when they are drawn.
+    """A training query with its candidates, best ranked first; their texts are read when an example needs them.
 
     Attributes:
         rows: `(C,)` the candidates' rows in the run, from 0.
@@ -61,7 +61,7 @@ class QueryGroup:
 
 @dataclass(frozen=True)
 class Example:
-    """Some candidates of a query, of which one loss is computed; labels and targets are those of a `QueryGroup`."""
+    """The candidates of a query in one loss; labels and targets are those of a `QueryGroup`."""
 
     qid: str
     query: str
@@ -77,9 +77,9 @@ class TrainingSet:
     Attributes:
         groups: the queries that are trained on.
         candidates: R candidates, whose rows the groups name.
-        read: returns the texts of some of these rows, as `documents` of a reranker does.
-        loaded: whether reading is loading: a training that continues then knows the texts by their docnos.
-        trained_on: counts of the queries, and of those that are left out by reason.
+        read: returns the texts of these rows, as `documents` of a reranker does.
+        loaded: whether `read` loads texts; a continued training then recognises them by docno only.
+        trained_on: counts of the queries, and of the others by reason.
     """
 
     groups: Sequence[QueryGroup]
@@ -87,7 +87,7 @@ class TrainingSet:
     read: Callable[[pd.DataFrame], Sequence[Text]]
     loaded: bool = False
     trained_on: TrainedOn = TrainedOn()  # noqa: RUF009 - frozen
-    _blank: dict[int, bool] = field(default_factory=dict, init=False)  # whether the texts drawn so far are, by row
+    _blank: dict[int, bool] = field(default_factory=dict, init=False)  # of the texts read so far, by row
 
     def texts(self, rows: np.ndarray) -> Sequence[Text]:
         """Read the texts of these rows."""
@@ -96,18 +96,20 @@ class TrainingSet:
         return texts
 
     def blank(self) -> list[bool]:
-        """Return for each candidate whether it has no text; a part of the texts is held at a time."""
-        parts = (self.candidates.iloc[start : start + 4096] for start in range(0, len(self.candidates), 4096))
-        return [is_blank(text) for part in parts for text in self.read(part)]
+        """Return for each candidate whether it has no text; not all texts are in memory at once."""
+        blank: list[bool] = []
+        for start in range(0, len(self.candidates), 4096):
+            blank += map(is_blank, self.read(self.candidates.iloc[start : start + 4096]))
+        return blank
 
-    def drawn(self) -> tuple[pd.DataFrame, Sequence[bool]]:
-        """Return the candidates that were drawn so far, and whether each has no text."""
+    def draws(self) -> tuple[pd.DataFrame, Sequence[bool]]:
+        """Return the candidates whose texts were read so far, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
 
-    def told(self, rows: np.ndarray) -> tuple[Any, ...]:
-        """Return what tells the texts of these rows from others, without loading them."""
-        drawn = self.candidates.iloc[rows]
-        return tuple(as_strings(drawn["docno"]) if self.loaded else self.read(drawn))
+    def text_keys(self, rows: np.ndarray) -> tuple[Any, ...]:
+        """Return the texts of these rows, or their docnos where reading texts means loading them."""
+        candidates = self.candidates.iloc[rows]
+        return tuple(as_strings(candidates["docno"]) if self.loaded else self.read(candidates))
 
 
 def prepare(
@@ -119,18 +121,18 @@ def prepare(
     text_field: TextField = "text",
     text_loader: Any = None,
 ) -> TrainingSet:
-    """Make what `train` takes of candidates and their labels.
+    """Return the training set of candidates and their labels, for `train`.
 
     Args:
         candidates: `qid, query, docno`, `score` or `rank`, and the text unless it is loaded while training.
         qrels: `qid, docno, label`.
         recipe: with `judged="all"` the judged documents that are no candidates are added.
-        texts: returns the texts of some rows of such a frame.
+        texts: returns the texts of rows of such a frame.
         text_field: the column with the text, or a tuple of columns.
         text_loader: supplies the text of judged documents that are added.
 
     Raises:
-        ValueError: if there is nothing to train on, or a text, label or score is not what it must be.
+        ValueError: if there is nothing to train on, or a text, label or score is invalid.
     """
     run = candidates
     if recipe.judged == "all":
@@ -154,7 +156,7 @@ def make_groups(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs |
 def _groups_and_counts(
     results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs
 ) -> tuple[list[QueryGroup], TrainedOn]:
-    judged, counts = labelled(results, qrels, args.min_label, "qrels")
+    judged, counts = labels_and_counts(results, qrels, args.min_label, "qrels")
     targets, teacher = None, args.teacher_field
     if teacher in results.columns:
         targets = numbers(results, teacher, "the teacher's scores", "let the teacher score every candidate")
@@ -163,53 +165,55 @@ def _groups_and_counts(
     # The queries in the order of their appearance, each with its candidates from the best ranked one on.
     rows = np.lexsort((positions, number))
     rows = rows[number[rows] >= 0]  # a row without a qid belongs to no query
-    rows = rows[_may_be_drawn(number[rows], judged[rows], positions[rows], qids, args)]
+    rows = rows[_drawable_rows(number[rows], judged[rows], positions[rows], qids, args)]
     number, judged = number[rows], judged[rows]
     labels = np.where(judged >= args.min_label, judged - args.min_label + 1, 0.0)
     starts = np.flatnonzero(np.diff(number, prepend=-1))
-    rest = counts["queries"] - len(starts) - counts["unjudged"] - counts["without_relevant"] - counts["not_retrieved"]
-    told = {**counts, "used": len(starts), "without_negative": rest}
-    trained_on = TrainedOn(**told, candidates=len(rows), relevant=int(np.count_nonzero(labels > 0)))
+    left_out = counts["unjudged"] + counts["without_relevant"] + counts["not_retrieved"]
+    without_negative = counts["queries"] - len(starts) - left_out
+    sizes = {"used": len(starts), "candidates": len(rows), "relevant": int(np.count_nonzero(labels > 0))}
+    trained_on = TrainedOn(**counts, **sizes, without_negative=without_negative)
     if not len(rows):
         raise nothing_to_learn("train", trained_on, results, qrels)
     queries = strings(results["query"].iloc[rows[starts]], "query")
     groups = []
     for query, start, end in zip(queries, starts, [*starts[1:], len(rows)], strict=True):
-        own = slice(start, end)
-        of_teacher = None if targets is None else targets[rows[own]]
-        groups.append(QueryGroup(str(qids[number[start]]), query, rows[own], labels[own], of_teacher))
+        part = slice(start, end)
+        teacher_scores = None if targets is None else targets[rows[part]]
+        groups.append(QueryGroup(str(qids[number[start]]), query, rows[part], labels[part], teacher_scores))
     return groups, trained_on
 
 
-def _may_be_drawn(
+def _drawable_rows(
     number: np.ndarray, judged: np.ndarray, positions: np.ndarray, qids: pd.Index, args: TrainingArgs
 ) -> np.ndarray:
     """Return whether each candidate may be drawn, the same in every epoch.
 
-    None may of a query without a positive or a negative. The limit of ranks is for what was retrieved: with
-    `judged="all"` a judged negative may be drawn wherever it stands, or else a longer run would have fewer of them.
-    Rows are sorted by query and rank; a label is NaN where there is none.
+    A query needs a positive and a negative, or none of its candidates is drawn. With `judged="all"` the limit of ranks
+    does not hold for judged negatives, or else a longer run would have fewer of them. Rows are sorted by query and
+    rank; a missing label is NaN.
     """
-    positive, has_label = judged >= args.min_label, ~np.isnan(judged)
+    positive, is_judged = judged >= args.min_label, ~np.isnan(judged)
     negative = ~positive
     if args.unjudged == "skip":
-        negative &= has_label
+        negative &= is_judged
     if args.max_negative_rank is not None:
-        near = positions < args.max_negative_rank
-        negative &= near | has_label if args.judged == "all" else near
-    both = [np.bincount(number[which], minlength=len(qids)) for which in (positive, negative)]
-    whole = np.minimum(*both)[number] > 0
+        in_reach = positions < args.max_negative_rank
+        negative &= in_reach | is_judged if args.judged == "all" else in_reach
+    positives = np.bincount(number[positive], minlength=len(qids))
+    negatives = np.bincount(number[negative], minlength=len(qids))
+    complete = ((positives > 0) & (negatives > 0))[number]
     if args.negative_pool is not None:
-        for own in np.flatnonzero((both[0] > 0) & (both[1] > args.negative_pool)).tolist():
-            first, end = np.searchsorted(number, [own, own + 1])
-            places = (first + np.flatnonzero(negative[first:end])).tolist()
+        for query in np.flatnonzero((positives > 0) & (negatives > args.negative_pool)).tolist():
+            start, end = np.searchsorted(number, [query, query + 1])
+            places = (start + np.flatnonzero(negative[start:end])).tolist()
             negative[places] = False
-            negative[Random(f"{seed_of(args)}:pool:{qids[own]}").sample(places, args.negative_pool)] = True
-    return whole & (positive | negative)
+            negative[Random(f"{seed_of(args)}:pool:{qids[query]}").sample(places, args.negative_pool)] = True
+    return complete & (positive | negative)
 
 
 def training_run(model: Any, results: pd.DataFrame, qrels: pd.DataFrame) -> pd.DataFrame:
-    """Return what a reranker trains on: its candidates and, if its recipe says so, the judged documents beside them."""
+    """Return what a reranker trains on: its candidates and, with `judged="all"`, the judged documents too."""
     if model.recipe.judged != "all":
         return results
     return add_judged(results, qrels, text_field=model.text_field, text_loader=model.text_loader)
@@ -225,19 +229,19 @@ def add_judged(
 ) -> pd.DataFrame:
     """Add the judged documents that a first stage did not retrieve, so that they are trained on too.
 
-    So does FlexNeuART's export of training data: all positives of the qrels; as negatives judged ones and those that
-    were retrieved. Without it a query whose relevant document was not retrieved is not trained on.
+    FlexNeuART's export of training data does the same: positives are all of the qrels, negatives are judged or
+    retrieved. Otherwise a query whose relevant document was not retrieved is not trained on.
 
     Args:
         results: `qid, query, docno`, `score` and `rank` if there are any, and the text unless it is loaded later.
         qrels: `qid, docno, label`.
         text_field: the column with the text, or a tuple of columns.
         text_loader: supplies the text of the added rows, where `results` has text.
-        topics: `qid, query` of queries that may have no row in `results`, which are left out otherwise.
+        topics: `qid, query`, also of queries without a row in `results`, which are left out otherwise.
 
     Returns:
-        `results`, and behind them a row for each judged document that is missing, in the order of the qrels: with the
-        score minus infinity and a rank behind all others; other columns but the text are empty, and ids are strings.
+        `results`, then a row for each missing judged document, in the order of the qrels. Its score is minus infinity
+        and its rank is behind all others; columns other than the text are empty. Ids are strings.
     """
     check_columns(results, ("qid", "query", "docno"), "the candidates")
     check_columns(qrels, ("qid", "docno", "label"), "qrels")
@@ -246,14 +250,14 @@ def add_judged(
     judged, retrieved = (
         frame[["qid", "docno"]].reset_index(drop=True).astype(str).drop_duplicates() for frame in (qrels, results)
     )
-    judged = judged.merge(queries, on="qid").merge(retrieved, how="left", indicator="found")
-    added = judged.loc[judged["found"] == "left_only", ["qid", "query", "docno"]].reset_index(drop=True)
+    judged = judged.merge(queries, on="qid").merge(retrieved, how="left", indicator="origin")
+    added = judged.loc[judged["origin"] == "left_only", ["qid", "query", "docno"]].reset_index(drop=True)
     if not len(added):
         return results
     fields = [name for name in field_names(text_field) if name in results.columns]
     if fields and text_loader is None:
-        what = f"judged='all' trains on {len(added)} judged documents that were not retrieved"
-        raise ValueError(f"{what}: give text_loader= for their text, or take judged='retrieved'")
+        problem = f"judged='all' trains on {len(added)} judged documents that were not retrieved"
+        raise ValueError(f"{problem}: give text_loader= for their text, or take judged='retrieved'")
     if fields:
         texts = with_all_text(added, field_names(text_field), text_loader, "judged documents", "the qrels")
         added = added.join(texts[fields].reset_index(drop=True))
@@ -261,13 +265,13 @@ def add_judged(
         added["score"] = -np.inf
     if "rank" in results.columns:
         added["rank"] = results["rank"].max() + 1 if len(results) else 0
-    # Of one type: not every id of the qrels is one of theirs, a number or a known category.
+    # Strings, as ids of the qrels may be of another type, or no category of the column.
     ids = {name: as_strings(results[name]) for name in ("qid", "docno")}
     return pd.concat([results.assign(**ids), added], ignore_index=True)
 
 
 def drawable(results: pd.DataFrame, qrels: pd.DataFrame, args: TrainingArgs) -> pd.DataFrame:
-    """Return the candidates that a recipe may draw: with only their texts loaded the training is the same."""
+    """Return the candidates that a recipe may draw: the training needs no other texts."""
     return results.iloc[np.sort(np.concatenate([group.rows for group in make_groups(results, qrels, args)]))]
 
 
@@ -309,7 +313,7 @@ def examples_per_epoch(groups: Sequence[QueryGroup], args: TrainingArgs) -> int:
 def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> list[Pick]:
     """Draw all picks of an epoch in the order of training, by the seed, the epoch and the query alone.
 
-    A training that continues after a kill so needs no state of a random generator.
+    So a training that continues after a kill needs no state of a random generator.
     """
     picks: list[Pick] = []
     for group in groups:
@@ -319,49 +323,51 @@ def draw_epoch(groups: Sequence[QueryGroup], args: TrainingArgs, epoch: int) -> 
         rng = Random(f"{seed_of(args)}:{epoch}:{group.qid}")
         positive, negatives = rng.choice(group.positives), group.negatives
         if args.sampling == "listwise":
-            others = [i for i in range(len(group.rows)) if i != positive]
-            drawn = sorted([positive, *rng.sample(others, min(args.negatives, len(others)))])
+            candidates = [i for i in range(len(group.rows)) if i != positive]
+            pick = sorted([positive, *rng.sample(candidates, min(args.negatives, len(candidates)))])
         elif len(negatives) >= args.negatives:
-            drawn = [positive, *rng.sample(negatives, args.negatives)]
+            pick = [positive, *rng.sample(negatives, args.negatives)]
         else:
-            # Too few: each is taken equally often, or once more.
+            # Too few negatives: each is repeated equally often, or once more.
             rng.shuffle(negatives)
-            drawn = [positive, *(negatives[i % len(negatives)] for i in range(args.negatives))]
-        picks.append((group, tuple(drawn)))
+            pick = [positive, *(negatives[i % len(negatives)] for i in range(args.negatives))]
+        picks.append((group, tuple(pick)))
     Random(f"{seed_of(args)}:{epoch}").shuffle(picks)
     return picks
 
 
 def make_examples(picks: Sequence[Pick], data: TrainingSet, args: TrainingArgs, epoch: int) -> list[Example]:
     """Read the candidates of all picks at once, each text once, and augment them if the recipe says so."""
-    drawn = [group.rows[list(candidates)] for group, candidates in picks]
-    rows = np.unique(np.concatenate([np.empty(0, dtype=int), *drawn]))
-    read = dict(zip(rows.tolist(), data.texts(rows), strict=True)) if len(rows) else {}
+    rows_of_picks = []
+    for group, candidates in picks:
+        rows_of_picks.append(group.rows[list(candidates)])
+    rows = np.unique(np.concatenate([np.empty(0, dtype=int), *rows_of_picks]))
+    text_of = dict(zip(rows.tolist(), data.texts(rows), strict=True)) if len(rows) else {}
     examples = []
-    for (group, candidates), own_rows in zip(picks, drawn, strict=True):
-        own = [read[row] for row in own_rows.tolist()]
+    for (group, candidates), pick_rows in zip(picks, rows_of_picks, strict=True):
+        texts = list(map(text_of.__getitem__, pick_rows.tolist()))
         if args.augment is not None:
             rngs = [Random(f"{seed_of(args)}:{epoch}:{group.qid}:{i}") for i in candidates]
-            own = [_augmented(text, args.augment, rng) for text, rng in zip(own, rngs, strict=True)]
-        chosen = list(candidates)
-        targets = None if group.targets is None else tuple(group.targets[chosen].tolist())
-        examples.append(Example(group.qid, group.query, tuple(own), tuple(group.labels[chosen].tolist()), targets))
+            texts = [_augmented(text, args.augment, rng) for text, rng in zip(texts, rngs, strict=True)]
+        indices = list(candidates)
+        targets = None if group.targets is None else tuple(group.targets[indices].tolist())
+        examples.append(Example(group.qid, group.query, tuple(texts), tuple(group.labels[indices].tolist()), targets))
     return examples
 
 
 def _augmented(text: Text, augment: Callable[[str, Random], str], rng: Random) -> Text:
-    """Return the text changed; what is read with each of its windows stays."""
+    """Return the augmented text; the title that is read with its windows stays."""
     if isinstance(text, Document):
         return replace(text, text=augment(text.text, rng))
     return augment(text, rng)
 
 
 class TeacherScores(pt.Transformer):
-    """Adds a column with the scores of another transformer; all other columns stay, the score too.
+    """Adds a column with the scores of another transformer; all other columns, `score` too, stay.
 
     Args:
-        teacher: scores `qid, query, docno` and text; frozen, whatever it is.
-        column: its name, as in the student's `TrainingArgs(teacher_field=...)`.
+        teacher: any transformer that scores `qid, query, docno` and text; it is not trained.
+        column: name of the column, as in the student's `TrainingArgs(teacher_field=...)`.
 
     Example:
         `(bm25 >> text >> TeacherScores(teacher) >> student).fit(topics, qrels)`, where the student has
@@ -379,7 +385,7 @@ class TeacherScores(pt.Transformer):
         answer: Any = self.teacher(inp)
         scores = answer[[*keys, "score"]].astype(columns).drop_duplicates().set_index(keys)["score"].astype(float)
         rows = pd.MultiIndex.from_frame(inp[keys].astype(columns))
-        wrong = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]
-        if wrong:
-            raise ValueError(f"the teacher has not one score for {len(wrong)} candidates, e.g. {wrong[0]}")
+        bad_pairs = [*scores.index[scores.index.duplicated()], *rows[~rows.isin(scores.index)]]
+        if bad_pairs:
+            raise ValueError(f"the teacher has not one score for {len(bad_pairs)} candidates, e.g. {bad_pairs[0]}")
         return inp.assign(**{self.column: scores.reindex(rows).to_numpy()})

@@ -1,4 +1,4 @@
-"""What a training notes: the figure of merit, the table of its entries, and the learning curve."""
+"""The record of a training: the figure of merit, the table of entries, and the learning curve."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..common.measures import measure_named
 from ..common.plots import COLOURS, new_axes
-from .queries import whole_labels
+from .queries import integer_labels
 
 _COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
 
@@ -27,7 +27,7 @@ def evaluate(results: pd.DataFrame, qrels: pd.DataFrame, metric: str) -> float:
     names = {"qid": "query_id", "docno": "doc_id", "label": "relevance"}
     run = results[["qid", "docno", "score"]].astype({"qid": str, "docno": str}).rename(columns=names)
     qrels = qrels[qrels["qid"].astype(str).isin(set(run["query_id"]))]
-    judged = qrels[["qid", "docno"]].astype(str).assign(label=whole_labels(qrels, "qrels")).rename(columns=names)
+    judged = qrels[["qid", "docno"]].astype(str).assign(label=integer_labels(qrels, "qrels")).rename(columns=names)
     return float(ir_measures.calc_aggregate([measure], judged, run)[measure])
 
 
@@ -39,6 +39,8 @@ def history_frame(entries: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     """Draw loss and validation figure of a reranker's `history`; return the axes, by default of a new figure."""
+    if not len(history):
+        raise ValueError("the history is empty: fit the model before its history is drawn")
     ax = ax or new_axes()
     lines = ax.plot(history["step"], history["loss"], marker=".", color=COLOURS[0], label="loss")
     ax.set_xlabel("optimiser steps")
@@ -47,7 +49,7 @@ def plot_history(history: pd.DataFrame, *, ax: Any = None) -> Any:
     if "validation" in history.columns:
         validated = history.dropna(subset="validation")
         right = ax.twinx()
-        # Leaves a point of the loss behind it to be seen.
+        # A point of the loss behind it stays visible.
         look = {"marker": "o", "fillstyle": "none", "color": COLOURS[1]}
         lines += right.plot(validated["step"], validated["validation"], label="validation", **look)
         right.set_ylabel("validation")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pyterrier as pt
 import torch
 from torch import nn
 
+from ..common.frames import Text
 from ..common.progress import work_bar
 from .examples import Example, Pick, TrainingSet, draw_epoch, examples_per_epoch, make_examples
 from .losses import LOSSES
 from .model_changes import adapted, dropping, recomputing
 from .processes import Processes
 from .recipe import TrainingArgs, seed_of
-from .resume import StateFile, named_states
-from .schedule import BETAS, make_optimizer, number_of_steps, rate_and_beta
+from .resume import StateFile, optimizer_states
+from .schedule import BETAS, make_optimizer, rate_and_beta
 
 Objective = Callable[[Any, Sequence[Example], TrainingArgs], torch.Tensor]
 """`(model, examples, recipe) -> loss`: of some examples, summed, a scalar with a graph."""
@@ -40,7 +43,7 @@ def train(
     settings: Callable[[], Mapping[str, Any]] = dict,
     verbose: bool = False,
 ) -> list[dict[str, Any]]:
-    """Train a model in place; interrupted, it keeps the weights of the best validation, if any, else of the last step.
+    """Train a model in place; an interrupted one keeps the weights of the best validation, or else of the last step.
 
     Args:
         model: `model(queries, texts) -> (B,)` scores with a graph.
@@ -50,13 +53,13 @@ def train(
             one are kept.
         on_step: called after each optimiser step.
         history: gets an entry at the end of each epoch and at each validation; None makes a new list.
-        objective: the loss of some examples, for methods that need more than scores; None for the recipe's.
-        settings: returns those of the model, JSON-able: with others a training is not continued.
-        verbose: show a line for each epoch, and tell where a training goes on.
+        objective: the loss of examples, for methods that need more than scores; None for the recipe's.
+        settings: returns the model's settings, JSON-able: a training is not continued with other settings.
+        verbose: show a line for each epoch, and say where a training continues.
 
     Returns:
         `history`: `epoch` and `step` from 1, `loss` (mean per example since the last entry), `learning_rate` (the
-        highest), `documents_per_second` and, where it was asked for, `validation`.
+        highest), `documents_per_second` and, after a validation, `validation`.
 
     Raises:
         FloatingPointError: if the loss is not finite; the weights are then those before the step.
@@ -65,20 +68,20 @@ def train(
     if recipe.patience is not None and validate is None:
         raise ValueError(f"patience={recipe.patience} needs validation data: give fit topics_or_res_va and qrels_va")
     if LOSSES[recipe.loss].teacher and any(group.targets is None for group in data.groups):
-        what = f"loss={recipe.loss!r} needs the teacher's scores, teacher_field={recipe.teacher_field!r}"
-        raise ValueError(f"{what}: put TeacherScores(teacher) before the student")
-    with ExitStack() as within:
-        # torch's global random state will be as it was.
-        within.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
+        problem = f"loss={recipe.loss!r} needs the teacher's scores, teacher_field={recipe.teacher_field!r}"
+        raise ValueError(f"{problem}: put TeacherScores(teacher) before the student")
+    with ExitStack() as stack:
+        # torch's global random state is restored afterwards.
+        stack.enter_context(torch.random.fork_rng(devices=range(torch.cuda.device_count())))
         torch.manual_seed(seed_of(recipe))
         if recipe.dropout is not None:
-            within.enter_context(dropping(model, recipe.dropout))
+            stack.enter_context(dropping(model, recipe.dropout))
         if recipe.lora is not None:
-            within.enter_context(adapted(model, recipe.lora))
+            stack.enter_context(adapted(model, recipe.lora))
         if recipe.gradient_checkpointing:
-            within.enter_context(recomputing(model))
+            stack.enter_context(recomputing(model))
         run = Run(model, data, recipe, objective or ranking_loss, [] if history is None else history)
-        within.callback(run.end)
+        stack.callback(run.end)
         if recipe.checkpoint is not None and run.resume(settings()):
             on_step()
             if verbose and run.rank == 0:
@@ -92,43 +95,44 @@ def train(
 
 def ranking_loss(model: nn.Module, examples: Sequence[Example], recipe: TrainingArgs) -> torch.Tensor:
     """Return the recipe's loss of the scores of each example's candidates, summed."""
-    queries = [example.query for example in examples for _ in example.texts]
-    texts = [text for example in examples for text in example.texts]
-    scores = model(queries, texts).float().split([len(example.texts) for example in examples])
-    losses = []
-    for example, own in zip(examples, scores, strict=True):
-        labels = own.new_tensor(example.labels)
-        targets = None if example.targets is None else own.new_tensor(example.targets)[None]
-        losses.append(LOSSES[recipe.loss].compute(own[None], labels[None], targets, recipe))
+    queries, texts, sizes, losses = list[str](), list[Text](), list[int](), list[torch.Tensor]()
+    for example in examples:
+        queries += [example.query] * len(example.texts)
+        texts += example.texts
+        sizes.append(len(example.texts))
+    for example, scores in zip(examples, model(queries, texts).float().split(sizes), strict=True):
+        labels = scores.new_tensor(example.labels)
+        targets = None if example.targets is None else scores.new_tensor(example.targets)[None]
+        losses.append(LOSSES[recipe.loss].compute(scores[None], labels[None], targets, recipe))
     return torch.stack(losses).sum()
 
 
 @dataclass
 class State:
-    """Where a training is; all of it is in the saved state."""
+    """How far a training is; the checkpoint folder has all of it."""
 
     step: int = 0  # optimiser steps done
     epoch: int = 0  # the present one, from 0
-    position: int = 0  # examples of the present epoch that are done
+    position: int = 0  # examples done in the present epoch
     loss: float = 0.0  # sum of losses since the last entry of the history
-    examples: int = 0  # their number
-    documents: float = 0.0  # that were scored for them
-    seconds: float = 0.0  # that this took, without validation
-    best: float | None = None  # figure of merit so far
+    examples: int = 0  # examples of these losses
+    documents: float = 0.0  # documents of these examples
+    seconds: float = 0.0  # time for these examples, without validation
+    best: float | None = None  # the best figure of merit so far
     worse: int = 0  # validations since then
 
 
 class Run:
-    """A training under way: weights, optimiser, where it is, and how it is saved and continued.
+    """A training under way: weights, optimiser and state, and how they are saved and continued.
 
-    Entries of `history` that are already there belong to earlier trainings.
+    Entries that `history` has at the start belong to earlier trainings.
     """
 
     def __init__(
         self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, objective: Objective, history: list[Any]
     ) -> None:
         self.model, self.data, self.recipe, self.objective, self.history = model, data, recipe, objective, history
-        self.earlier_entries = len(history)
+        self.old_entries = len(history)
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         self.processes = Processes(model, recipe) if several or recipe.trackers else None
         # The first process writes and reports.
@@ -138,14 +142,14 @@ class Run:
         self.device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=recipe.dtype == "float16")
         self.steps_per_epoch = -(-examples_per_epoch(data.groups, recipe) // recipe.queries_per_step)
-        self.total_steps = number_of_steps(recipe, self.steps_per_epoch)
+        self.total_steps = min(recipe.epochs * self.steps_per_epoch, recipe.max_steps or sys.maxsize)
         self.state = State()
         self.best: dict[str, torch.Tensor] = {}  # the weights that validated best
         self.file: StateFile | None = None
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done, or patience has ended it."""
+        """Whether all steps are done, or `patience` has ended the training."""
         patience = self.recipe.patience
         return self.state.step >= self.total_steps or (patience is not None and self.state.worse >= patience)
 
@@ -154,33 +158,33 @@ class Run:
         state, recipe = self.state, self.recipe
         picks = draw_epoch(self.data.groups, recipe, state.epoch)
         end = min(len(picks), state.position + (self.total_steps - state.step) * recipe.queries_per_step)
-        # An epoch that was done before a training was made longer has no line.
-        shown = verbose and self.rank == 0 and state.position < end
+        # An epoch that is complete in the checkpoint folder has no line.
+        has_bar = verbose and self.rank == 0 and state.position < end
         bar_of_epoch = partial(work_bar, f"epoch {state.epoch + 1}", "query", end, shown=True, done=state.position)
-        with bar_of_epoch() if shown else nullcontext() as bar:
+        with bar_of_epoch() if has_bar else nullcontext() as bar:
             while state.position < len(picks) and not self.is_over:
-                chosen = picks[state.position : state.position + recipe.queries_per_step]
-                self.step(chosen)
+                batch = picks[state.position : state.position + recipe.queries_per_step]
+                self.step(batch)
                 on_step()
                 if bar is not None:
                     loss, rate, speed = self.figures().values()
                     bar.set_postfix(loss=f"{loss:.3f}", lr=f"{rate:.1e}", documents=f"{speed:.1f}/s", refresh=False)
-                    bar.update(len(chosen))
+                    bar.update(len(batch))
                 self.report(validate, epoch_ends=state.position == len(picks))
         state.epoch, state.position = state.epoch + 1, 0
         if recipe.restart_each_epoch:
             self.optimizer.state.clear()
 
-    def step(self, chosen: Sequence[Pick]) -> None:
-        """Learn from a step's queries, of which each process takes a part; from none if the loss is not finite."""
+    def step(self, batch: Sequence[Pick]) -> None:
+        """Make an optimiser step, each process with a part of its queries; none if the loss is not finite."""
         start, state, recipe = time.perf_counter(), self.state, self.recipe
-        examples = make_examples(chosen[self.rank :: self.number], self.data, recipe, state.epoch)
+        examples = make_examples(batch[self.rank :: self.number], self.data, recipe, state.epoch)
         factor, beta = rate_and_beta(recipe, state.step, self.steps_per_epoch, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"], group["betas"] = group["peak"] * factor, (beta, BETAS[1])
-        # Dropout depends on the step alone: it is the same whether or not the run was killed before.
+        # Dropout depends on the step alone, so that a continued training has the same.
         torch.manual_seed((seed_of(recipe) * 1_000_003 + state.step * 4099 + self.rank) % 2**63)
-        loss, documents = self._backward(examples, len(chosen)), float(sum([len(e.texts) for e in examples]))
+        loss, documents = self._backward(examples, len(batch)), float(sum([len(e.texts) for e in examples]))
         if self.processes is not None:
             loss, documents = self.processes.sum(loss, documents)
         if not math.isfinite(loss):
@@ -198,22 +202,22 @@ class Run:
         self.scaler.update()
         self.optimizer.zero_grad()
         state.step += 1
-        state.position += len(chosen)
+        state.position += len(batch)
         state.loss += loss
-        state.examples += len(chosen)
+        state.examples += len(batch)
         state.documents += documents
         state.seconds += time.perf_counter() - start
 
     def _backward(self, examples: Sequence[Example], examples_of_all: int) -> float:
-        """Add the gradients of some examples; return the sum of their losses."""
-        dtype, together = getattr(torch, self.recipe.dtype), self.recipe.queries_per_forward
+        """Add the gradients of examples; return the sum of their losses."""
+        dtype, size = getattr(torch, self.recipe.dtype), self.recipe.queries_per_forward
         divisor = examples_of_all if self.recipe.reduction == "mean" else 1
         total = 0.0
-        # Texts of like length next to each other, so that little is padded.
+        # Texts of like length share a pass, so that little is padded.
         ordered = sorted(examples, key=lambda example: sum(map(len, example.texts)))
-        for start in range(0, len(ordered), together):
+        for start in range(0, len(ordered), size):
             with torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32):
-                loss = self.objective(self.model, ordered[start : start + together], self.recipe)
+                loss = self.objective(self.model, ordered[start : start + size], self.recipe)
             total += loss.item()
             self.scaler.scale(loss / divisor).backward()
         return total
@@ -223,24 +227,25 @@ class Run:
         state = self.state
         return {
             "loss": state.loss / max(state.examples, 1),
-            "learning_rate": max([group["lr"] for group in self.optimizer.param_groups]),
+            "learning_rate": max(map(itemgetter("lr"), self.optimizer.param_groups)),
             "documents_per_second": state.documents / state.seconds if state.seconds else 0.0,
         }
 
     def report(self, validate: Callable[[], float] | None, *, epoch_ends: bool) -> None:
-        """Validate, write an entry of the history and save, if it is time for that."""
+        """Validate, write an entry of the history and save, where each is due."""
         state, recipe = self.state, self.recipe
         every = recipe.validate_steps
         due = state.step == self.total_steps or (epoch_ends if every is None else state.step % every == 0)
         if not (due or epoch_ends or state.step % recipe.save_steps == 0):
             return
-        # In all processes; a state that has diverged must not replace a good one.
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in trained_tensors(self.model).values()):
-            what = f"the training diverged: after step {state.step} there are weights that are not finite"
-            raise FloatingPointError(f"{what}; make a new model and lower learning_rates, or set max_grad_norm")
+        # In all processes: diverged weights must not replace the saved ones.
+        for name, tensor in trained_tensors(self.model).items():
+            if not torch.isfinite(tensor).all():
+                problem = f"the training diverged: after step {state.step} the weights {name!r} are not finite"
+                raise FloatingPointError(f"{problem}; make a new model and lower learning_rates, or set max_grad_norm")
         if due or epoch_ends:
-            earlier = self.history[self.earlier_entries - 1] if self.earlier_entries else {"epoch": 0, "step": 0}
-            entry = {"epoch": earlier["epoch"] + state.epoch + 1, "step": earlier["step"] + state.step}
+            origin = self.history[self.old_entries - 1] if self.old_entries else {"epoch": 0, "step": 0}
+            entry = {"epoch": origin["epoch"] + state.epoch + 1, "step": origin["step"] + state.step}
             entry |= self.figures()
             if due and validate is not None:
                 entry["validation"] = self._validate(validate)
@@ -254,7 +259,7 @@ class Run:
     def _validate(self, validate: Callable[[], float]) -> float:
         self.model.eval()
         value = validate()
-        if self.processes is not None:  # the first one's counts
+        if self.processes is not None:  # the value of the first process counts
             (value,) = self.processes.sum(value if self.rank == 0 else 0.0)
         self.model.train()
         state = self.state
@@ -269,7 +274,7 @@ class Run:
         """Leave the model with its best weights, out of training."""
         if self.best:
             copy_into(trained_tensors(self.model), self.best)
-        # An aborted query must not leave its gradients to the next training.
+        # The next training must not begin with the gradients of an interrupted step.
         self.model.zero_grad(set_to_none=True)
         self.model.eval()
         if self.processes is not None:
@@ -277,16 +282,16 @@ class Run:
 
     def _save(self, file: StateFile) -> None:
         tensors = {"model": trained_tensors(self.model), "best": self.best}
-        tensors |= {"optimizer": named_states(self.model, self.optimizer)}
-        history = self.history[self.earlier_entries :]
+        tensors |= {"optimizer": optimizer_states(self.model, self.optimizer)}
+        history = self.history[self.old_entries :]
         file.write(tensors, {"state": asdict(self.state), "history": history, "scaler": self.scaler.state_dict()})
 
     def resume(self, settings: Mapping[str, Any]) -> bool:
         """Continue from the state in the checkpoint folder, which must be of this training, if there is one."""
         file = StateFile(self.model, self.data, self.recipe, settings, self.total_steps)
-        found = file.read()
-        if found is not None:
-            tensors, values = found
+        contents = file.read()
+        if contents is not None:
+            tensors, values = contents
             self.state = State(**values["state"])
             copy_into(trained_tensors(self.model), tensors["model"])
             parameters = dict(self.model.named_parameters())
@@ -298,18 +303,20 @@ class Run:
             self.history += values["history"]
             self.best = {name: tensor.to(self.device) for name, tensor in tensors["best"].items()}
         self.file = file
-        return found is not None
+        return contents is not None
 
 
 def trained_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return what training changes: the trainable parameters, and the buffers that belong to a saved model."""
-    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    saved = model.state_dict().keys()
-    return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in saved}}
+    """Return the tensors that training changes: trainable parameters, and the buffers of a saved model."""
+    saved, tensors = model.state_dict().keys(), {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.requires_grad or (name in saved and not isinstance(tensor, nn.Parameter)):
+            tensors[name] = tensor.detach()
+    return tensors
 
 
 def copy_into(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Write values into the tensors of these names."""
+    """Copy each value into the tensor of its name."""
     with torch.no_grad():
         for name, tensor in tensors.items():
             tensor.copy_(values[name])

@@ -76,9 +76,9 @@ def lambda_loss(scores: torch.Tensor, labels: torch.Tensor, *, mu: float = 10.0)
     inverse = 1 / torch.log2(1 + ranks)  # (C,) 1 / D
     ideal = ((torch.exp2(y.sort(dim=1, descending=True).values) - 1) * inverse).sum(1)
     gains = (torch.exp2(y) - 1) / ideal.clamp(min=torch.finfo(s.dtype).tiny).unsqueeze(1)  # (G, C)
-    apart = (ranks[:, None] - ranks[None, :]).abs()  # (C, C)
+    distance = (ranks[:, None] - ranks[None, :]).abs()  # (C, C)
     rho = (inverse[:, None] - inverse[None, :]).abs()
-    delta = (1 / torch.log2(1 + apart.clamp(min=1)) - 1 / torch.log2(2 + apart)).abs()
+    delta = (1 / torch.log2(1 + distance.clamp(min=1)) - 1 / torch.log2(2 + distance)).abs()
     weights = (rho + mu * delta) * (gains[:, :, None] - gains[:, None, :]).abs()  # (G, C, C)
     better = y[:, :, None] > y[:, None, :]
     costs = functional.softplus(s[:, None, :] - s[:, :, None]) / torch.log(torch.tensor(2.0, dtype=s.dtype))
@@ -105,7 +105,7 @@ def distillation(
 
 
 def _gaps(scores: torch.Tensor) -> torch.Tensor:
-    """`(G, n)` by how much the positive is above each negative."""
+    """Return the `(G, n)` differences of the positive's score and each negative's."""
     return scores[:, :1] - scores[:, 1:]
 
 
@@ -114,7 +114,7 @@ class Loss:
     """A loss as the loop calls it.
 
     Attributes:
-        compute: of scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
+        compute: gets scores `(1, C)`, labels `(1, C)`, the teacher's scores `(1, C)` or None, and the recipe.
         pairs: whether column 0 must be a positive and all others negatives.
         teacher: whether the teacher's scores are needed.
         papers: keys of `references.bib`.

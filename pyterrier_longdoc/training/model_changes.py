@@ -1,4 +1,4 @@
-"""What a model is for the time of its training: with other dropout, recomputing activations, with adapters."""
+"""Changes of a model for the time of its training: other dropout, recomputed activations, adapters."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ from .recipe import Lora
 @contextmanager
 def dropping(model: nn.Module, rate: float) -> Iterator[None]:
     """Let every layer drop this part of its inputs."""
-    before: list[tuple[nn.Module, str, float]] = []
+    rates: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
-        # Attention has its rate in a number of its own where it is not a dropout layer that applies it.
+        # Attention without a dropout layer has its rate in an attribute.
         names = ["p"] if isinstance(module, _DropoutNd) else [name for name in vars(module) if "dropout" in name]
-        before += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
-    for module, name, _ in before:
+        rates += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module)[name], Real)]
+    for module, name, _ in rates:
         setattr(module, name, rate)
     try:
         yield
     finally:
-        for module, name, own in before:
-            setattr(module, name, own)
+        for module, name, old_rate in rates:
+            setattr(module, name, old_rate)
 
 
 @contextmanager
 def recomputing(model: nn.Module) -> Iterator[None]:
     """Switch on gradient checkpointing in every Hugging Face model inside."""
     parts: list[Any] = [m for m in model.modules() if getattr(m, "supports_gradient_checkpointing", False)]
+    if not parts:
+        raise ValueError("gradient_checkpointing=True has no effect: the backbone does not support it")
     # transformers 5 has renamed both.
     for part in parts:
         enable = getattr(part, "activation_checkpointing_enable", None) or part.gradient_checkpointing_enable
@@ -50,10 +52,10 @@ def recomputing(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def adapted(model: nn.Module, lora: Lora) -> Iterator[None]:
-    """Put low-rank adapters, by peft, on the backbones and on pre-trained aggregators, which are frozen meanwhile.
+    """Put peft's low-rank adapters on the backbones and on pre-trained aggregators, which are frozen meanwhile.
 
-    Afterwards they are part of the weights that they adapt, and all modules and names are as before. Undone here rather
-    than by peft's `merge_and_unload`, which cannot remove adapters from a module that takes only some of them.
+    Afterwards the adapters are part of the weights, and all modules and names are as before. peft's `merge_and_unload`
+    cannot do that: it cannot remove adapters from a module that takes only some of them.
     """
     peft = import_extra("peft", "train", "LoRA needs peft")
     targets = lora.targets if isinstance(lora.targets, str) else list(lora.targets)

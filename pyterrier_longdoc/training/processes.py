@@ -19,10 +19,10 @@ def is_first_process() -> bool:
 
 
 class Processes:
-    """The processes that train together, each with all weights; they begin with those of the first one.
+    """The processes that train together, each with all weights; all begin with the weights of the first.
 
-    Each computes the gradients of a part of a step's queries, and these are summed: any number of processes computes
-    what one does, up to rounding and dropout. A program that calls `fit` becomes several by `accelerate launch` on
+    Each computes the gradients of a part of a step's queries, and the gradients are summed: up to rounding and dropout,
+    any number of processes computes the same. A program that calls `fit` becomes several by `accelerate launch` on
     GPUs, by `torchrun --nproc_per_node 4` also on CPUs.
     """
 
@@ -40,7 +40,7 @@ class Processes:
                 accelerate.utils.broadcast([tensor.detach() for tensor in (*model.parameters(), *model.buffers())])
 
     def sum(self, *values: float) -> list[float]:
-        """Return the sums of some numbers over all processes."""
+        """Return the sums of numbers over all processes."""
         total = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         return self.accelerator.reduce(total, "sum").tolist()
 
@@ -51,16 +51,16 @@ class Processes:
         parameters = [p for p in model.parameters() if p.requires_grad]
         # As in one process, a parameter that no query needed stays as it is, weight decay included.
         counts = self.sum(*[float(p.grad is not None) for p in parameters])
-        needed = [p for p, count in zip(parameters, counts, strict=True) if count]
-        for parameter in needed:
+        active = [p for p, count in zip(parameters, counts, strict=True) if count]
+        for parameter in active:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        gradients: list[Any] = [parameter.grad for parameter in needed]
+        gradients: list[Any] = [parameter.grad for parameter in active]
         # One message, not hundreds.
         summed = self.accelerator.reduce(nn.utils.parameters_to_vector(gradients), "sum")
         nn.utils.vector_to_parameters(summed, gradients)
 
     def log(self, entry: Mapping[str, Any]) -> None:
-        """Tell the trackers an entry of the history."""
+        """Send an entry of the history to the trackers."""
         self.accelerator.log({k: v for k, v in entry.items() if k != "step"}, step=entry["step"])
 
     def end(self) -> None:

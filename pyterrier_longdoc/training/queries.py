@@ -1,4 +1,4 @@
-"""Which queries a model is trained and validated on, and why not the others."""
+"""Which queries a model is trained and validated on, and why others are left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..common.frames import as_strings, check_columns, labels_of
 
 
 class LeftOutWarning(UserWarning):
-    """Some queries of the training candidates are not trained on; `trained_on` of the model says why."""
+    """Queries of the training candidates are left out; `trained_on` of the model says why."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class TrainedOn:
     Attributes:
         queries: queries of the training candidates.
         used: those that are trained on.
-        candidates: their candidates that may be drawn, judged documents that were added among them.
-        relevant: the relevant ones of these.
-        added: judged documents that were not retrieved and are added, with the recipe's `judged="all"`.
+        candidates: their candidates that may be drawn, with judged documents that were added.
+        relevant: relevant ones among these candidates.
+        added: judged documents that were not retrieved and that `judged="all"` adds.
         unjudged: queries left out because the qrels do not have their qid.
-        without_relevant: because the qrels have no relevant document for them.
-        not_retrieved: because none of their relevant documents is among the candidates.
-        without_negative: because there is no candidate that may be a negative.
-        validated: queries that choose the best weights; 0 without validation.
+        without_relevant: queries left out because the qrels have no relevant document for them.
+        not_retrieved: queries left out because no relevant document of theirs is among the candidates.
+        without_negative: queries left out because no candidate may be a negative.
+        validated: queries of the validation; 0 without validation.
     """
 
     queries: int = 0
@@ -64,34 +64,34 @@ class TrainedOn:
         return ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
 
 
-def labelled(
-    results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, what: str
+def labels_and_counts(
+    results: pd.DataFrame, qrels: pd.DataFrame, min_label: float, owner: str
 ) -> tuple[np.ndarray, dict[str, int]]:
-    """Join R candidates with their qrels, of which the last label of a document counts.
+    """Join R candidates with their qrels; the last label of a document counts.
 
-    Return `(R,)` labels, NaN where there is none, and counts of the queries and of those without a relevant candidate.
+    Return `(R,)` labels, NaN where there is none, and the numbers of queries, of all and by reason to leave them out.
     """
-    check_columns(qrels, ("qid", "docno", "label"), what)
+    check_columns(qrels, ("qid", "docno", "label"), owner)
     keys = _keys(results)
-    judged = _keys(qrels).assign(label=labels_of(qrels, what)).drop_duplicates(["qid", "docno"], keep="last")
+    judged = _keys(qrels).assign(label=labels_of(qrels, owner)).drop_duplicates(["qid", "docno"], keep="last")
     labels = keys.merge(judged, how="left", on=["qid", "docno"])["label"].to_numpy()
-    queries, known = set(keys["qid"]), set(judged["qid"])
-    having = set(judged["qid"][judged["label"] >= min_label])
-    retrieved = set(keys["qid"][labels >= min_label])
+    queries, judged_qids = set(keys["qid"]), set(judged["qid"])
+    relevant_qids = set(judged["qid"][judged["label"] >= min_label])
+    retrieved_qids = set(keys["qid"][labels >= min_label])
     return labels, {
         "queries": len(queries),
-        "unjudged": len(queries - known),
-        "without_relevant": len((queries & known) - having),
-        "not_retrieved": len((queries & having) - retrieved),
+        "unjudged": len(queries - judged_qids),
+        "without_relevant": len((queries & judged_qids) - relevant_qids),
+        "not_retrieved": len((queries & relevant_qids) - retrieved_qids),
     }
 
 
 def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels: pd.DataFrame) -> ValueError:
-    """Return the error where no query serves to train or validate: counts by reason, and some ids of both frames."""
+    """Return the error for no query to train or validate on: counts by reason, and ids of both frames."""
     ids = [
-        f"the {what} have {column}s such as {', '.join(map(repr, frame[column].unique()[:3].tolist())) or 'none'}"
+        f"the {name} have {column}s such as {', '.join(map(repr, frame[column].unique()[:3].tolist())) or 'none'}"
         for column in ("qid", "docno")
-        for what, frame in (("candidates", results), ("qrels", qrels))
+        for name, frame in (("candidates", results), ("qrels", qrels))
     ]
     return ValueError(
         f"there is nothing to {task} on: of {counts.queries} queries {counts.left_out or 'none'}; check ids and labels "
@@ -100,24 +100,25 @@ def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels:
 
 
 def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> int:
-    """Return how many queries the figure of merit is a mean of; refuse data by which all weights are equally good."""
-    labels, counts = labelled(results, qrels, 1, "the validation qrels")
-    whole_labels(qrels, "the validation qrels")
+    """Return how many queries are validated on; refuse data without any relevant candidate."""
+    labels, counts = labels_and_counts(results, qrels, 1, "the validation qrels")
+    integer_labels(qrels, "the validation qrels")
     used, relevant = counts["queries"] - counts["unjudged"], int(np.count_nonzero(labels >= 1))
     if not relevant:
-        told = TrainedOn(**counts, used=used, candidates=len(results), relevant=relevant)
-        raise nothing_to_learn("validate", told, results, qrels)
+        validated_on = TrainedOn(**counts, used=used, candidates=len(results), relevant=relevant)
+        raise nothing_to_learn("validate", validated_on, results, qrels)
     return used
 
 
-def whole_labels(qrels: pd.DataFrame, what: str) -> np.ndarray:
+def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     """Return the labels as integers, as measures take them; refuse others."""
-    labels = labels_of(qrels, what)
-    broken = labels[labels % 1 != 0]
-    if len(broken):
-        raise ValueError(f"{what}: measures take whole numbers as labels, not {broken[0]:g}: round or scale the labels")
+    labels = labels_of(qrels, owner)
+    fractions = labels[labels % 1 != 0]
+    if len(fractions):
+        raise ValueError(f"{owner}: measures take whole numbers as labels, not {fractions[0]:g}: round or scale them")
     return labels.astype(int)
 
 
 def _keys(frame: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame({name: as_strings(frame[name]) for name in ("qid", "docno")}).reset_index(drop=True)
+    keys = {"qid": as_strings(frame["qid"]), "docno": as_strings(frame["docno"])}
+    return pd.DataFrame(keys).reset_index(drop=True)

@@ -6,12 +6,14 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
+from numbers import Real
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, check_arguments, validate
 from ..common.measures import measure_named
 from ..common.presentation import ShowsChanges, described
 from .losses import LOSSES
@@ -32,8 +34,8 @@ class Lora(ShowsChanges):
     """
 
     rank: int = argument(16, at_least=1)
-    alpha: float = argument(32.0, at_least=0)
-    dropout: float = argument(0.0, at_least=0, at_most=1)
+    alpha: float = argument(32.0, above=0)
+    dropout: float = argument(0.0, at_least=0, below=1)
     targets: str | tuple[str, ...] = "all-linear"
 
     def __post_init__(self) -> None:
@@ -68,11 +70,11 @@ class TrainingArgs(ShowsChanges):
         negatives: how many.
         negative_pool: choose so many negatives of a query once, by the seed, and draw from these; None for all.
         max_negative_rank: negatives come from the candidates of a query up to this rank; None takes all.
-        min_label: labels from here on are positive; all lower ones, also those below 0, are negative.
-        judged: which judged documents are trained on: those `"retrieved"`, so that queries without a relevant candidate
-            are left out; or `"all"`, whatever their rank, as in FlexNeuART: the model's `text_loader` supplies the text
-            of those that were not retrieved.
-        unjudged: whether candidates without a label are a `"negative"` or are left out, `"skip"`.
+        min_label: the lowest positive label; lower ones, also those below 0, are negative.
+        judged: judged documents to train on: `"retrieved"` ones, which leaves out queries without a relevant
+            candidate; or `"all"`, whatever their rank, as in FlexNeuART: the model's `text_loader` supplies the text of
+            documents that were not retrieved.
+        unjudged: candidates without a label are a `"negative"`, or left out, `"skip"`.
         augment: changes each training text, `(text, random.Random) -> text`, e.g. a rotation; a function of a module.
         teacher_field: the column with the teacher's scores, for losses that need one.
 
@@ -80,7 +82,7 @@ class TrainingArgs(ShowsChanges):
 
     Args:
         queries_per_step: queries (with `"pointwise"`: documents) whose gradients make an optimiser step.
-        queries_per_forward: of these, how many pass through the model at once: more is faster and takes more memory.
+        queries_per_forward: how many of these pass through the model at once: more is faster and takes more memory.
         learning_rates: learning rate by prefix of the parameter's name; the longest matching prefix counts, `""`
             matches the rest.
         weight_decay: of AdamW.
@@ -103,14 +105,14 @@ class TrainingArgs(ShowsChanges):
         metric: a measure as in `pt.Experiment`; with validation data, the weights that are best by it are kept.
         validate_steps: validate every so many optimiser steps; None after each epoch.
         patience: stop after so many validations without a new best; None never.
-        checkpoint: a folder for the state of the training: a run that was killed continues from there when it is
-            started again, and one that is finished when `epochs`, `max_steps` or `patience` are raised.
-        save_steps: write it every so many steps, and after each epoch and validation.
+        checkpoint: a folder for the state of the training: after a kill the same call continues from it, and a finished
+            training continues when `epochs`, `max_steps` or `patience` are raised.
+        save_steps: write the state every so many steps, and after each epoch and validation.
         trackers: accelerate's: `"tensorboard"`, `"wandb"`, ... or tracker objects.
         seed: order of the queries, choice of positives and negatives, dropout; None for the model's own `seed`.
 
     Raises:
-        ValueError: for values out of range or that do not fit together.
+        ValueError: for values that are out of range or do not fit together.
     """
 
     epochs: int = argument(1, at_least=1)
@@ -137,10 +139,10 @@ class TrainingArgs(ShowsChanges):
     decay: str = argument("all", choices=("all", "matrices"))
     schedule: str = argument("constant", choices=("constant", "linear", "one_cycle"))
     warmup: float = argument(0.2, at_least=0, at_most=1)
-    epoch_decay: float = argument(1.0, at_least=0, at_most=1)
+    epoch_decay: float = argument(1.0, above=0, at_most=1)
     restart_each_epoch: bool = False
-    max_grad_norm: float | None = argument(None, at_least=0)
-    dropout: float | None = argument(None, at_least=0, at_most=1)
+    max_grad_norm: float | None = argument(None, above=0)
+    dropout: float | None = argument(None, at_least=0, below=1)
     dtype: str = argument("float32", choices=("float32", "bfloat16", "float16"))
     gradient_checkpointing: bool = False
     lora: Lora | None = None
@@ -155,8 +157,11 @@ class TrainingArgs(ShowsChanges):
     def __post_init__(self) -> None:
         validate(self)
         rates = self.learning_rates
-        if not isinstance(rates, Mapping) or "" not in rates or not all(rate >= 0 for rate in rates.values()):
+        by_prefix = isinstance(rates, Mapping) and "" in rates
+        if not by_prefix or not all(isinstance(rate, Real) and 0 <= rate < inf for rate in rates.values()):
             raise ValueError(f"TrainingArgs: learning_rates={rates!r} must be rates by prefix, with '' for all others")
+        if not (self.augment is None or callable(self.augment)) or not isinstance(self.lora, Lora | None):
+            raise ValueError(f"TrainingArgs: augment={self.augment!r} must be a function, lora={self.lora!r} a Lora")
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
         trackers = (self.trackers,) if isinstance(self.trackers, str) else tuple(self.trackers)
@@ -185,10 +190,10 @@ class TrainingArgs(ShowsChanges):
         return seeded
 
     def as_dict(self) -> dict[str, Any]:
-        """Return JSON-able values by name, without those that say where a run keeps its records."""
-        values = {
-            name: value for name, value in vars(self).items() if name not in ("checkpoint", "save_steps", "trackers")
-        }
+        """Return JSON-able values by name, without the arguments for checkpoints and trackers."""
+        values = dict(vars(self))
+        for name in ("checkpoint", "save_steps", "trackers"):
+            del values[name]
         values["augment"] = None if self.augment is None else described(self.augment)
         values["lora"] = None if self.lora is None else dataclasses.asdict(self.lora)
         return values
@@ -259,7 +264,7 @@ PRESETS = MappingProxyType(
 
 
 def seed_of(args: TrainingArgs) -> int:
-    """Return the recipe's seed, or the seed of models that are given none."""
+    """Return the recipe's seed, or the default seed of models."""
     return 42 if args.seed is None else int(args.seed)
 
 
@@ -273,4 +278,5 @@ def papers_of_recipe(recipe: Mapping[str, Any] | None) -> list[str]:
 
 def recipes(name: str, **changes: Any) -> tuple[TrainingArgs, ...]:
     """Return the rounds of a paper's recipe, one of `PRESETS`, with arguments that differ in all of them."""
+    check_arguments("str", choices=PRESETS.keys(), name=name)
     return tuple(replace(recipe, **changes) for recipe in PRESETS[name])

@@ -1,4 +1,4 @@
-"""The same training again: on several runs in turn, for each fold, with several seeds."""
+"""Repeated trainings: on several runs in turn, for each fold, with several seeds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from hashlib import blake2b
+from numbers import Real
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -21,10 +22,10 @@ from ..common.presentation import Presented, described
 from ..common.progress import counting
 from ..common.registry import own_code_in
 from ..common.runs import frame_digest, read_run, write_run
-from ..common.warnings import SeenWarnings, one_system, told_together
+from ..common.warnings import SeenWarnings, empties_at_end, one_system
 from .processes import is_first_process
 from .recipe import TrainingArgs
-from .resume import FINISHED, TrainingData, check_new, fit_further, fit_or_load, settings_of
+from .resume import FINISHED, TrainingData, check_new, continue_fit, fit_or_load, settings_of
 
 NEXT_FOLD = "next fold"
 
@@ -44,29 +45,29 @@ def fit_in_turn(
         model: a reranker, which is returned; its `training` is the same afterwards.
         runs: training candidates of each round, as `fit` takes them.
         qrels_tr: labels of all of them.
-        topics_or_res_va: validation candidates, the same in each round.
+        topics_or_res_va: validation candidates of every round.
         qrels_va: their labels.
-        training: each round's recipe, e.g. `recipes("leaderboard")`. A checkpoint folder gets a folder for each
-            round, and rounds that are finished there are not trained again.
+        training: each round's recipe, e.g. `recipes("leaderboard")`. A checkpoint folder gets a subfolder for each
+            round, and a finished round is not trained again.
     """
-    before = model.training
+    old_recipe = model.training
     try:
         for number, (run, args) in enumerate(zip(runs, training, strict=True), start=1):
             folder = None if args.checkpoint is None else Path(args.checkpoint) / f"round-{number}"
             model.training = replace(args, checkpoint=folder)
-            fit_further(model, run, qrels_tr, topics_or_res_va, qrels_va)
+            continue_fit(model, run, qrels_tr, topics_or_res_va, qrels_va)
     finally:
-        model.training = before
+        model.training = old_recipe
     return model
 
 
 class FoldModels(Presented, pt.Transformer):
-    """Sends each query to the model of its fold, which has not seen the query's judgements.
+    """Sends each query to the model of its fold, which was not trained on the query's judgements.
 
     Args:
         models: one for each fold.
         folds: each fold's qids.
-        run: what the models made of their own folds' candidates: `qid, query, docno, score, rank`.
+        run: each model's run of its own fold: `qid, query, docno, score, rank`.
     """
 
     def __init__(self, models: Sequence[Any], folds: Sequence[Sequence[str]], run: pd.DataFrame) -> None:
@@ -81,10 +82,13 @@ class FoldModels(Presented, pt.Transformer):
             return self.models[0].transform(inp)
         pt.validate.columns(inp, includes=["qid"], context=self)
         fold_of = {qid: number for number, fold in enumerate(self.folds) for qid in fold}
+        unknown = next((qid for qid in as_strings(inp["qid"]) if qid not in fold_of), None)
+        if unknown is not None:
+            raise ValueError(f"query {unknown!r} is in no fold: any of the models may have been trained on it")
         numbers = np.array([fold_of[qid] for qid in as_strings(inp["qid"])])
         rows = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
-        with told_together(self), one_system(None, self.warned):
-            parts = [self.models[numbers[own[0]]].transform(inp.iloc[own]) for own in rows]
+        with empties_at_end(self), one_system(None, self.warned):
+            parts = [self.models[numbers[places[0]]].transform(inp.iloc[places]) for places in rows]
         return pd.concat(parts).iloc[np.argsort(np.concatenate(rows))]
 
     @property
@@ -111,23 +115,23 @@ def k_fold_fit(
 ) -> FoldModels:
     """Train one model for each fold on the candidates and judgements of the other folds.
 
-    Every model starts from the same weights, and scores the candidates of its own fold, whose judgements it has not
-    seen.
+    Every model starts from the same weights. It scores the candidates of its own fold, whose judgements it was not
+    trained on.
 
     Args:
-        model: a model that is copied for each fold with its weights, e.g. one that has been trained on a larger
-            collection, and stays as it is; or a function that makes a new one.
+        model: a model that is copied for each fold with its weights, e.g. after a training on a larger collection, and
+            stays as it is; or a function that makes a new one.
         run: candidates of all queries: `qid, query, docno`, `score` or `rank`, and the text, unless the model loads it.
         qrels: `qid, docno, label`.
         folds: a list of qids for each fold; each of the run's queries is in exactly one.
-        training_run: candidates to train on where these are others than those to score, e.g. `add_judged(run, ...)`.
-        validation: what is kept out of the training to choose the best weights: `"next fold"`, or a share of the
-            training queries, e.g. 0.1; None keeps all for training.
-        seed: of the choice of that share.
-        folder: for models and runs. A second call with the same arguments goes on where the first one was interrupted:
-            finished folds are read, the one under way continues.
-        executor: a `RayExecutor`: trains the folds on its workers, one fold each at a
-            time. Workers on other machines must see the same folder. None trains one after the other, here.
+        training_run: candidates to train on, e.g. `add_judged(run, ...)`; None for those of `run`.
+        validation: queries to choose the best weights by, which are not trained on: `"next fold"`, or a share of the
+            training queries, e.g. 0.1; None trains on all.
+        seed: decides about that share.
+        folder: for models and runs. A second call with the same arguments continues after an interruption: finished
+            folds are read, and the fold under way continues.
+        executor: a `RayExecutor`: each of its workers trains one fold at a time. Workers on other machines must see the
+            same folder. None trains one fold after the other, here.
         verbose: show a progress bar of the folds.
 
     Returns:
@@ -142,23 +146,23 @@ def k_fold_fit(
     train_on = run if training_run is None else training_run.assign(qid=as_strings(training_run["qid"]).tolist())
     qrels = qrels.assign(qid=as_strings(qrels["qid"]))
     parts = [{str(qid) for qid in fold} for fold in folds]
-    asked = dict.fromkeys([*run["qid"], *train_on["qid"]])
-    wrong = [qid for qid in asked if sum(qid in part for part in parts) != 1]
-    if wrong:
-        raise ValueError(f"every query must be in exactly one fold, but {len(wrong)} are not, e.g. {wrong[0]!r}")
+    qids = dict.fromkeys([*run["qid"], *train_on["qid"]])
+    misplaced = [qid for qid in qids if sum(qid in part for part in parts) != 1]
+    if misplaced:
+        raise ValueError(f"every query must be in exactly one fold: {len(misplaced)} are not, e.g. {misplaced[0]!r}")
     tests = [_of(run, part) for part in parts]
 
     def fits() -> Iterator[_Fit]:
         for index, part in enumerate(parts):
-            rest = [qid for qid in asked if qid not in part]
-            following = parts[(index + 1) % len(parts)] & set(rest)
-            held_out = _held_out(rest, following, qrels, validation, f"{seed}:validation:{index}")
-            train = set(rest) - held_out
+            others = [qid for qid in qids if qid not in part]
+            next_fold = parts[(index + 1) % len(parts)] & set(others)
+            validation_qids = _validation_qids(others, next_fold, qrels, validation, f"{seed}:validation:{index}")
+            train = set(others) - validation_qids
             data = TrainingData(_of(train_on, train), _of(qrels, train))
-            if held_out:
-                data = data._replace(validation_run=_of(run, held_out), validation_qrels=_of(qrels, held_out))
-            kept = None if folder is None else Path(folder) / f"fold-{index}"
-            yield _Fit(_copy(model), data, kept, tests[index])
+            if validation_qids:
+                data = TrainingData(*data[:2], _of(run, validation_qids), _of(qrels, validation_qids))
+            subfolder = None if folder is None else Path(folder) / f"fold-{index}"
+            yield _Fit(_copy(model), data, subfolder, tests[index])
 
     models, runs = zip(*_fit_all(fits(), "fold", len(parts), executor, verbose), strict=True)
     return FoldModels(models, [list(dict.fromkeys(test["qid"])) for test in tests], pd.concat(runs).sort_index())
@@ -168,25 +172,27 @@ def _of(frame: pd.DataFrame, qids: Iterable[str]) -> pd.DataFrame:
     return frame[frame["qid"].isin(set(qids))]
 
 
-def _held_out(
-    qids: Sequence[str], following: set[str], qrels: pd.DataFrame, validation: str | float | None, seed: str
+def _validation_qids(
+    qids: Sequence[str], next_fold: set[str], qrels: pd.DataFrame, validation: str | float | None, seed: str
 ) -> set[str]:
-    """Return those training queries of a fold that are kept to choose the best weights."""
+    """Return the queries of a fold's training that are validated on instead."""
     if validation is None:
         return set()
     if validation == NEXT_FOLD:
-        held_out, offered = following, list(qids)
+        validation_qids, pool = next_fold, list(qids)
+    elif not isinstance(validation, Real) or not 0 < validation < 1:
+        raise ValueError(f"validation={validation!r} must be {NEXT_FOLD!r} or a share between 0 and 1")
     else:
         judged = set(qrels["qid"])
-        offered = [qid for qid in qids if qid in judged]
-        held_out = set(Random(seed).sample(offered, max(1, round(float(validation) * len(offered)))))
-    if not held_out or len(held_out) >= len(offered):
+        pool = [qid for qid in qids if qid in judged]
+        validation_qids = set(Random(seed).sample(pool, max(1, round(float(validation) * len(pool)))))
+    if not validation_qids or len(validation_qids) >= len(pool):
         raise ValueError(f"validation={validation!r} leaves no queries for training or for validation")
-    return held_out
+    return validation_qids
 
 
 class _Fit(NamedTuple):
-    """A training: its name, of what, on what, where it is kept, and what the model scores afterwards, if anything."""
+    """A training: the model, its data, the folder, and candidates that the model scores afterwards, if any."""
 
     model: Any
     data: TrainingData
@@ -197,31 +203,31 @@ class _Fit(NamedTuple):
 def _fit_all(
     fits: Iterator[_Fit], unit: str, number: int, executor: Any, verbose: bool
 ) -> list[tuple[Any, pd.DataFrame | None]]:
-    """Return the trained models and their runs; trained one after the other, or by the workers of an executor."""
-    made: WeakSet[Any] = WeakSet()
-    done: dict[int, tuple[Any, pd.DataFrame | None]] = {}
+    """Train models one after the other, or on the workers of an executor; return them with their runs."""
+    models: WeakSet[Any] = WeakSet()
+    results: dict[int, tuple[Any, pd.DataFrame | None]] = {}
 
-    def new() -> Iterator[tuple[int, _Fit]]:
+    def new_fits() -> Iterator[tuple[int, _Fit]]:
         for place, fit in enumerate(fits):
-            check_new(fit.model, made)
-            made.add(fit.model)
+            check_new(fit.model, models)
+            models.add(fit.model)
             yield place, fit
 
     if executor is None:
-        fitted = ((place, _fit(None, fit)) for place, fit in new())
+        outcomes = ((place, _fit(None, fit)) for place, fit in new_fits())
     else:
-        tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new())
-        fitted = executor.map(_fit, None, tasks)
-    together = nullcontext() if executor is None else told_together()
-    with counting("fit", unit, number, shown=verbose) as advance, one_system(None, set()), together:
-        for place, of_place in fitted:
-            done[place] = of_place
+        tasks = ((place, fit._replace(folder=fit.folder and fit.folder.absolute())) for place, fit in new_fits())
+        outcomes = executor.map(_fit, None, tasks)
+    context = nullcontext() if executor is None else empties_at_end()
+    with counting("fit", unit, number, shown=verbose) as advance, one_system(None, set()), context:
+        for place, outcome in outcomes:
+            results[place] = outcome
             advance()
-    return [done[place] for place in sorted(done)]
+    return [results[place] for place in sorted(results)]
 
 
 def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
-    """Train, or read what is finished, here or on a worker."""
+    """Train a model, or read it if it is finished, here or on a worker."""
     trained = fit_or_load(fit.model, fit.data, fit.folder)
     run = None if fit.candidates is None else transform_or_read(trained, fit.candidates, fit.folder)
     if hasattr(trained, "to_cpu"):  # its next `transform` moves the weights back
@@ -230,11 +236,11 @@ def _fit(_: None, fit: _Fit) -> tuple[Any, pd.DataFrame | None]:
 
 
 def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None) -> pd.DataFrame:
-    """Return candidates scored by a model of `fit_or_load`: read, if its folder has them."""
+    """Return candidates with the scores of a model of `fit_or_load`, or read them from the model's folder."""
     keys, path = candidates[["qid", "query", "docno"]], None
     if folder is not None:
-        how = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
-        path = folder / f"run-{blake2b(described(how).encode(), digest_size=8).hexdigest()}.res.gz"
+        identity = [frame_digest(candidates), arguments_of(model, "computing"), (folder / FINISHED).read_text("utf-8")]
+        path = folder / f"run-{blake2b(described(identity).encode(), digest_size=8).hexdigest()}.res.gz"
         if path.exists() and not own_code_in(settings_of(model)):
             return pt.model.add_ranks(keys.assign(score=read_run(path)["score"].to_numpy()))
     out = model.transform(candidates)
@@ -247,7 +253,7 @@ def transform_or_read(model: Any, candidates: pd.DataFrame, folder: Path | None)
 
 
 def _copy(model: Any, **arguments: Any) -> Any:
-    """Return what a function makes of the arguments, or a copy of a model with its weights and these arguments."""
+    """Return a function's new model, or a copy of a model with its weights, with these arguments."""
     make = model.apply_attributes if hasattr(model, "apply_attributes") else model
     return make(**arguments)
 
@@ -258,7 +264,7 @@ class SeedModels(dict[int, Any]):
     def behind(self, first_stage: pt.Transformer) -> list[pt.Transformer]:
         """Return a pipeline for each seed, as a system of `ld.Experiment`, which averages each query before it tests.
 
-        The first stage is retriever and text loader, or `pt.Transformer.from_df(run)` for given candidates.
+        The first stage is retriever and text loader, or `pt.Transformer.from_df(run)` for candidates in a frame.
         """
         return [first_stage >> model for model in self.values()]
 
@@ -275,7 +281,7 @@ def fit_seeds(
     executor: Any = None,
     verbose: bool = False,
 ) -> SeedModels:
-    """Train one model for each seed, which decides on random weights, on what is drawn in what order, and on dropout.
+    """Train one model for each seed, which decides about random weights, drawn examples, their order, and dropout.
 
     Args:
         model: a function that makes a new model for a seed, `lambda seed: ld.MaxP(seed=seed)` or `ld.MaxP` itself; or
@@ -285,8 +291,8 @@ def fit_seeds(
         qrels_tr: their labels.
         topics_or_res_va: validation candidates.
         qrels_va: their labels.
-        folder: for the models. A second call goes on where the first one was interrupted.
-        executor: as in `k_fold_fit`: its workers train one seed each at a time.
+        folder: for the models. A second call continues after an interruption.
+        executor: as in `k_fold_fit`: each of its workers trains one seed at a time.
         verbose: show a progress bar of the seeds.
     """
     check_seeds(seeds)
@@ -294,11 +300,11 @@ def fit_seeds(
 
     def fits() -> Iterator[_Fit]:
         for seed in map(int, seeds):
-            # A seed of its own would ask for other weights than the trained ones.
-            new = _copy(model, **({} if getattr(model, "is_trained", False) else {"seed": seed}))
-            if hasattr(new, "recipe"):
-                new.training = replace(new.recipe, seed=seed)
-            yield _Fit(new, data, None if folder is None else Path(folder) / f"seed-{seed}")
+            # Another seed would ask for other weights than the trained ones.
+            copy = _copy(model, **({} if getattr(model, "is_trained", False) else {"seed": seed}))
+            if hasattr(copy, "recipe"):
+                copy.training = replace(copy.recipe, seed=seed)
+            yield _Fit(copy, data, None if folder is None else Path(folder) / f"seed-{seed}")
 
-    fitted = _fit_all(fits(), "seed", len(seeds), executor, verbose)
-    return SeedModels({int(seed): trained for seed, (trained, _) in zip(seeds, fitted, strict=True)})
+    outcomes = _fit_all(fits(), "seed", len(seeds), executor, verbose)
+    return SeedModels({int(seed): trained for seed, (trained, _) in zip(seeds, outcomes, strict=True)})

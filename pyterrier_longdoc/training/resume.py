@@ -1,4 +1,4 @@
-"""Trainings that continue after a kill, and trained models in folders: is it the one that is asked for?"""
+"""Continue trainings after a kill, and refuse folders of other trainings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from ..common.arguments import OF_THE_MODEL, Role, arguments_of
 from ..common.files import replacing, write_lines
-from ..common.presentation import described
-from ..common.registry import own_code, own_code_in
+from ..common.identity import differences, identify
+from ..common.registry import OWN_CODE, own_code, own_code_in
 from ..common.runs import frame_digest
 from ..common.warnings import warn
 from ..modelling.weights import fingerprint
@@ -41,11 +40,11 @@ _Tensors = dict[str, dict[str, torch.Tensor]]
 
 
 class ContinuedTrainingWarning(UserWarning):
-    """`fit` of a model that is trained already goes on from its weights."""
+    """`fit` of a trained model continues from its weights."""
 
 
 class StateFile:
-    """The state of a training: one safetensors file, replaced as a whole, with JSON and who it is in its header."""
+    """A training's state: a safetensors file, replaced as a whole; its header holds progress and identity as JSON."""
 
     def __init__(
         self, model: nn.Module, data: TrainingSet, recipe: TrainingArgs, settings: Mapping[str, Any], total_steps: int
@@ -53,8 +52,8 @@ class StateFile:
         self.file, self.recipe, self.total_steps = Path(str(recipe.checkpoint)) / STATE_FILE, recipe, total_steps
         digest = 0
         for group in data.groups:
-            numbers = [None if own is None else tuple(own.tolist()) for own in (group.labels, group.targets)]
-            digest = zlib.crc32(repr((group.qid, group.query, data.told(group.rows), *numbers)).encode(), digest)
+            numbers = [None if column is None else tuple(column.tolist()) for column in (group.labels, group.targets)]
+            digest = zlib.crc32(repr((group.qid, group.query, data.text_keys(group.rows), *numbers)).encode(), digest)
         self.identity: dict[str, Any] = {
             **settings,
             "recipe": {name: value for name, value in recipe.as_dict().items() if name not in _LENGTH},
@@ -64,27 +63,29 @@ class StateFile:
         }
 
     def read(self) -> tuple[_Tensors, dict[str, Any]] | None:
-        """Return the tensors and values of the state, if there is one; it stays as it is where it cannot be used."""
+        """Return tensors and values of the state, if there is one; raise ValueError if it is of another training."""
         if not self.file.exists():
             return None
         tensors: _Tensors = defaultdict(dict)
-        with safe_open(self.file, framework="pt") as file:
-            values = json.loads(file.metadata()["about"])
-            for key in file.keys():  # noqa: SIM118 - no mapping
-                part, _, name = key.partition("/")
-                tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
+        try:
+            with safe_open(self.file, framework="pt") as file:
+                values = json.loads(file.metadata()["about"])
+                for key in file.keys():  # noqa: SIM118 - no mapping
+                    part, _, name = key.partition("/")
+                    tensors[part][name] = file.get_tensor(key).clone()  # the file is replaced
+        except SafetensorError as error:
+            raise ValueError(f"{str(self.file)!r} is damaged: delete it to train afresh ({error})") from error
         check_same(values["identity"], self.identity, self.file.parent)
         total, steps, patience = self.total_steps, values["total_steps"], values["patience"]
         if total < steps or (self.recipe.patience or inf) < (patience or inf):
-            held, asked = (
-                f"{n} steps with patience={p}" for n, p in ((steps, patience), (total, self.recipe.patience))
-            )
-            raise ValueError(f"{str(self.file.parent)!r} holds a longer training ({held}) than asked for ({asked})")
+            lengths = ((steps, patience), (total, self.recipe.patience))
+            old, new = (f"{n} steps with patience={p}" for n, p in lengths)
+            raise ValueError(f"{str(self.file.parent)!r} holds a longer training ({old}) than the new one ({new})")
         return tensors, values
 
     def write(self, tensors: _Tensors, values: dict[str, Any]) -> None:
-        """Write the state in place of the last one, which stays untouched until this one is complete on disk."""
-        parts = ((f"{part}/{name}", tensor) for part, named in tensors.items() for name, tensor in named.items())
+        """Write the state; the file replaces the last one when it is complete on disk."""
+        parts = ((f"{part}/{name}", tensor) for part, group in tensors.items() for name, tensor in group.items())
         flat = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in parts}
         length = {"total_steps": self.total_steps, "patience": self.recipe.patience}
         about = _as_json({**values, **length, "identity": self.identity})
@@ -92,77 +93,57 @@ class StateFile:
             save_file(flat, part, metadata={"about": about})
 
 
-def named_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Return what an optimiser knows of each parameter, as `NAME/QUANTITY`."""
+def optimizer_states(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return an optimiser's state of each parameter, as `NAME/QUANTITY`."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states = optimizer.state.items()
-    return {f"{names[id(p)]}/{what}": value for p, state in states for what, value in state.items()}
+    return {f"{names[id(p)]}/{quantity}": value for p, state in states for quantity, value in state.items()}
 
 
 # What must be the same.
 
 
 def settings_of(model: Any, *roles: Role) -> dict[str, Any]:
-    """Return class, recipe and arguments of a model: those of the roles, or all that decide about its scores."""
-    given, recipe = arguments_of(model, *(roles or OF_THE_MODEL)), model.recipe
-    arguments = {name: _told(value) for name, value in given.items()}
-    own = own_code(None, model, *given.values(), recipe, LOSSES[recipe.loss].compute)
-    return {"class": type(model).__name__, "arguments": arguments, "recipe": recipe.as_dict(), **own}
+    """Return class, recipe, text loader and arguments of a model: those with the roles, or all that decide scores."""
+    values, recipe, loader = arguments_of(model, *(roles or OF_THE_MODEL)), model.recipe, identify(model.text_loader)
+    code = own_code(None, model, *values.values(), recipe, LOSSES[recipe.loss].compute).get(OWN_CODE, [])
+    return {
+        "class": type(model).__name__,
+        "arguments": identify(values).description,
+        "recipe": recipe.as_dict(),
+        "text loader": loader.description,
+        OWN_CODE: [*code, *loader.functions, *loader.unchecked],
+    }
 
 
 def training_settings(model: Any, *validation: pd.DataFrame | None) -> dict[str, Any]:
-    """Return the same and what is validated on, for a training: its starting weights say more than a checkpoint's name.
-
-    Texts that are loaded are known by their docnos and the name of their loader.
-    """
+    """Return `settings_of` without the checkpoint's name (the starting weights say more), plus the validation data."""
     settings = settings_of(model, *[role for role in OF_THE_MODEL if role != "checkpoint"])
-    return {**settings, "validation data": _digests(validation), "text loader": described(model.text_loader)}
+    return {**settings, "validation data": _digests(validation)}
 
 
 def _digests(frames: Iterable[pd.DataFrame | None]) -> list[str | None]:
     return [None if frame is None else frame_digest(frame) for frame in frames]
 
 
-def _told(value: Any) -> str:
-    """Return an argument as text, alike in every process and however it was written."""
-    if hasattr(value, "identity") and not isinstance(value, type):
-        # With the weights of a selecting model, whatever it is called and wherever it computes.
-        told = json.dumps(_wherever(value.identity()), sort_keys=True, default=str)
-        return f"{type(value).__name__} {blake2b(told.encode(), digest_size=16).hexdigest()}"
-    if isinstance(value, Path):
-        value = str(value)
-    return described(tuple(value) if isinstance(value, list) else value)
-
-
-def _wherever(told: Any) -> Any:
-    if not isinstance(told, dict):
-        return told
-    return {name: _wherever(value) for name, value in told.items() if name != "computed"}
-
-
-def check_same(found: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
-    """Refuse what was found in a folder if it is of another training; warn if nobody can tell."""
+def check_same(stored: dict[str, Any], expected: dict[str, Any], folder: Path) -> None:
+    """Refuse a folder of another training, on whatever device; warn of user code, which cannot be compared, in it."""
     expected = json.loads(_as_json(expected))
-    different = []
-    for name, new in expected.items():
-        old = found.get(name)
-        if old != new and isinstance(old, dict) and isinstance(new, dict):
-            different += [f"{name} {key}" for key in {**old, **new} if old.get(key) != new.get(key)]
-        elif old != new:
-            different.append(name)
-    if different:
-        other = ", ".join(different)
-        raise ValueError(f"{str(folder)!r} holds another training, with other {other}: name another folder")
-    own = own_code_in(expected)
-    if own:
-        code = f"nobody can tell if with the same code of {', '.join(own)}"
+    names = [name for name in differences(stored, expected) if OWN_CODE not in name and ".computed" not in name]
+    if names:
+        cure = "make the model as it was made before, or " if "starting weights" in names else ""
+        problem = f"{str(folder)!r} holds another training, with other {', '.join(names)}"
+        raise ValueError(f"{problem}: {cure}name another folder")
+    functions = own_code_in([expected, stored])
+    if functions:
+        code = f"the code of {', '.join(dict.fromkeys(functions))} may have changed since"
         warn(f"{str(folder)!r} was begun before; {code}. To train afresh, delete it", UserWarning)
 
 
 # Models in folders: a finished one is read again, an unfinished one goes on where it was.
 
 MODEL, FINISHED, SETTINGS = "model", "finished.json", "settings.json"
-"""In the folder of a model: itself, which training it has finished, and what models of a folder are made with."""
+"""In the folder of a model: the model, the training that it has finished, and the settings of a folder's models."""
 _STATE = "state"
 
 
@@ -175,8 +156,8 @@ class TrainingData(NamedTuple):
     validation_qrels: pd.DataFrame | None = None
 
 
-def fit_further(model: Any, *data: pd.DataFrame | None) -> None:
-    """`fit` where it is known that a trained model goes on from its weights."""
+def continue_fit(model: Any, *data: pd.DataFrame | None) -> None:
+    """Fit a model without the warning that it continues from its weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ContinuedTrainingWarning)
         model.fit(*data)
@@ -192,60 +173,48 @@ def fit_or_load(
 ) -> Any:
     """Fit a new model in place and save it in the folder, or read it if it is finished there already.
 
-    A training that was killed goes on from its state in the folder; None writes nothing. `fit` trains the model where
-    that is not its own `fit(*data)`; `about` is what else must be the same for a finished model to be this one.
+    After a kill a training continues from its state in the folder; None writes nothing. `fit` replaces the model's
+    `fit(*data)`. A finished model is read only if its training had the same arguments, data and `about`.
     """
-    fit = fit or (lambda model: fit_further(model, *data))
+    if getattr(getattr(model, "training", None), "checkpoint", None) is not None:
+        raise ValueError("TrainingArgs(checkpoint=) is for one training, and several begin here: take folder= instead")
+    fit = fit or (lambda model: continue_fit(model, *data))
     if folder is None:
         fit(model)
         return model
     if not hasattr(model, "save") or model.trust_remote_code:
         raise ValueError(f"folder= keeps models that can be saved, which {model!r} cannot: leave folder= out")
-    # Judged documents that the recipe takes in belong, with their texts, to what must be the same.
+    # Judged documents that the recipe adds must be the same too, with their texts.
     data = data._replace(run=training_run(model, data.run, data.qrels))
-    weights = fingerprint(model.model.state_dict())
-    identity = {
-        **settings_of(model),
-        "text loader": described(model.text_loader),
-        "starting weights": weights,
-        "training data": _digests(data),
-        **(about or {}),
-    }
+    identity = {**settings_of(model), "training data": _digests(data), **(about or {})}
+    identity["starting weights"] = fingerprint(model.model.state_dict())
     if (folder / FINISHED).is_file():
-        check_same(_read_json(folder / FINISHED), identity, folder)
+        check_same(json.loads((folder / FINISHED).read_text("utf-8")), identity, folder)
         return type(model).load(folder / MODEL, **arguments_of(model, "computing", "call"))
-    before = model.training
+    old_recipe = model.training
     model.training = replace(model.recipe, checkpoint=folder / _STATE)
     try:
         fit(model)
     finally:
-        model.training = before
+        model.training = old_recipe
     if is_first_process():
         model.save(folder / MODEL)
-        _write_json(folder / FINISHED, identity)  # last, so that it vouches for the model
+        write_lines(folder / FINISHED, [_as_json(identity, indent=1)])  # last, so that it vouches for the model
         shutil.rmtree(folder / _STATE, ignore_errors=True)
     return model
 
 
 def note_settings(settings: dict[str, Any], folder: Path) -> None:
-    """Note in a folder what its models are made with; refuse it if that was something else before."""
+    """Write the settings of a folder's models; refuse a folder with other settings."""
     if (folder / SETTINGS).is_file():
-        check_same(_read_json(folder / SETTINGS), settings, folder)
+        check_same(json.loads((folder / SETTINGS).read_text("utf-8")), settings, folder)
     elif is_first_process():
-        _write_json(folder / SETTINGS, settings)
+        write_lines(folder / SETTINGS, [_as_json(settings, indent=1)])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    write_lines(path, [_as_json(values, indent=1)])
-
-
-def check_new(model: Any, others: Iterable[Any]) -> None:
-    """Refuse a model that a function has returned before: it would go on from what it has seen."""
-    if any(model is other for other in others):
+def check_new(model: Any, models: Iterable[Any]) -> None:
+    """Refuse a model that a function has returned before: its training would continue the one before."""
+    if any(model is old_model for old_model in models):
         raise ValueError(f"the function returned the same {model!r} twice: it must make a new model at each call")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -22,33 +23,27 @@ def make_optimizer(model: nn.Module, recipe: TrainingArgs) -> torch.optim.AdamW:
     """Return AdamW over the trainable parameters; the longest matching prefix of a name gives the rate, `peak`."""
     parameters = dict(model.named_parameters())
     for prefix in recipe.learning_rates:
-        if not any(name.startswith(prefix) for name in parameters):
+        if not any(map(methodcaller("startswith", prefix), parameters)):
             parts = ", ".join(dict.fromkeys(f"{name.split('.')[0]}." for name in parameters))
             raise ValueError(f"no parameter's name begins with learning_rates' {prefix!r}; they begin with {parts}")
     groups: dict[tuple[str, bool], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
-            prefix = max([p for p in recipe.learning_rates if name.startswith(p)], key=len)
+            prefix = max(filter(name.startswith, recipe.learning_rates), key=len)
             rate, decays = recipe.learning_rates[prefix], recipe.decay == "all" or parameter.ndim > 1
-            new = {"params": [], "lr": rate, "peak": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
-            groups.setdefault((prefix, decays), new)["params"].append(parameter)
+            group = {"params": [], "lr": rate, "peak": rate, "weight_decay": recipe.weight_decay if decays else 0.0}
+            groups.setdefault((prefix, decays), group)["params"].append(parameter)
     # The fused kernel reads and writes the weights once per step instead of several times.
     fused = next(model.parameters()).device.type in ("cpu", "cuda")
     return torch.optim.AdamW(list(groups.values()), betas=BETAS, fused=fused)
 
 
-def number_of_steps(recipe: TrainingArgs, steps_per_epoch: int) -> int:
-    """Return the optimiser steps of a training that nothing ends early."""
-    steps = recipe.epochs * steps_per_epoch
-    return steps if recipe.max_steps is None else min(steps, recipe.max_steps)
-
-
 def rate_and_beta(recipe: TrainingArgs, step: int, steps_per_epoch: int, total_steps: int) -> tuple[float, float]:
-    """Return by what the learning rates are multiplied at a step (from 0), and AdamW's first beta there.
+    """Return the factor of the learning rates at a step (from 0), and AdamW's first beta there.
 
-    A function of the step, not one of torch's schedulers: a training that continues needs no state of it. Warm-up
-    begins with a rate of 0, and so does nothing at its first step, as in transformers and BERT's own code; of a single
-    step there is none, or else it would learn nothing.
+    Unlike torch's schedulers it has no state that a continued training would need. Warm-up begins with a rate of 0, so
+    that its first step changes nothing, as in transformers and BERT's own code. A single step has no warm-up, or else
+    it would learn nothing.
     """
     decay, total = recipe.epoch_decay ** (step // steps_per_epoch), total_steps
     if recipe.restart_each_epoch:
@@ -70,7 +65,7 @@ def _cycle(warmup: float, step: int, total: int) -> tuple[float, bool]:
     """Return how high a cycle is at a step, 0 at its ends and 1 at its peak, and whether it is before the peak."""
     # Its steps are counted as OneCycleLR does: the peak is reached at this one.
     peak, last = warmup * total - 1, total - 1
-    if total == 1:  # there it would be at its end, and the step learn next to nothing
+    if total == 1:  # at the end of a cycle this step would learn next to nothing
         return 1.0, True
     if step <= peak:
         return (step / peak if peak > 0 else 1.0), True

@@ -56,6 +56,8 @@ def test_groups_by_position():
     # The position sensitivity index: 1 - (the mean of 1/10 and 1/8) / (the mean of 1 and 1/2), and none.
     assert start["psi"] == pytest.approx(1 - (0.1 + 0.125) / (1 + 0.5))
     assert ratios.loc["full", "psi"] == 0
+    assert repr(found) == "PositionEffectiveness(full, start; 0 to < 512, 512 to < 1024)"
+    assert found._repr_html_().count("<tr") == 1 + len(table)
     # The picture.
     ax = found.plot()
     assert [label.get_text().split("\n")[0] for label in ax.get_xticklabels()] == list(found.groups)
@@ -64,13 +66,6 @@ def test_groups_by_position():
     np.testing.assert_allclose(ax.containers[1][0].get_ydata(), [0.75, 0.1125])
     full = [len(c.get_offsets()) for c in ax.collections if hasattr(c, "get_sizes") and len(c.get_sizes())]
     assert full == [1, 0]  # "full" differs from the baseline in one group
-
-
-def test_intervals_are_those_of_the_bootstrap():
-    (row,) = PositionEffectiveness({"all": experiment({"m": FALLING})}).table.to_dict("records")
-    interval = stats.bootstrap((np.array(FALLING),), np.mean, method="percentile", rng=np.random.default_rng(0))
-    assert row["low"] == pytest.approx(interval.confidence_interval.low, abs=0.02)
-    assert row["high"] == pytest.approx(interval.confidence_interval.high, abs=0.02)
 
 
 def test_collections_with_the_same_queries_are_compared_query_by_query():
@@ -98,6 +93,16 @@ def test_the_interval_of_a_ratio_draws_the_same_queries_for_both_groups():
     assert (row["low"], row["ratio"], row["high"]) == pytest.approx((0.5, 0.5, 0.5))
 
 
+def test_what_a_group_of_one_query_or_without_any_success_cannot_tell_is_nan():
+    one = POSITIONS.assign(first_token=[50] + [900] * 19)
+    (row,) = ld.effectiveness_by_position(experiment({"m": FALLING}), one, edges=[0, 512]).ratios.to_dict("records")
+    assert (row["best"], row["best group"]) == (1.0, "0 to < 512")
+    assert np.isnan(row["p-value"])
+    (row,) = PositionEffectiveness({"all": experiment({"m": [1 / 20] * 3})}).ratios.to_dict("records")
+    assert row["best"] == 0.0
+    assert np.isnan([row[name] for name in ("ratio", "low", "high", "psi")]).all()
+
+
 @pytest.mark.parametrize("length", [400, 1000, 10_000])
 def test_groups_follow_the_lengths_of_the_documents(length):
     results = experiment({"m": MIXED})
@@ -122,6 +127,13 @@ def test_estimated_positions_and_those_of_several_documents():
     }
 
 
+def test_groups_of_one_query_without_a_baseline_have_nothing_to_test():
+    results = experiment({"m": MIXED})
+    found = PositionEffectiveness({"early": results.subset(["q0"]), "far": results.subset(["q1"])})
+    assert found.ratios["p-value"].isna().all()
+    assert "nothing to test" in found.plot().get_legend().get_texts()[-1].get_text()
+
+
 def test_bad_input():
     results = experiment({"m": MIXED})
     for positions, word in (
@@ -131,6 +143,8 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=word):
             ld.effectiveness_by_position(results, positions)
+    with pytest.raises(ValueError, match="at least one group"):
+        PositionEffectiveness({})
     with pytest.raises(ValueError, match="group 'b' has n"):
         PositionEffectiveness({"a": results, "b": experiment({"n": MIXED})})
     with pytest.raises(ValueError, match="measure"):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.modelling import runtimes
 
 from ..support.systems import QUIET, REPRESENTATIVE, SYSTEMS, make, slow_but
 
@@ -109,9 +110,10 @@ def test_rows_are_padded_even_where_a_pass_has_room_for_one(limit, results, blin
 @pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, SYSTEMS))
 def test_all_heads_pass(name, results):
     model = make(name, device="cpu")
-    table = check(model, results, dtypes=())
+    table = check(model, results)
     assert table["passed"].dropna().all()
     assert table.loc[["alone", "padding"], "passed"].all()
+    assert table.loc["dtype bfloat16", "difference"] > 0
     if name.startswith("BiEncoder"):
         assert table.loc["attention eager", "passed"]
         assert not len(model.model.encoder.shared.cache)  # states of another attention
@@ -130,6 +132,16 @@ def test_a_backbone_that_looks_at_its_padding_is_found(name, results, blind, tmp
     assert not table.loc["batch size 1", "passed"]
     assert not any(tmp_path.iterdir())
     assert getattr(model, "score_cache", None) == cache.get("score_cache")
+
+
+def test_what_a_model_does_not_have_is_not_compared(results, monkeypatch):
+    scorer = ld.PairScorer(lambda queries, texts: [float(len(text)) for text in texts])
+    table = check(ld.MaxP(scorer, window_size=10, stride=5, max_query_len=8))  # made-up rows
+    assert table.loc[CHECKS[:5], "passed"].all()
+    assert table.loc[CHECKS[5:], "passed"].isna().all()
+    monkeypatch.setattr(runtimes, "_openvino", lambda model, example, dtype: lambda inputs: model(*inputs.values()))
+    table = check(make("MaxP", device="cpu", runtime="openvino"), results, dtypes=())
+    assert table.loc[ATTENTION, "note"].str.contains("openvino").all()
 
 
 def test_rows_that_cannot_be_compared(results, capsys):

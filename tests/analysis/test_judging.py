@@ -13,7 +13,7 @@ import pytest
 
 from pyterrier_longdoc.analysis.judging import JUDGEMENT_COLUMNS, RelevanceJudge, agreement, parse_grade
 from pyterrier_longdoc.common.frames import TruncationWarning
-from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, LLMClient, Prices, UnreadableReplyError
+from pyterrier_longdoc.listwise import CallableBackend, IncompleteReplyWarning, UnreadableReplyError
 from pyterrier_longdoc.modelling.preselection import BM25Windows
 
 from ..support import tiny
@@ -141,20 +141,6 @@ def test_unreadable_grades_raise_or_count():
     assert (out["chunk_grades"][0], out["best_chunk"][0]) == ([-1, -1], -1)
 
 
-def test_cache_ledger_and_concurrency_are_shared_pieces(tmp_path):
-    model = Scripted(marked)
-    texts = frame(*(f"text {i} is worth {i % 4}." for i in range(12)), "text 0 is worth 0.")
-    outs = []
-    for concurrency in (1, 4):
-        client = LLMClient(CallableBackend(model, name="m"), cache=tmp_path / "grades", prices=Prices(1, 1))
-        outs.append(RelevanceJudge(client, concurrency=concurrency)(texts))
-        assert client.ledger.table()["calls"].tolist() == [12]
-    assert len(model.asked) == 12
-    assert client.ledger.cost == 0
-    pd.testing.assert_frame_equal(*outs)
-    assert outs[0]["label"].tolist() == [*[i % 4 for i in range(12)], 0]
-
-
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
@@ -173,7 +159,8 @@ def test_wrong_arguments(arguments, name):
 
 
 def test_a_judge_is_a_transformer(results, capsys):
-    judge = RelevanceJudge(marked, verbose=True)
+    judge = RelevanceJudge(CallableBackend(marked, name="marked"), verbose=True)
+    assert repr(judge) == f"RelevanceJudge({judge.client.backend!r})"
     inp = results.assign(label="replaced").set_index(pd.Index([7, 7, 0, 3, 3]))
     out = judge(inp)
     assert "100%" in capsys.readouterr().err
@@ -208,4 +195,6 @@ def test_agreement_is_cohens_kappa():
     assert found.confusion.loc[3, 2] == 1
     assert np.trace(found.confusion.to_numpy()) == 5
     strict = agreement(labels(judge), labels(human), relevant_from=3)
+    with pytest.raises(ValueError, match="in common"):
+        agreement(labels(judge).assign(qid="other"), labels(human))
     assert strict.binary_kappa == pytest.approx((6 / 7 - (5 * 6 + 2 * 1) / 49) / (1 - (5 * 6 + 2 * 1) / 49))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import unicodedata
 from math import ceil
 
@@ -211,9 +210,3 @@ def test_words():
 def test_impossible_settings(name, value):
     with pytest.raises(ValueError, match=name):
         ld.PassageLocator(**{name: value})
-
-
-def test_without_rapidfuzz(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rapidfuzz", None)
-    with pytest.raises(ImportError, match=r"pip install rapidfuzz .*\[analysis\]"):
-        LOCATOR(PASSAGE, PASSAGE)

@@ -144,6 +144,16 @@ def test_a_function_finds_the_first_relevant_chunk_and_then_stops():
     assert (frame["start"][0], frame["end"][0]) == (len(DRY), len(DRY + WET) - 1)
 
 
+def test_a_document_of_several_queries_and_one_that_is_not_in_the_corpus():
+    topics = pd.DataFrame({"qid": ["1", "2"], "query": ["wet cats", "sun"]})
+    qrels = pd.DataFrame({"qid": ["1", "2", "2"], "docno": ["d0", "d0", "gone"], "label": 1})
+    corpus = pd.DataFrame({"docno": ["d0"], "text": [DRY * 2 + WET]})
+    frame = find(topics, qrels, corpus, None, judge=lambda query, chunk: query[:3] in chunk, chunk_tokens=8).frame
+    assert frame["chunk"].fillna(-1).tolist()[::2] == [2, -1]
+    assert frame["start"].fillna(-1).tolist() == [len(DRY * 2), 0, -1]
+    assert frame["reason"].tolist() == ["", "", "document not in corpus"]
+
+
 def wetness(query: str, chunk: str) -> float:
     return chunk.count("wet") - 3.5
 
@@ -180,6 +190,8 @@ def test_an_estimator_that_takes_more_than_was_asked_for_is_refused():
     for estimator in (best_chunk, first_above(1)):
         with pytest.raises(ValueError, match="call relevant_positions with estimator="):
             found.by(estimator)
+    with pytest.raises(ValueError, match="best_chunk or"):
+        found.by(first_above)
     with pytest.raises(ValueError, match="judge="):
         find().by(best_chunk)
 
@@ -304,6 +316,9 @@ JUDGE = {"passages": None, "judge": says_wet}
         ({**JUDGE, "chunk_tokens": 0}, "chunk_tokens"),
         ({**JUDGE, "max_chunks": 0}, "max_chunks"),
         ({**JUDGE, "judge": wet_words() % 1}, "finite score"),
+        ({**JUDGE, "judge": lambda query, chunk: float("nan")}, "judge=.* NaN"),
+        ({**JUDGE, "estimator": first_above}, "estimator=.* must be"),
+        ({"tokenizer": str.split}, "tokenizer=.* fast"),
     ],
 )
 def test_errors_name_what_is_wrong(changes, word):
@@ -340,6 +355,8 @@ def test_summary():
         "relative position": (0 + 400 / 900 + 1 + 1) / 4,
     }
     pd.testing.assert_series_equal(found.summary(), pd.Series(expected, name="positions"))
+    assert repr(found) == "RelevantPositions(6 documents, 33.3% unmatched)"
+    assert all(name in found._repr_html_() for name in expected)
     assert found.summary(first=1000)["starts in first 1000"] == 1
     without = positions([None], [10]).summary()
     assert without["unmatched"] == 1

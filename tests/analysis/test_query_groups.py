@@ -31,8 +31,8 @@ def test_breakdown_by_length_of_relevant_documents():
         assert rows["queries"].tolist() == [len(qids)] * 2
         assert rows["AP"].tolist() == results.subset(qids).table["AP"].tolist()
         assert rows["AP p-value"].iloc[1] == results.subset(qids).table["AP p-value"].iloc[1]
-    for edges in ((512, 0), (10,)):
-        with pytest.raises(ValueError, match="edges="):
+    for edges, word in (((512, 0), "must ascend"), ((10,), "must reach")):
+        with pytest.raises(ValueError, match=word):
             by_query_value(results, {"q0": 3.0}, edges=edges)
 
 

@@ -10,7 +10,7 @@ from scipy import stats
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis import PositionSensitivity
-from pyterrier_longdoc.analysis.sensitivity import moved
+from pyterrier_longdoc.analysis.sensitivity import move_passage
 
 from ..support import tiny
 from ..support.passages import collection
@@ -34,7 +34,7 @@ def reader(characters: int | None) -> pt.Transformer:
 @pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.77, 1.0])
 def test_a_moved_passage_keeps_all_words_and_sentences(place):
     for text, row in zip(CORPUS["text"], GOLD.itertuples(), strict=True):
-        version, begins = moved(text, row.start, row.end, place)
+        version, begins = move_passage(text, row.start, row.end, place)
         assert version[begins : begins + len(NEEDLE)] == NEEDLE
         sentences = [sorted(t.replace(".", ".|").replace("| ", "|").split("|")) for t in (text, version)]
         assert sentences[0] == sentences[1]
@@ -43,12 +43,12 @@ def test_a_moved_passage_keeps_all_words_and_sentences(place):
 
 
 def test_moving_to_the_ends():
-    assert moved("One. Two. Three.", 5, 9, 0) == ("Two. One. Three.", 0)
-    assert moved("One. Two. Three.", 5, 9, 0.4) == ("One. Two. Three.", 5)
-    assert moved("One. Two. Three.", 4, 10, 1) == ("One. Three. Two.", 12)
-    assert moved("no sentence end", 3, 11, 1) == ("no end sentence", 7)
-    assert moved("all of it", 0, 9, 0.5) == ("all of it", 0)
-    assert moved("one two three four", 4, 7, 0.6, reach=0.2) == ("one three two four", 10)
+    assert move_passage("One. Two. Three.", 5, 9, 0) == ("Two. One. Three.", 0)
+    assert move_passage("One. Two. Three.", 5, 9, 0.4) == ("One. Two. Three.", 5)
+    assert move_passage("One. Two. Three.", 4, 10, 1) == ("One. Three. Two.", 12)
+    assert move_passage("no sentence end", 3, 11, 1) == ("no end sentence", 7)
+    assert move_passage("all of it", 0, 9, 0.5) == ("all of it", 0)
+    assert move_passage("one two three four", 4, 7, 0.6, reach=0.2) == ("one three two four", 10)
 
 
 def test_a_model_that_reads_the_start_loses_and_one_that_reads_all_stays():
@@ -81,7 +81,8 @@ def test_the_table_by_hand():
     )
     scores = scores.assign(place=[0.0, 1.0] * 6, real_place=[0.0, 0.9] * 6, first_token=[0, 9] * 6, length=10)
     scores["score"] = [5.0, 4.0, 3.0, 2.0, 3.0, 3.0, 3.0, 3.0, 1.0, 2.0, 3.0, 0.0]
-    table = PositionSensitivity(scores).table
+    found = PositionSensitivity(scores)
+    table = found.table
     first, last = np.array([4.0, 3.0, 2.0]), np.array([3.0, 3.0, 1.0])
     row = table.iloc[1]
     assert table.iloc[0][["change", "low", "high", "lower"]].tolist() == [0, 0, 0, 0]
@@ -91,6 +92,11 @@ def test_the_table_by_hand():
     assert row["p-value"] == pytest.approx(stats.ttest_rel(last, first).pvalue)
     assert row["low"] <= row["change"] <= row["high"]
     assert row[["first_token", "real_place", "queries"]].tolist() == [9, 0.9, 3]
+    assert repr(found) == "PositionSensitivity(m; 12 scores)"
+    assert found._repr_html_().count("<tr") == 3
+    # A place that no document shares with the first one has nothing to compare.
+    alone = scores.assign(place=scores["place"].where(scores["docno"] == "x", 0.5)).query("place != 0.5 or qid == 'a'")
+    assert PositionSensitivity(alone, resamples=50).table["place"].tolist() == [0.0, 1.0]
 
 
 def test_text_without_sentence_ends_is_cut_between_words():
@@ -113,8 +119,9 @@ def test_the_table_and_the_picture_tell_the_real_place():
     np.testing.assert_allclose(found.scores["real_place"], expected, atol=1 / 33)
     assert found.scores["first_token"].tolist()[1::2] == [11, 22]
     np.testing.assert_allclose(found.table["real_place"], found.scores["real_place"])
-    line = found.plot().containers[0][0]
-    np.testing.assert_allclose(line.get_xdata(), found.table["real_place"])
+    drawn = found.plot().containers[0]
+    np.testing.assert_allclose(drawn[0].get_xdata(), found.table["real_place"])
+    assert "not drawn" in drawn.get_label()  # the scores of one query have no spread
 
 
 def test_places_that_fall_together_count_once():
@@ -144,7 +151,7 @@ def test_scores_are_those_of_the_moved_documents(cross_encoder):
     for frame, old in zip((topics, corpus, gold), before, strict=True):
         pd.testing.assert_frame_equal(frame, old)
     spans = zip(corpus["text"], gold["start"], gold["end"], strict=True)
-    texts = [moved(*span, place)[0] for span in spans for place in (0, 1)]
+    texts = [move_passage(*span, place)[0] for span in spans for place in (0, 1)]
     frame = pd.DataFrame({"qid": found["qid"], "query": "elephants", "docno": found.index.astype(str), "text": texts})
     np.testing.assert_allclose(found["score"], model(frame)["score"], rtol=1e-5)
     assert found["name"].unique().tolist() == ["MaxP"]

@@ -125,12 +125,19 @@ def test_prints_as_text():
     assert ld.show(several)._repr_html_().count('<details class="document" open>') == 1
 
 
+def test_a_document_without_windows_says_so():
+    unread = ranking(docno="d2", rank=1, window_spans=[], window_scores=[], window_weights=[])
+    shown = ld.show(pd.concat([ranking(), unread]))
+    assert repr(shown).splitlines()[-1].strip().startswith("no windows")
+    assert (TEXT, None, False) in page(shown).pieces
+
+
 def test_queries_are_found_by_qid_or_text():
     both = pd.concat([ranking(), ranking(qid=2, query="other", docno="d9")], ignore_index=True)
     assert all("d9" in repr(ld.show(both, query)) for query in ("2", "other"))
     several = pd.concat([both, ranking(qid="3", query="other")])
     for results, query, number in ((both, None, 2), (both, "third", 0), (several, "other", 2)):
-        with pytest.raises(ValueError, match=f"stands for {number} qids"):
+        with pytest.raises(ValueError, match=f"{number} qids"):
             ld.show(results, query)
 
 

@@ -62,7 +62,7 @@ def test_loader_keeps_rows_index_and_columns():
 def test_loader_names_what_it_does_not_know():
     with pytest.raises(KeyError, match="'nothing' is not in the collection 'planted'"):
         planted().text_loader()(pd.DataFrame({"docno": ["d1", "nothing"]}))
-    with pytest.raises(ValueError, match=r"'body'.*'text', 'title'"):
+    with pytest.raises(ValueError, match=r"'planted'.*'body'.*'text', 'title'"):
         planted().text_loader("body")
 
 
@@ -112,6 +112,8 @@ def test_variants_of_topics_and_qrels():
         with pytest.raises(ValueError, match="variant='dev'"):
             read("dev")
     every = planted(splits={})
+    with pytest.raises(ValueError, match=r"'planted'.* must be one of None$"):
+        every.get_topics("dev")
     assert every._describe_component("topics") is True
     assert PositionedCollection("all", every.parts).get_topicsqrels()[1].equals(every.qrels)
 
@@ -190,6 +192,15 @@ def test_candidates_of_the_same_length():
     unjudged = planted(groups={"d1": "short"}, qrels=planted().qrels.head(1))
     with pytest.raises(ValueError, match="'q2': its pool has 0 documents"):
         unjudged.candidates(pool="same_length")
+    with pytest.raises(ValueError, match="pool='same_length'"):
+        planted().candidates(pool="same_length")
+
+
+def test_candidates_are_documents_of_the_collection():
+    unknown = pd.DataFrame({"qid": ["q2"], "docno": ["nowhere"], "label": [1]})
+    collection = planted(qrels=pd.concat([unknown, planted().qrels]))
+    for run in (collection.candidates(depth=2), collection.candidates(pool="judged")):
+        assert set(run["docno"]) <= {"d1", "d2", "d3"}
 
 
 # ---------------------------------------------------------------- leaks

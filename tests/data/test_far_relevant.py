@@ -201,7 +201,7 @@ def test_documents_are_made_one_at_a_time():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"position": "middle"}, "position='middle'"),
+        ({"position": "middle"}, "far_relevant: position='middle'"),
         ({"min_offset": -1}, "min_offset=-1"),
         ({"max_doc_len": 20}, "max_doc_len=20 must be greater than min_offset=20"),
         ({"within": 0}, "within=0"),

@@ -6,10 +6,10 @@ import pyterrier as pt
 import pytest
 from transformers import AutoTokenizer
 
-from pyterrier_longdoc.analysis.positions import token_reader
 from pyterrier_longdoc.common.language import count_tokens, named_tokenizer, token_counter
 from pyterrier_longdoc.data import read_far_relevant, write_far_relevant
 from pyterrier_longdoc.data.collection import GOLD_COLUMNS
+from pyterrier_longdoc.modelling.tokens import tokenized
 
 from ..support import tiny
 from ..support.sources import build, passages, qrels
@@ -79,8 +79,8 @@ def test_positions_and_lengths_are_in_one_unit(tmp_path, give):
     assert read.gold["length"].tolist() == [length_of[docno] for docno in read.gold["docno"]]
     assert (read.gold["first_token"] < read.gold["length"]).all()
     assert read.statistics().equals(written.statistics())
-    reader = token_reader(read.tokenizer)  # as `relevant_positions` takes it
-    assert [len(reader(row["text"])) for row in read.corpus] == read.lengths().tolist()
+    # As `relevant_positions` takes it.
+    assert [len(tokenized(read.tokenizer, row["text"])) for row in read.corpus] == read.lengths().tolist()
     write_far_relevant(read, tmp_path / "again")
     assert (tmp_path / "again" / "unit.jsonl").read_bytes() == (tmp_path / "c" / "unit.jsonl").read_bytes()
 
@@ -153,6 +153,7 @@ def test_released_files_are_read(tmp_path):
         ({"AnswerFields.jsonl": '{"DOCNO": "d", "text_raw": "x"}\n{"DOCNO": "d", "text_raw": "y"}'}, "'d' .* twice"),
         ({"QuestionFields.jsonl": None}, "QuestionFields.jsonl"),
         ({"qrels.txt": None}, "qrels.txt"),
+        ({"unit.jsonl": '{"tokens": "bytes", "name": "x"}'}, "'x': give tokenizer="),
     ],
 )
 def test_malformed_files_are_named(tmp_path, changes, message):

@@ -20,6 +20,10 @@ def folder(tmp_path):
     return tmp_path
 
 
+def read(dataset):
+    return dataset.documents, *dataset.get_topicsqrels()
+
+
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_folder_reads_its_three_files(folder, mark):
     for file in folder.iterdir():
@@ -69,8 +73,14 @@ def test_folder_names_the_malformed_line(folder, file, line, message):
     content = (folder / file).read_text("utf-8").rstrip("\n").split("\n")
     (folder / file).write_text("\n".join([*content, "", line]), "utf-8")
     with pytest.raises(ValueError, match=message) as error:
-        FolderDataset(folder).get_topics()
+        read(FolderDataset(folder))
     assert str(error.value).startswith(f"{folder / file}:{len(content) + 2}: ")
+
+
+def test_a_malformed_file_breaks_no_other(folder):
+    for file in folder.iterdir():
+        file.write_text("malformed\n1\thow\n" if file.name != "topics.tsv" else "1\thow\n")
+    assert FolderDataset(folder).get_topics().values.tolist() == [["1", "how"]]
 
 
 def test_a_real_collection(time_collection):

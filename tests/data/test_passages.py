@@ -27,10 +27,10 @@ def test_texts_are_on_disk():
 
 
 def test_pool_knows_lengths_and_what_is_judged():
-    pool = PassagePool([*passages(3), {"docno": 3, "text": " A\nb "}], count=token_counter(), judged={"p1", "3"})
+    pool = PassagePool([*passages(3), {"docno": 3, "text": " A\nb "}], count=token_counter(), docnos={"p1", "3"})
     assert pool.tokens.tolist() == [len(row["text"].split()) for row in passages(3)] + [2]
     assert pool.characters[-1] == len(pool.text(3)) == 3
-    found = pool.located(pd.DataFrame({"qid": list("ab"), "docno": ["3", "nowhere"]}))
+    found = pool.locate(pd.DataFrame({"qid": list("ab"), "docno": ["3", "nowhere"]}))
     assert found.drop(columns="digest").values.tolist() == [["a", "3", 3, 2], ["b", "nowhere", -1, -1]]
     assert found["digest"][0] == pool.digests[3]
 
@@ -82,9 +82,9 @@ def test_bad_topics_and_qrels_are_named(arguments, message):
         ([*passages(), passages()[0]], "docno 'p0' is there twice"),
         ([{"docno": "p0", "body": "x"}], "'p0' has no text in 'text'; its fields are docno, body"),
         ([{"docno": "p0", "text": ["x", "y"]}], "'text'"),
-        ([{"docno": "p0", "text": b"x"}], "text_field"),
+        ([{"docno": "p0", "text": b"x"}], "text_field.*bytes"),
     ],
 )
 def test_bad_passages_are_named(rows, message):
     with pytest.raises(ValueError, match=message):
-        PassagePool(rows, count=token_counter(), judged={"p0"})
+        PassagePool(rows, count=token_counter(), docnos={"p0"})

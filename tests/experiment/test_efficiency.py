@@ -13,7 +13,7 @@ import pytest
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.caches import EmbeddingCache
 from pyterrier_longdoc.experiment import Experiment, ExperimentResults, plot_efficiency
-from pyterrier_longdoc.experiment.cost import Cost, measured
+from pyterrier_longdoc.experiment.cost import Cost, measuring
 from pyterrier_longdoc.experiment.efficiency import efficiency_table
 
 from ..support import synthetic
@@ -106,7 +106,7 @@ def test_peaks_of_gpu_memory_are_those_of_the_reranker(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     cost = Cost(queries=1)
-    with measured(cost):
+    with measuring(cost):
         said.append("run")
     assert said == ["synchronize", "reset 0", "reset 1", "run", "synchronize"]
     assert efficiency_table({"a": [cost]}, {}).loc[0, "peak GPU memory MB"] == 7
@@ -142,5 +142,5 @@ def test_what_is_not_drawn_is_named():
     for results in (without_time, without_partner):
         axes.clear()
         assert plot_efficiency(results, ax=axes) is axes
-        assert axes.get_xlabel().endswith("\nnot drawn, as time or gain are not known: other")
+        assert axes.get_xlabel().endswith("\nnot drawn, as time or gain is unknown: other")
         assert [text.get_text() for text in axes.texts] == ["a"]

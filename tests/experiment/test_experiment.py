@@ -3,7 +3,6 @@
 import functools
 import re
 import warnings
-from pathlib import Path
 
 import pandas as pd
 import pyterrier as pt
@@ -12,14 +11,11 @@ from ir_measures import AP, RR, P, R, nDCG
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
-from pyterrier_longdoc.data import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
 
 from ..support import synthetic
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 METRICS = [nDCG @ 10, AP, "recip_rank", P @ 5, R(rel=2) @ 20, "ndcg_cut_20"]
-BM25 = [(0.9, 0.4), (1.2, 0.75), (2.0, 0.9), (0.4, 0.1)]
 TOPICS, QRELS = synthetic.collection()
 FOLDS = [TOPICS["qid"].iloc[i::3].tolist() for i in range(3)]
 
@@ -42,26 +38,6 @@ def assert_same(systems, topics, qrels, metrics, *, baseline, **options):
     assert sorted(expected) == sorted(results.table)
     pd.testing.assert_frame_equal(results.table, expected[results.table.columns], check_exact=False, rtol=1e-12)
     return results
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("collection", ["time", "cranfield"])
-def test_real_runs_are_evaluated_as_by_pyterrier(collection, tmp_path):
-    pisa = pytest.importorskip("pyterrier_pisa")
-    if not (SHARED / collection).is_dir():
-        pytest.skip(f"the collection {collection} is not here")
-    dataset = FolderDataset(SHARED / collection)
-    index = pisa.PisaIndex(str(tmp_path / "index"), text_field="text")
-    index.index(list(dataset.get_corpus_iter(verbose=False)))
-    topics, qrels = dataset.get_topics(), dataset.get_qrels()
-    runs = {f"k1={k1} b={b}": index.bm25(num_results=100, k1=k1, b=b)(topics) for k1, b in BM25}
-    results = assert_same(runs, topics, qrels, METRICS, baseline=0, correction="holm")
-    assert results.table["nDCG@10 p-value"].dropna().between(0, 1, inclusive="neither").all()
-    assert_same(runs, topics, qrels, METRICS, baseline=1, test="wilcoxon")
-    expected = pt.Experiment(runs, topics, qrels, METRICS, perquery=True, filter_by_qrels=True)
-    keys = ["name", "qid", "measure"]
-    ours, theirs = (frame.sort_values(keys, ignore_index=True) for frame in (results.perquery, expected))
-    pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
 
 
 @pytest.fixture
@@ -98,6 +74,10 @@ def test_ties_missing_queries_and_equal_systems(doubtful, options):
         p = results.table.set_index("name")["AP p-value"]
         assert p["same"] == 1.0
         assert p["unsorted"] == p["float32"]
+        expected = pt.Experiment(doubtful, TOPICS, QRELS, METRICS, perquery=True, filter_by_qrels=True)
+        keys = ["name", "qid", "measure"]
+        ours, theirs = (frame.sort_values(keys, ignore_index=True) for frame in (results.perquery, expected))
+        pd.testing.assert_frame_equal(ours, theirs, check_exact=True)
 
 
 def test_unjudged_topics_and_unasked_judgements(doubtful):
@@ -271,6 +251,10 @@ BAD = [
     ({"systems": {"a": lambda seed: None}}, "seeds="),
     ({"systems": {"a": lambda seed, fold: None}, "seeds": [0]}, "folds="),
     ({"systems": {"a": [RUN]}, "seeds": [0, 1]}, "2 seeds"),
+    ({"systems": {"a": [lambda: RUN]}}, "'a' must be a pipeline"),
+    ({"systems": {"a": lambda run=RUN: run}, "seeds": [0, 1]}, "takes run, but no seed"),
+    ({"systems": {"a": lambda fold=None, state=1: RUN}, "seeds": [0, 1]}, "takes fold, state, but no seed"),
+    ({"systems": {"a": lambda **options: RUN}, "folds": FOLDS}, "takes options, but no fold"),
     ({"systems": {"a": lambda seed: 3}, "seeds": [0]}, "returned a int"),
     ({"systems": {"a": RUN.drop(columns="score")}}, "score"),
     ({"systems": {"a": RUN.head(0)}}, "no document"),
@@ -279,7 +263,14 @@ BAD = [
     ({"baseline": [2]}, "'2' is a baseline"),
     ({"correction": "x", "baseline": [0]}, "correction='x'"),
     ({"test": "x"}, "test='x'"),
+    ({"correction": "holm"}, "correction='holm'"),
     ({"alpha": 5}, "alpha=5"),
+    ({"margin": 0}, "margin=0"),
+    ({"resamples": 0}, "Experiment: resamples=0"),
+    ({"round": "2"}, "round='2'"),
+    ({"round": -1}, "round=-1"),
+    ({"round": {"ndcg": 2}}, "round='ndcg'"),
+    ({"metrics": []}, "metrics"),
     ({"folds": [TOPICS["qid"].tolist()]}, "folds"),
     ({"folds": [*FOLDS, FOLDS[0]]}, "folds"),
     ({"metrics": ["ndcg@ten"]}, "ndcg@ten"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+
 import ir_measures
 import numpy as np
 import pandas as pd
@@ -110,9 +112,10 @@ def test_windows_are_those_of_explain(results, systems):
                 np.isnan(row["weight"]) if weights is None else row["weight"] == pytest.approx(weights[best], abs=1e-5)
             )
     assert set(told.windows["name"]) == {"MaxP", "PARADE", "sum"}
+    assert all(html.escape(part) in told._repr_html_() for part in (*told.differences(), "best windows", *told.notes))
     assert "first: no windows, as it has no reranker with explain" in told.notes
     assert "run: no windows, as it is a DataFrame, not a pipeline" in told.notes
-    assert not [note for note in told.notes if "otherwise" in note]
+    assert not [note for note in told.notes if "differently" in note]
 
 
 def test_systems_are_left_as_they_were(results, systems, tmp_path):
@@ -126,7 +129,7 @@ def test_another_system_of_the_same_name_is_noted(results):
     other = FIRST >> pt.apply.query(lambda row: "river fish") >> make("MaxP")
     reversed_ranks = pt.apply.doc_score(lambda row: -float(row["score"]))
     notes = results.why("q1", {"MaxP": other >> reversed_ranks}).notes
-    assert any(note.startswith("MaxP ranks the relevant documents otherwise now") for note in notes)
+    assert any(note.startswith("MaxP ranks the relevant documents differently now") for note in notes)
 
 
 def test_results_from_a_folder_tell_the_same(results, systems, folder):
@@ -222,4 +225,4 @@ def test_scores_that_are_kept_elsewhere_have_no_windows(results):
 
     told = results.why("q1", {"MaxP": Kept()})
     assert told.windows.empty
-    assert "MaxP: no windows, as its reranker did not run: are its scores kept in a cache?" in told.notes
+    assert "MaxP: no windows, as its reranker did not run: are its scores in a cache?" in told.notes

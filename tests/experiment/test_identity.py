@@ -4,14 +4,15 @@ import json
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pyterrier as pt
 import pytest
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.identity import differences, identify
 from pyterrier_longdoc.data.collection import TextLoader
 from pyterrier_longdoc.data.folder import FolderDataset
 from pyterrier_longdoc.experiment import Experiment, ExperimentWarning
-from pyterrier_longdoc.experiment.identity import differences, identify
 from pyterrier_longdoc.training import TrainingArgs
 from pyterrier_longdoc.training.repeat import FoldModels
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pyterrier_longdoc.experiment.Ex
 
 
 def differing(a, b):
-    return differences(identify(a).told, identify(b).told)
+    return differences(identify(a).description, identify(b).description)
 
 
 def value_of(folder, system, topics=TOPICS, qrels=QRELS, **options):
@@ -74,10 +75,10 @@ def test_names_of_models_are_no_part_of_a_pipeline(tmp_path, cross_encoder):
     model = make("MaxP", cross_encoder, training=TRAINING).fit(TEXTS, JUDGED)
     folds = FoldModels([model], [ASKED["qid"].tolist()], TEXTS)
     pipelines = (pt.Transformer.from_df(TEXTS) >> model % 3, 0.5 * model, folds)
-    before, names = [identify(made).told for made in pipelines], (repr(model), repr(folds))
+    before, names = [identify(made).description for made in pipelines], (repr(model), repr(folds))
     model.save(tmp_path)
     assert (repr(model), repr(folds)) != names
-    assert [identify(made).told for made in pipelines] == before
+    assert [identify(made).description for made in pipelines] == before
 
 
 @pytest.mark.parametrize("changes", [{"max_doc_len": 5}, {"window_size": 12, "stride": 6}, {"preselect": ld.FirstK(1)}])
@@ -145,6 +146,13 @@ class Talking(Plugin):
         return "a plugin"
 
 
+def test_labels_of_series_and_frames_count_and_the_order_of_sets_does_not():
+    labels, others = pd.Series([1.0, 2.0], ["d1", "d2"]), pd.Series([1.0, 2.0], ["d2", "d1"])
+    assert differing(Plugin(labels), Plugin(others))
+    assert differing(Plugin(labels.to_frame()), Plugin(others.to_frame()))
+    assert identify(Plugin(set("bca"))).description["arguments"] == {"k": ["a", "b", "c"]}
+
+
 @pytest.mark.parametrize("cls", [Plugin, Talking])
 def test_transformers_of_others_are_compared_as_far_as_they_go_and_named(cls, tmp_path):
     assert "unchecked" not in value_of(tmp_path, SOME >> cls(1))[1]
@@ -173,7 +181,7 @@ def test_first_stages_and_texts_count(tmp_path, cross_encoder):
         documents = [json.dumps({"docno": "d1", "text": text})]
         for name, lines in (("docs.jsonl", documents), ("topics.tsv", ["1\tdog"]), ("qrels.txt", ["1 0 d1 1"])):
             (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-        return identify(make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path))).told
+        return identify(make("MaxP", cross_encoder, text_loader=FolderDataset(tmp_path))).description
 
     assert differences(over("one"), over("two")) == ["text_loader.content"]
 

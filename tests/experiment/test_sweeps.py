@@ -91,6 +91,11 @@ def test_passages_at_training_and_at_inference(folds):
         assert sweep.table.loc[3, "AP"] == pytest.approx(np.mean(expected))
 
 
+def test_passages_want_a_function():
+    with pytest.raises(ValueError, match="model="):
+        sweep_passages(FIRST, Model(), TOPICS, QRELS, METRICS, seeds=[0])
+
+
 def test_depth():
     sweep = sweep_depth(FIRST, Model(), TOPICS, QRELS, METRICS, depths=(3, 6))
     assert sweep.table["AP"].tolist() == [alone(Model(), FIRST % 3), alone(Model(), FIRST % 6)]

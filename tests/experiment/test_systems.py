@@ -94,8 +94,8 @@ def test_seeds_and_folds_reach_every_factory_that_takes_them(factory):
 
 
 def test_factories_that_take_no_seed():
-    fixed, closure = partial(make, seed=2), lambda run=RUNS[1]: run
-    results = Experiment({"fixed": fixed, "closure": closure}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
+    systems = {"fixed": partial(make, seed=2), "closure": partial(lambda run: run, RUNS[1])}
+    results = Experiment(systems, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
     assert results.seeds == {"fixed": [None], "closure": [None]}
     assert results.means["AP"].tolist() == pytest.approx([mean_of(RUNS[2]), mean_of(RUNS[1])], rel=1e-12)
     of_folds = Experiment({"a": lambda fold: either_way_round(fold, 0)}, TOPICS, QRELS, ["AP"], folds=FOLDS)
@@ -103,20 +103,24 @@ def test_factories_that_take_no_seed():
     assert Experiment({"a": lambda seed=1: RUNS[seed]}, TOPICS, QRELS, ["AP"]).seeds == {"a": [None]}
 
 
-class Learner(pt.Estimator):
-    """Remembers what it was fitted on, which it tells as its weights."""
+class Silent(pt.Estimator):
+    """Remembers what it was fitted on, and tells nothing."""
 
     def __init__(self):
         self.fits = []
-
-    def describe(self):
-        return {"weights": [",".join(topics["qid"]) for topics, *_ in self.fits]}
 
     def fit(self, topics_or_res_tr, qrels_tr, topics_or_res_va=None, qrels_va=None):
         self.fits.append((topics_or_res_tr, qrels_tr, topics_or_res_va, qrels_va))
 
     def transform(self, inp):
         return inp
+
+
+class Learner(Silent):
+    """Tells what it was fitted on as its weights."""
+
+    def describe(self):
+        return {"weights": [",".join(topics["qid"]) for topics, *_ in self.fits]}
 
 
 def fitted_by_fold(model):
@@ -133,10 +137,10 @@ def fitted_by_hand(model):
 
 
 @pytest.mark.parametrize("fitted", [fitted_by_fold, fitted_by_hand])
-@pytest.mark.parametrize("seeds", [[0], [0, 1]])
-def test_a_model_that_is_fitted_for_several_folds_is_refused(fitted, seeds):
+@pytest.mark.parametrize("model", [Learner, Silent])
+def test_a_model_that_is_fitted_for_several_folds_is_refused(fitted, model):
     with pytest.raises(ValueError, match=r"a, seed 0, fold 1 returned the same .* make the model inside the function"):
-        Experiment({"a": fitted(Learner())}, TOPICS, QRELS, ["AP"], seeds=seeds, folds=FOLDS)
+        Experiment({"a": fitted(model())}, TOPICS, QRELS, ["AP"], seeds=[0, 1], folds=FOLDS)
 
 
 def test_a_model_that_is_fitted_for_several_seeds_is_refused():

@@ -88,9 +88,9 @@ def test_numbers_where_the_prompt_has_numbers():
     prompt = ListwisePrompt(closing="{query}? Answer with the number of the best document.")
     model = lambda messages: Reply("", logprobs={str(i): -i / 10 for i, _ in shown(messages)} | {"9": 0.0})  # noqa: E731
     assert order(RankGPT(model, answer=FirstToken(), prompt=prompt)(candidates(documents=3))) == ["d0", "d1", "d2"]
-    with pytest.raises(ValueError, match="order 9 at most"):
+    with pytest.raises(ValueError, match="at most 9"):
         RankGPT(model, answer=FirstToken(), prompt=prompt)(candidates(documents=10))
-    with pytest.raises(ValueError, match="order 5 at most"):
+    with pytest.raises(ValueError, match="at most 5"):
         RankGPT(lambda messages: pytest.fail("asked"), answer=FirstToken(top_logprobs=5))(candidates(documents=8))
     with pytest.raises(ValueError, match="identifiers='letters'"):
         RankGPT(model, prompt=ListwisePrompt(identifiers="letters"))

@@ -84,13 +84,6 @@ def test_the_same_prompt_in_two_threads_is_paid_once(path):
     assert (ranker.coverage.queries, ranker.coverage.documents) == (1, 3)  # distinct ones
 
 
-def test_odd_replies_survive_the_cache(path):
-    run = candidates(documents=2)
-    reply = "[2] > [1] \ud83d \x00 " + "é" * 1000
-    first = RankGPT(cached(Scripted(reply), path))(run)
-    assert RankGPT(cached(Scripted(""), path, replay_only=True))(run).equals(first)
-
-
 def test_what_a_cache_cannot_know_is_refused(path):
     for unnamed in (lambda messages: "", Scripted("")):
         with pytest.raises(ValueError, match=r"use CallableBackend\(function, name=...\)"):

@@ -115,7 +115,7 @@ def test_a_cap_of_nothing_lets_nothing_through():
 
 @pytest.mark.parametrize("arguments", [{"prices": None}, {"max_cost": -1.0}, {"max_cost": float("nan")}])
 def test_wrong_caps(arguments):
-    with pytest.raises(ValueError, match="max_cost"):
+    with pytest.raises(ValueError, match="LLMClient: max_cost"):
         LLMClient(oracle, **{"prices": Prices(1, 1), "max_cost": 1.0, **arguments})
     with pytest.raises(ValueError, match="input"):
         Prices(-1, 0)

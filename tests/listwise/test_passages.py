@@ -62,7 +62,9 @@ def test_coverage_says_what_was_passed_over():
 def test_a_budget_per_document_takes_the_best_first(tokenizer):
     model = Scripted(count_cats)
     ranker = RankGPT(model, preselect=ld.BM25Windows(50), windows=SENTENCES, max_doc_len=15, tokenizer=tokenizer)
-    assert order(ranker(FRAME))[:2] == ["b", "d"]
+    with pytest.warns(TruncationWarning, match="max_doc_len=15"):
+        assert order(ranker(FRAME))[:2] == ["b", "d"]
+    assert list(ranker.coverage.cut) == [f"preselect={ranker.preselect!r}", "max_doc_len=15"]
     count = Tokens(tokenizer).count
     for text in texts(model.asked[0]):
         assert 0 < count(text) <= 15
@@ -125,16 +127,16 @@ def test_what_is_shown_is_the_text_with_marks(text, k, query):
     assume("[...]" not in text)
     passages = best_passages(ld.BM25Windows(k), SENTENCES, [(query, text)])[query, text]
     assert len(passages.spans) == len(passages.best) <= k
-    every = passages.shown(range(len(passages.spans)))
-    if passages.all_chosen:
+    every = passages.excerpt(range(len(passages.spans)))
+    if passages.is_complete:
         assert every == text
     kept = every.replace("[...]", "")
     assert "".join(kept.split()) == "".join("".join(text[a:b] for a, b in passages.spans).split())
 
 
 def test_windows_that_overlap_are_shown_once():
-    passages = Passages("one two three four", [(0, 7), (4, 13)], [0, 1], all_chosen=False)
-    assert passages.shown([0, 1]) == "one two three [...]"
+    passages = Passages("one two three four", [(0, 7), (4, 13)], [0, 1], is_complete=False)
+    assert passages.excerpt([0, 1]) == "one two three [...]"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from pyterrier_longdoc.listwise import (
     ContextOverflowError,
     IncompleteReplyWarning,
     ListwisePrompt,
+    Pointwise,
     RankGPT,
+    Reply,
     UnreadableReplyError,
 )
 from pyterrier_longdoc.listwise.prompt_budget import Tokens
@@ -164,9 +166,31 @@ def test_prompt_budget_shrinks_the_longest(budget):
     assert a + b + c == 4 * ranker.coverage.tokens_read
 
 
+@pytest.mark.parametrize(
+    ("limits", "room", "second"),
+    [
+        ({"max_prompt_tokens": 400}, 10**6, "max_prompt_tokens=400"),
+        ({"max_prompt_tokens": 9000}, 1000, "the server"),
+        ({}, 1000, "the server"),
+    ],
+)
+def test_each_limit_has_the_tokens_that_it_cut(limits, room, second):
+    def model(messages):
+        if sum(lengths(messages)) > room:
+            raise ContextOverflowError("too long")
+        return "[1] > [2] > [3]"
+
+    ranker = RankGPT(model, max_doc_len=500, prompt=ListwisePrompt("single", system=""), **limits)
+    with pytest.warns(TruncationWarning):
+        ranker(LONG)
+    assert ranker.coverage.cut == {"max_doc_len=500": 500, second: 610 - ranker.coverage.tokens_read}
+
+
 def test_a_budget_too_small_for_any_text_is_refused():
     with pytest.raises(ValueError, match="max_prompt_tokens=60"):
         RankGPT(Scripted("[1]"), max_prompt_tokens=60)(LONG)
+    with pytest.raises(ValueError, match=r"1 document .*raise it$"):
+        Pointwise(lambda messages: Reply("yes"), max_prompt_tokens=5)(LONG)
 
 
 def test_prompts_that_the_server_finds_too_long_are_shortened():

@@ -82,14 +82,6 @@ def test_aggregations_and_prefixes_of_each_window(of_query, of_text, plain_encod
         assert best == shown[int(np.argmax(read))]
 
 
-def test_given_windows_replace_sizes(plain_encoder):
-    inp = frame(["old dog"], ["The cat. The dog runs. Snow!", LONG])
-    model = ld.BiEncoder(plain_encoder, windows=ld.SentenceWindows(max_sentences=1), max_query_len=8, explain=True)
-    assert model(inp)["window_spans"][0] == [(0, 8), (9, 22), (23, 28)]
-    assert ld.BiEncoder("any/model").make_windows() == ld.SlidingWindows(150, 100)
-    assert ld.BiEncoder("any/model", aggregation="first").make_windows() == ld.Truncate()
-
-
 @pytest.fixture
 def encoder(tmp_path) -> Path:
     """An encoder that no other test has loaded, so that nothing of it is remembered."""

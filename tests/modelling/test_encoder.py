@@ -40,7 +40,7 @@ def encoder(backbone) -> WindowEncoder:
 def divided(encoder, lengths, reading=READING, **options) -> list[list[int]]:
     """The lengths in each pass."""
     encoder.settings = reading
-    passes = list(encoder.divided(lengths, torch.arange(len(lengths)), **options))
+    passes = list(encoder.divide(lengths, torch.arange(len(lengths)), **options))
     encoder.settings = READING
     return [[lengths[i] for i in rows.tolist()] for rows in passes]
 

@@ -105,9 +105,9 @@ def test_the_pair_layout_is_the_tokenizers(family, tmp_path):
 
 
 PAIR = replace(BERT, longest=128)
-APART = replace(BERT, longest=128, of_query=replace(BERT, longest=128, types=(0,) * 5))
-PREFIXED = replace(APART, prefix=(CLS, 1, 2), of_query=replace(APART.of_query, prefix=(CLS, 3)))
-TOGETHER = replace(APART, together=100)
+APART = replace(BERT, longest=128, query_format=replace(BERT, longest=128, types=(0,) * 5))
+PREFIXED = replace(APART, prefix=(CLS, 1, 2), query_format=replace(APART.query_format, prefix=(CLS, 3)))
+TOGETHER = replace(APART, longest_pair=100)
 SLIDING = SlidingWindows(40, 20)
 
 
@@ -130,7 +130,7 @@ SLIDING = SlidingWindows(40, 20)
         (TOGETHER, GreedyChunks(), 8, 8, 92),
         (TOGETHER, SLIDING, None, 60, 40),
         (TOGETHER, SentenceWindows(), None, 25, 75),
-        (replace(BERT, together=100), GreedyChunks(), 8, 8, 92),
+        (replace(BERT, longest_pair=100), GreedyChunks(), 8, 8, 92),
         # Nothing limits it.
         (BERT, GreedyChunks(), None, None, 477),
         (BERT, SentenceWindows(), 8, 8, None),
@@ -151,7 +151,7 @@ def test_sizes_of_padded_inputs():
     assert (form.query_size, form.window_size, fitted.largest_window) == (8, 45, 45)
     form = APART.fit(Settings(SLIDING, max_query_len=8, layout=LAYOUTS["padded"]))[1]
     assert (form.query_size, form.window_size) == (0, 40)
-    assert (form.of_query.query_size, form.of_query.window_size, form.of_query.types) == (0, 8, (0,) * 5)
+    assert (form.query_format.query_size, form.query_format.window_size, form.query_format.types) == (0, 8, (0,) * 5)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
 from dataclasses import replace
 
@@ -65,32 +64,11 @@ def scores(scorer, queries=QUERIES, texts=TEXTS) -> np.ndarray:
     return scorer.score(queries, texts).scores
 
 
-def each_alone(scorer) -> np.ndarray:
-    return np.array([scores(scorer, [query], [text])[0] for query, text in zip(QUERIES, TEXTS, strict=True)])
-
-
 def test_a_head_that_gives_no_score_for_each_document_is_named(roberta, monkeypatch):
     scorer = make(roberta)
     monkeypatch.setattr(scorer.head, "forward", lambda encoded: scorer.head.score(encoded.cls))
     with pytest.raises(ValueError, match=r"head 'maxp' gave scores of the shape \(2, \d\) for 2 documents.*\(B,\)"):
         scorer(QUERIES[:2], TEXTS[:2])
-
-
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("layout", ["pair", "padded"])
-def test_a_score_does_not_depend_on_the_batch(backbone, head, layout):
-    scorer = make(backbone, head, layout=layout)
-    alone = each_alone(scorer)
-    assert len(set(np.round(alone, 5))) == len(alone)
-    trained = scorer(QUERIES, TEXTS)
-    assert trained.requires_grad
-    np.testing.assert_allclose(trained.detach(), alone, **CLOSE)
-    for batch_size, tokens in [(1, 10**6), (3, 10**6), (64, 1), (64, 40), (5, 70)]:
-        scorer.use(replace(scorer.settings, batch_size=batch_size, max_batch_tokens=tokens))
-        np.testing.assert_allclose(scores(scorer), alone, **CLOSE)
-    for order in itertools.islice(itertools.permutations(range(len(alone))), 0, 720, 240):
-        mixed = scores(scorer, [QUERIES[i] for i in order], [TEXTS[i] for i in order])
-        np.testing.assert_allclose(mixed, alone[list(order)], **CLOSE)
 
 
 def test_many_blocks_give_the_scores_of_one(backbone, monkeypatch):
@@ -226,17 +204,6 @@ def test_what_is_cut_is_told_by_argument(backbone, arguments, query, text, cut):
     passes = Passes(scorer)
     assert scorer.coverage_of([query] * 2, [text] * 2) == coverage
     assert not passes.inputs
-
-
-def test_training_counts_each_pair_once(backbone):
-    scorer = make(backbone, max_doc_len=60, max_query_len=3)
-    with scorer.counting("float32") as coverage:
-        for _ in range(2):
-            scorer(QUERIES, TEXTS)
-    assert coverage == scorer.score(QUERIES, TEXTS).coverage
-    assert coverage.tokens_computed > 0
-    scorer(["another"], ["snow"])
-    assert coverage.queries == len(set(QUERIES))
 
 
 @pytest.mark.parametrize("head", ["maxp", "parade-transformer-query", "cedr-knrm"])

@@ -6,7 +6,6 @@ import copy
 import itertools
 import pickle
 import shutil
-import sys
 
 import numpy as np
 import pytest
@@ -148,12 +147,6 @@ def test_other_architectures(tmp_path, results):
     longformer = tiny.checkpoint(tmp_path, "longformer", **tiny_long.FAMILIES["longformer"])
     with pytest.raises(ValueError, match="longformer"):
         ld.LongP(longformer, runtime="openvino", max_query_len=8)(results)
-
-
-def test_what_is_missing(cross_encoder, results, monkeypatch):
-    monkeypatch.setitem(sys.modules, "openvino", None)
-    with pytest.raises(ImportError, match="pip install openvino"):
-        ld.MaxP(cross_encoder, runtime="openvino", **SLIDING)(results)
 
 
 def test_a_wrong_export_is_found_out(cross_encoder, results, monkeypatch):

@@ -15,6 +15,7 @@ from pyterrier_longdoc.modelling.templates import TEMPLATES, Template, wording
 from ..support import tiny, tiny_answers, tiny_long
 from ..support.systems import QUIET, scores, slow_but
 from ..support.tiny_answers import CHAT, PAIR, ROLES
+from ..support.toy import toy_task
 
 pytestmark = QUIET
 
@@ -168,6 +169,33 @@ def test_scores_are_the_logits_of_the_filled_in_prompt(answering, tmp_path):
         parade = ld.PARADE(folder, template=name, aggregation=aggregation, **READING)
         np.testing.assert_allclose(scores(parade, FRAME), expected, atol=1e-5, rtol=1e-5)
         assert parade.model.ready
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma"])
+def test_a_conversion_to_classification_scores_with_its_own_head(family, tmp_path):
+    tokenizer, expected = tokenizer_for("qwen3-reranker"), []
+    model, folder = tiny_answers.checkpoint(tmp_path, family, tokenizer, labels=1)
+    for pair in PAIRS:
+        with torch.no_grad():
+            ids = ids_of(tokenizer, TEMPLATES["qwen3-reranker"], *pair)
+            expected.append(model(torch.tensor([ids])).logits.item())
+    for cls in (ld.FirstP, ld.LongP):
+        found = scores(cls(folder, template="qwen3-reranker", **READING), FRAME)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen3", "qwen3-reranker"), ("t5", "monot5")])
+def test_lora_learns_over_answers(family, name, tmp_path):
+    _, folder = tiny_answers.checkpoint(tmp_path / "model", family, tokenizer_for(name))
+    run, judged = toy_task(0, queries=4)
+    recipe = ld.TrainingArgs(epochs=1, queries_per_step=4, learning_rates={"": 1e-2}, lora=ld.Lora(rank=2))
+    model = ld.MaxP(folder, template=name, training=recipe, **READING)
+    before, words = scores(model, run), model.model.encoder.backbone.get_input_embeddings().weight.clone()
+    after = scores(model.fit(run, judged), run)
+    assert np.abs(after - before).max() > 1e-2
+    assert torch.equal(model.model.encoder.backbone.get_input_embeddings().weight, words)
+    model.save(tmp_path / "saved")
+    np.testing.assert_allclose(scores(ld.MaxP.load(tmp_path / "saved", device="cpu"), run), after, atol=1e-5)
 
 
 MAKERS = {

@@ -212,10 +212,3 @@ def test_cached_scores_are_those_of_text_and_title(results, tmp_path):
     cached.repeat, cached.repeat_tokens = None, 32
     expected = scores(make("MaxP", text_field=("title", "text")), results)
     np.testing.assert_allclose(scores(cached, results), expected, rtol=1e-5)
-
-
-def test_text_loaders_supply_all_columns(results):
-    expected = scores(make("MaxP", **TITLED), results)
-    loader = pt.apply.generic(lambda rows: rows.assign(title=results["title"], text=results["text"]))
-    bare = results.drop(columns=["title", "text"])
-    np.testing.assert_allclose(scores(make("MaxP", text_loader=loader, **TITLED), bare), expected, rtol=1e-5)

@@ -215,9 +215,9 @@ def test_words_of_a_text(text, words):
 def test_windows_are_written_as_they_stand_in_the_text():
     text = "one  two,\nthree four five six"
     (tokens,) = tokenize(Words(), [text], offsets=True)
-    assert [tokens.written(span) for span in ld.GreedyChunks(4)(tokens)] == ["one  two,\nthree four", "five six"]
-    assert tokens.written((2, 2)) == ""
-    left = tokens.only([(0, 2), (3, 4), (4, 5)])
-    assert left.written((0, 4)) == "one  two, four five"
-    assert left.written((1, 3)) == "two, four"
-    assert left.head(3).written((0, 3)) == "one  two, four"
+    assert [tokens.window_text(span) for span in ld.GreedyChunks(4)(tokens)] == ["one  two,\nthree four", "five six"]
+    assert tokens.window_text((2, 2)) == ""
+    left = tokens.select([(0, 2), (3, 4), (4, 5)])
+    assert left.window_text((0, 4)) == "one  two, four five"
+    assert left.window_text((1, 3)) == "two, four"
+    assert left.head(3).window_text((0, 3)) == "one  two, four"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import replace
+from weakref import WeakSet
 
 import numpy as np
 import pandas as pd
@@ -174,6 +175,7 @@ def test_settings_are_those_of_the_paper():
     }
     assert ld.protocols["far-relevant"].max_train_queries == 50_000
     assert list(ld.protocols.table()["name"]) == list(shown)
+    assert [repr(protocol) for protocol in ld.protocols.values()] == [f"protocols[{name!r}]" for name in shown]
     # Nothing is ever trained on v2.
     assert {p.train.corpus for p in ld.protocols.values() if p.train} == {"msmarco-document", "far-relevant"}
     assert {p.published for p in ld.protocols.values() if p.published} <= set(ld.presets["maxp"].published)
@@ -221,14 +223,24 @@ def test_again_is_read_from_the_folder(msmarco, models, monkeypatch):
     folder, _, results = msmarco
     monkeypatch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(ld.MaxP, "transform", lambda *_: pytest.fail("scored again"))
-    retriever = Retriever(*V1)
-    again = run_msmarco(models, retriever, folder)
+    retriever, made, in_memory = Retriever(*V1), WeakSet(), []
+
+    def model(seed):
+        in_memory.append(len(made))
+        new = models["MaxP"](seed)
+        made.add(new)
+        return new
+
+    again = run_msmarco({"MaxP": model}, retriever, folder)
     pd.testing.assert_frame_equal(again.table, results.table)
     assert set(retriever.asked) == set(DEV.qids)
+    assert set(in_memory) == {0}
 
 
-def test_folder_of_models_that_were_trained_otherwise(msmarco, models, cross_encoder):
+def test_folder_of_models_that_were_trained_otherwise(msmarco, models, cross_encoder, monkeypatch):
+    monkeypatch.setattr(ld.MaxP, "fit", lambda *_: pytest.fail("trained before the folder was looked at"))
     other = {"MaxP": lambda seed: maxp(cross_encoder, seed=seed, training=replace(FAST, epochs=2))}
+    other = {"New": models["MaxP"], **other}
     with pytest.raises(ValueError, match="epochs"):
         run_msmarco(other, Retriever(*V1), msmarco[0])
     with pytest.raises(ValueError, match="protocol"):
@@ -257,6 +269,8 @@ def test_years_are_pooled(msmarco, tmp_path):
         own = run[run["qid"].str.startswith(f"trec-dl-{year}:")]
         expected = {(f"trec-dl-{year}:{qid}", d): s for (qid, d), s in scores(model(candidates(dataset))).items()}
         assert scores(own) == expected
+    with pytest.raises(ValueError, match=r"first_stage= .*msmarco-document-v2"):
+        ld.protocols["trec-dl"].run(["MaxP"], v1, tmp_path, trained=msmarco[0], datasets=DL)
     given = {"seeds": SEEDS, "trained": msmarco[0], "datasets": {list(DL)[2]: DL21}, "partner": {}}
     of_2021 = ld.protocols["trec-dl-2021"].run(["MaxP"], v2, tmp_path / "2021", **given)
     pooled = results.subset(qid for qid in results.qids if "2021" in qid)
@@ -291,8 +305,7 @@ def test_robust04(msmarco, cross_encoder, tmp_path, monkeypatch):
     run = run.drop(columns="query").merge(kept, on="qid")[["qid", "query", "docno", "score"]]
     loader = pt.apply.text(lambda row: " ".join(ROBUST.docs[row.docno].values()))
     qrels = ROBUST.get_qrels()[ROBUST.get_qrels()["qid"] != "305"]
-    start, folds = trained(msmarco, 1), protocol.fold_qids(ROBUST04)
-    assert folds == [ROBUST.qids[i::5] for i in range(5)]
+    start, folds = trained(msmarco, 1), [ROBUST.qids[i::5] for i in range(5)]
     start.training = replace(recipe, seed=1)
     own = add_judged(loader(run), qrels, topics=kept, text_loader=loader)
     by_hand = k_fold_fit(start, loader(run), qrels, folds, training_run=own)
@@ -305,6 +318,7 @@ def test_where_models_start(msmarco, models, tmp_path):
     given = {"datasets": ROBUST04, "seeds": [0]}
     with pytest.raises(ValueError, match=r"protocols\['msmarco-document'\]"):
         protocol.run(models, retriever, tmp_path, **given)
+    assert protocol.fold_qids(ROBUST04) == [ROBUST.qids[i::5] for i in range(5)]
     asked = []
 
     def zero_shot(name, seed):
@@ -316,6 +330,8 @@ def test_where_models_start(msmarco, models, tmp_path):
     run = candidates(ROBUST, "title", ("title", "body"))
     expected = scores(trained(msmarco, 0)(run[run["qid"] != "305"]))
     assert scores(results.run("MaxP", 0)) == expected
+    one = protocol.run(["MaxP"], retriever, tmp_path / "one", **given, trained=trained(msmarco, 0))
+    assert scores(one.run("MaxP", 0)) == expected
     arguments = {"batch_size": 5}
     other = protocol.run(["MaxP"], retriever, tmp_path / "b", **given, trained=msmarco[0], arguments=arguments)
     assert scores(other.run("MaxP", 0)) == pytest.approx(expected, abs=1e-4)  # other batches, other rounding
@@ -335,7 +351,7 @@ def far_folder(folder):
     return folder
 
 
-def test_far_relevant(msmarco, models, tmp_path):
+def test_far_relevant(msmarco, models, tmp_path, monkeypatch):
     collection = ld.read_far_relevant(far_folder(tmp_path / "data"))
     retriever, protocol = Retriever(*V1), replace(ld.protocols["far-relevant"], max_train_queries=4)
     given = {"seeds": [0], "start_from": msmarco[0]}
@@ -348,6 +364,10 @@ def test_far_relevant(msmarco, models, tmp_path):
     run, qrels = candidates(TRAIN, fields=("body",)), TRAIN.get_qrels()
     start.fit(run[run["qid"].isin(trained_on)], qrels[qrels["qid"].isin(trained_on)])
     assert scores(results.run("MaxP", 0)) == scores(start(candidates(DEV, fields=("body",))))
+    monkeypatch.chdir(msmarco[0].parent)
+    given = {"seeds": [0], "start_from": msmarco[0].name, "datasets": {"far-relevant": collection}}
+    again = protocol.run(models, retriever, tmp_path / "run", **given)
+    pd.testing.assert_frame_equal(again.table, results.table)
 
 
 # The rest.
@@ -377,6 +397,10 @@ def test_models_without_fit_and_figures_of_the_paper(tmp_path):
     ("changes", "message"),
     [
         ({"models": ["max-p"]}, "max-p"),
+        ({"models": []}, "models="),
+        ({"models": {"first stage": lambda seed: Fitted()}}, "models=.*'first stage'"),
+        ({"trained": "nowhere"}, "'nowhere' has no trained model 'MaxP' with seed 0"),
+        ({"trained": lambda name, seed: Fitted(), "arguments": {"batch_size": 3}}, "arguments="),
         ({"models": "one model for all seeds", "seeds": [0, 1]}, "new model"),
         ({"models": {"own": lambda seed: Fitted()}}, "'own' must be a reranker"),
         ({"models": {"MaxP": lambda seed: ld.MaxP(text_field="body")}}, "'MaxP' must .*text_field"),
@@ -394,5 +418,5 @@ def test_bad_input(changes, message, tmp_path, cross_encoder):
         for name, value in changes.items()
     }
     arguments = {"models": {"MaxP": lambda seed: maxp(cross_encoder)}, "datasets": MSMARCO, "seeds": [0], **changes}
-    with pytest.raises((ValueError, KeyError), match=message):
+    with pytest.raises((ValueError, KeyError, FileNotFoundError), match=message):
         ld.protocols["msmarco-document"].run(first_stage=Retriever(*V1), folder=tmp_path, **arguments)

@@ -263,7 +263,7 @@ def test_a_query_that_is_cut_keeps_what_follows_it(tmp_path):
     queries = model.read_queries(["the old dog in the rain"])
     words, trail = (model.tokenizer(text)["input_ids"] for text in ("the old dog in the rain", "\n"))
     assert queries.ids[0].tolist() == [*words[:2], *trail]
-    assert (queries.lengths, queries.read) == ([len(words)], [2])
+    assert (queries.lengths, queries.lengths_read) == ([len(words)], [2])
 
 
 SLIDING = {"window_size": 20, "stride": 10}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unittest
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -98,24 +97,6 @@ def test_models_are_equal_to_themselves_alone(all_loaded):
     assert all_loaded["MaxP"] == all_loaded["MaxP"] != make("MaxP")
 
 
-@dataclass(frozen=True)
-class Constant(pt.Transformer):
-    """Two with one score are equal."""
-
-    score: float
-
-    def transform(self, inp):
-        return pt.model.add_ranks(inp.assign(score=self.score))
-
-
-def test_tree_plans_fail_on_equal_systems():
-    """Where this no longer fails, models may be compared by their values: see "Two decisions" in `extending.rst`."""
-    equal = [FIRST_STAGE >> Constant(1.0), FIRST_STAGE >> Constant(1.0)]
-    assert len(pt.Experiment(equal, TOPICS, QRELS, ["map"], names=["one", "other"], plan="linear")) == 2
-    with pytest.raises(AssertionError, match="evaluation has not finished"):
-        pt.Experiment(equal, TOPICS, QRELS, ["map"], names=["one", "other"], plan="tree")
-
-
 @pytest.mark.parametrize(
     ("name", "parameter", "values"),
     [("KMaxP", "weights", [None, [-1.0, -1.0, -1.0]]), ("Birch", "first_stage_weight", [0.0, 0.5, 1.0])],
@@ -158,5 +139,3 @@ def test_fit_needs_the_text():
     with pytest.raises(pt.validate.InputValidationError, match="text"):
         model.fit(run, QRELS)
     assert model._model is None
-    loading, same = make("MaxP", text_loader=LOADER), model.fit(CANDIDATES, QRELS)
-    np.testing.assert_allclose(scores(loading.fit(run, QRELS), run), scores(same, CANDIDATES), atol=1e-5)

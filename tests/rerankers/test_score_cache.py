@@ -217,15 +217,6 @@ def test_explanations_do_not_come_from_the_cache(path, results):
     assert all(len(scores) >= 1 for scores in model(results)["window_scores"])
 
 
-def test_files_that_are_no_cache(results, tmp_path):
-    text = tmp_path / "notes.txt"
-    text.write_text("not a database, but long enough to look like one" * 50)
-    for place in (tmp_path, text):
-        with pytest.raises(ValueError, match="cannot be used"):
-            make("MaxP", score_cache=place)(results)
-    assert text.read_text().startswith("not a database")
-
-
 # Behind the caches of pyterrier-caching.
 
 

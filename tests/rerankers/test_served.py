@@ -7,6 +7,7 @@ import logging
 import pickle
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -269,11 +270,33 @@ def test_arguments_that_can_never_work(arguments, name):
     assert SECRET not in str(caught.value)
 
 
+def test_the_cure_is_named_for_texts_that_a_server_refuses_and_for_several_models():
+    invalid = Answer({"error": "no text"}, 422)
+    with serving(invalid) as server, pytest.raises(BackendError, match="leave out documents without text"):
+        ld.MaxP(ld.ScoreServer(server.url))(ONE_QUERY)
+    models = Answer({"data": [{"id": "one"}, {"id": "two"}]})
+    with serving(about=lambda path: models) as server, pytest.raises(BackendError, match=r"one, two: .*model="):
+        ld.MaxP(ld.ScoreServer(server.url, api="vllm"))(ONE_QUERY)
+
+
 def test_an_endpoint_is_taken_as_it_is():
     form = FORMS[2]
     with serving(answers(form)) as server:
         ld.MaxP(ld.ScoreServer(f"{server.url}/v1/rerank", api="cohere"), **SLIDING)(ONE_QUERY)
     assert {path for path, _, _ in server.requests} == {"/v1/rerank"}
+
+
+def test_the_first_error_is_raised_and_not_what_it_cancelled(monkeypatch):
+    class Slow(threading.Event):
+        def set(self):
+            pause = 0 if self.is_set() else 0.3
+            super().set()
+            time.sleep(pause)
+
+    monkeypatch.setattr("pyterrier_longdoc.rerankers.served.Event", Slow)
+    busy = Answer({}, 503, headers={"Retry-After": "100"})
+    with serving(Answer({}, 401), busy) as server, pytest.raises(BackendError, match="401"):
+        backend(server, TeiForm, concurrency=2).score(list("ab"), list("xy"), 1)
 
 
 @pytest.fixture
@@ -286,6 +309,7 @@ def interruptible():
 
 def test_an_interruption_ends_what_waits_and_what_was_not_sent_yet(form, interruptible):
     def interrupt(body):
+        time.sleep(0.2)  # a signal is noticed late if it comes just before the main thread waits
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         return Answer({}, 503, headers={"Retry-After": "100"})
 

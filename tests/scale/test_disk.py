@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import random
 import re
 import signal
 import time
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -18,7 +21,7 @@ from pyterrier_longdoc.scale.blocks import Candidates
 from ..support import memory, own, processes, systems, tiny
 from ..support.digests import Digests, candidates, write_trec
 
-pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 RUN, TOPICS = candidates(300, 12)
 WITH_QUERIES = RUN.merge(TOPICS, on="qid", how="left")
 
@@ -82,7 +85,7 @@ def test_coverage_and_empty_rows_are_those_of_transform(name, tmp_path, monkeypa
 @pytest.mark.parametrize("n", [1, 2, 7])
 @pytest.mark.parametrize("form", ["frame", "run.gz", "parquet", "folder"])
 def test_any_form_and_number_of_shards_gives_the_same(whole, tmp_path, form, n, monkeypatch):
-    monkeypatch.setattr("pyterrier_longdoc.scale.blocks._ROWS_AT_ONCE", 40)
+    monkeypatch.setattr("pyterrier_longdoc.scale.blocks._PART_ROWS", 40)
     given = tmp_path / form
     if form == "parquet":
         RUN.to_parquet(given := tmp_path / "run.parquet")
@@ -126,6 +129,7 @@ def test_numbers_as_ids_pipelines_that_cut_and_columns_of_sequences(tmp_path):
     [
         (lambda frame: frame.drop(columns="score"), "score"),
         (lambda frame: frame.assign(score=np.nan), "no finite number"),
+        (lambda frame: frame.assign(qid=frame["qid"] + "x"), "have the qid 'q.*x'"),
         (lambda frame: frame.assign(tokens=[{str(i): i} for i in range(len(frame))]), "dictionaries"),
     ],
 )
@@ -150,7 +154,7 @@ def test_a_pipeline_that_fails_says_where_and_goes_on_from_there(tmp_path, capsy
     with pytest.raises(RuntimeError, match=rf"KeyError: 'd17' \(in block \d+, queries .*{texts.lost}"):
         ld.rerank_to_disk(pipeline, RUN, tmp_path / "out", topics=TOPICS)
     texts.lost = None
-    with pytest.warns(UserWarning, match=r"nobody can tell.*texts"):
+    with pytest.warns(UserWarning, match=r"texts may have changed"):
         rest = ld.rerank_to_disk(pipeline, RUN, tmp_path / "out", topics=TOPICS, verbose=True)
     assert re.search(r" 300/300 .*rows/s", capsys.readouterr().err)
     assert 0 < rest.rows < rest.rows + rest.rows_before == 300
@@ -181,11 +185,15 @@ def test_killed_at_random_moments_it_ends_the_same(tmp_path):
     assert len(blocks) <= len(killed.calls()) <= len(blocks) + 6
 
 
-@pytest.mark.parametrize("full", ["pyarrow.parquet.write_table", "pyterrier_longdoc.scale.blocks._append"])
-def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch, full):
-    import pyarrow.parquet
-
-    write, calls = {"write_table": pyarrow.parquet.write_table}.get(full.rpartition(".")[2]), []
+@pytest.mark.parametrize(
+    ("full", "error", "message"),
+    [
+        ("pyarrow.parquet.write_table", RuntimeError, r"No space left.*in block \d+, queries"),
+        ("pyterrier_longdoc.scale.blocks._append", OSError, "No space left"),
+    ],
+)
+def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch, full, error, message):
+    write, calls = {"write_table": parquet.write_table}.get(full.rpartition(".")[2]), []
 
     def write_until_full(table, where, *arguments, **options):
         calls.append(where)
@@ -195,13 +203,41 @@ def test_a_full_disk_loses_nothing(whole, tmp_path, monkeypatch, full):
 
     source = write_trec(RUN, tmp_path / "run")
     monkeypatch.setattr(full, write_until_full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(error, match=message):
         ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
     monkeypatch.undo()
     finished = len(list((tmp_path / "out").glob("blocks/*")))
     assert finished == (0 if write is None else 3)
     ld.rerank_to_disk(Digests(), source, tmp_path / "out", topics=TOPICS)
     assert_merged(tmp_path / "out", whole)
+
+
+def test_what_was_left_by_a_process_that_died_while_it_divided_is_no_part_of_the_job(whole, tmp_path):
+    (tmp_path / "out" / "candidates").mkdir(parents=True)
+    (tmp_path / "out" / "candidates" / "00000.arrow").write_bytes(b"half a block")
+    ld.rerank_to_disk(Digests(), write_trec(RUN, tmp_path / "run"), tmp_path / "out", topics=TOPICS)
+    assert_merged(tmp_path / "out", whole)
+
+
+def test_damaged_files_are_named_and_scored_anew(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr("pyterrier_longdoc.scale.blocks._PART_ROWS", 40)
+    job = partial(ld.rerank_to_disk, Digests(), write_trec(RUN, tmp_path / "run"), tmp_path / "out", topics=TOPICS)
+    job()
+    block, block_candidates = tmp_path / "out/blocks/00001.parquet", tmp_path / "out/candidates/00001.arrow"
+    column = parquet.read_metadata(block).row_group(0).column(0)
+    content = bytearray(block.read_bytes())
+    content[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
+    block.write_bytes(content)
+    with pytest.raises(ValueError, match=r"00001\.parquet.*delete it"):
+        ld.merge_run(tmp_path / "out")
+    block.unlink()
+    job()
+    assert_merged(tmp_path / "out", whole)
+    block.unlink()
+    first_part, end, _ = block_candidates.read_bytes().partition(b"\xff" * 4 + b"\0" * 4)
+    block_candidates.write_bytes(first_part + end)
+    with pytest.raises(ValueError, match=r"00001\.arrow"):
+        job()
 
 
 def test_a_merge_says_which_blocks_are_missing(tmp_path):
@@ -212,6 +248,20 @@ def test_a_merge_says_which_blocks_are_missing(tmp_path):
         ld.merge_run(tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="manifest"):
         ld.merge_run(tmp_path)
+
+
+def test_a_damaged_manifest_is_no_reason_to_begin_anew(tmp_path):
+    ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
+    manifest, before = tmp_path / "manifest.json", written(tmp_path)
+    manifest.write_text(manifest.read_text()[:-20])
+    with pytest.raises(json.JSONDecodeError):
+        ld.rerank_to_disk(Digests(), RUN, tmp_path, topics=TOPICS)
+    assert written(tmp_path) == before
+
+
+def test_a_run_without_rows_ends_at_once(tmp_path):
+    assert ld.rerank_to_disk(Digests(), WITH_QUERIES.iloc[:0], tmp_path).rows == 0
+    assert set(ld.merge_run(tmp_path)) == {*WITH_QUERIES, "rank"}
 
 
 # Other pipelines, other candidates, other files.
@@ -242,7 +292,7 @@ def test_what_differs_from_the_job_in_the_folder_is_named(cross_encoder, tmp_pat
 def test_code_of_ones_own_tells_its_version_or_is_refused(kind, cross_encoder, tmp_path):
     frame, out = tiny.longer_results(), tmp_path / "out"
     make_edited, name = own.EDITED[kind]
-    with pytest.raises(ValueError, match=rf"of .*{name} nobody can tell.* def describe\(self\)"):
+    with pytest.raises(ValueError, match=rf"{name}: your own code.* def describe\(self\)"):
         ld.rerank_to_disk(make_edited(1, cross_encoder), frame, out)
     assert not out.exists()
     for shard in ((0, 2), (1, 2)):
@@ -269,6 +319,9 @@ BAD = [
     ({"run": RUN.drop(columns="docno")}, ValueError, "docno"),
     ({"run": "no-such-file"}, FileNotFoundError, "no-such-file"),
     ({"run": __file__}, ValueError, "test_disk"),
+    ({"run": Path(__file__).parent}, FileNotFoundError, "Parquet"),
+    ({"run": WITH_QUERIES}, ValueError, "topics= would"),
+    ({"pipeline": len}, ValueError, "pipeline"),
     ({"pipeline": ld.MaxP("longdoc:minilm-l6")}, pt.validate.InputValidationError, "text_loader"),
 ]
 
@@ -301,6 +354,12 @@ class Backwards:
 def test_an_executor_returns_blocks_in_any_order(whole, tmp_path):
     ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=Backwards())
     assert_merged(tmp_path / "out", whole)
+
+
+def test_the_error_of_an_executor_that_has_opened_no_block_is_its_own(tmp_path):
+    executor = Mock(map=Mock(side_effect=ConnectionError("no workers")))
+    with pytest.raises(ConnectionError, match="no workers"):
+        ld.rerank_to_disk(Digests(), RUN, tmp_path / "out", topics=TOPICS, executor=executor)
 
 
 def test_processes_that_start_at_once_divide_candidates_once_and_share_the_work(whole, tmp_path, monkeypatch):
@@ -338,5 +397,5 @@ def test_memory_does_not_grow_with_the_blocks(tmp_path):
     texts = pt.apply.generic(lambda frame: frame.assign(text=[docno * 500 for docno in frame["docno"]]))
     pipeline = texts >> Digests()  # 160 MB of text in all
     ld.rerank_to_disk(pipeline, source, tmp_path / "out", topics=topics, shard=(0, 8))
-    with pytest.warns(UserWarning, match="nobody can tell"):
+    with pytest.warns(UserWarning, match="may have changed"):
         assert memory.growth(lambda: ld.rerank_to_disk(pipeline, source, tmp_path / "out", topics=topics)) < 60

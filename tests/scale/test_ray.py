@@ -12,8 +12,10 @@ import pytest
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.coverage import Coverage
-from pyterrier_longdoc.experiment.identity import identify
+from pyterrier_longdoc.common.identity import identify
+from pyterrier_longdoc.common.warnings import muted
 from pyterrier_longdoc.scale import RayExecutor
+from pyterrier_longdoc.scale import ray as scale_ray
 from pyterrier_longdoc.scale.blocks import blocks_of
 from pyterrier_longdoc.training import fit_seeds, k_fold_fit
 
@@ -33,9 +35,27 @@ def candidates(queries: int = 6, depth: int = 4) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def executor():
+def cluster():
+    """Two processes."""
     with RayExecutor(2, gpus_per_worker=0) as executor:
         yield executor
+
+
+@pytest.fixture(params=["here", pytest.param("cluster", marks=pytest.mark.slow)])
+def executor(request, monkeypatch):
+    """Two workers: in this process, and on a cluster of Ray."""
+    if request.param == "cluster":
+        yield request.getfixturevalue("cluster")
+        return
+    from ..support.ray_here import RayHere  # which imports Ray
+
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAY_USAGE_STATS_ENABLED"):
+        monkeypatch.setenv(name, "1")
+    here = RayHere(cores=2)
+    monkeypatch.setattr("pyterrier_longdoc.scale.ray._ray", lambda: here)
+    with RayExecutor(2, gpus_per_worker=0) as executor:
+        yield executor
+    assert not here.actors
 
 
 # Without Ray.
@@ -110,14 +130,16 @@ def test_the_coverage_of_workers_adds_up_to_that_of_one_process(make):
 # With two workers.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR"])
 def test_scores_and_coverage_are_the_models(name, executor, capsys):
     frame, model = candidates(), systems.make(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ld.UntrainedWarning)
         distributed = executor.distributed(model, block_rows=8, verbose=True)
-        out, expected = distributed(frame), model(frame)
+        expected = model(frame)
+        with pytest.warns(ld.EmptyTextWarning, match="6 of 24 rows") as told:
+            out = distributed(frame)
+    assert len([each for each in told if each.category is ld.EmptyTextWarning]) == 1
     pd.testing.assert_frame_equal(out, expected, check_exact=False, rtol=1e-5)
     assert distributed.coverage == model.coverage
     first, topics = pt.Transformer.from_df(frame), frame[["qid", "query"]].drop_duplicates()
@@ -127,7 +149,6 @@ def test_scores_and_coverage_are_the_models(name, executor, capsys):
     assert "24/24" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_model_of_now_is_used_and_known_by_the_same_identity(executor, cross_encoder):
     frame, model = candidates(queries=3), systems.make("MaxP", cross_encoder, max_query_len=1)
     distributed = executor.distributed(model, block_rows=1)
@@ -145,9 +166,9 @@ def test_the_model_of_now_is_used_and_known_by_the_same_identity(executor, cross
 
 
 @pytest.mark.slow
-def test_a_killed_worker_loses_nothing_but_its_open_block(executor, tmp_path):
+def test_a_killed_worker_loses_nothing_but_its_open_block(cluster, tmp_path):
     frame = candidates(queries=20)
-    distributed = executor.distributed(workers.Stub(str(tmp_path), dies_at="q9", seconds=0.05), block_rows=8)
+    distributed = cluster.distributed(workers.Stub(str(tmp_path), dies_at="q9", seconds=0.05), block_rows=8)
     expected = frame["docno"].str[1:].astype(float)
     pd.testing.assert_series_equal(distributed(frame)["score"], expected, check_names=False)
     asked = [qid for qids in workers.scored(tmp_path).values() for qid in qids]
@@ -159,14 +180,13 @@ def test_a_killed_worker_loses_nothing_but_its_open_block(executor, tmp_path):
 
 
 @pytest.mark.slow
-def test_work_that_kills_every_worker_is_an_error(executor, tmp_path):
-    distributed = executor.distributed(workers.Stub(str(tmp_path), dies_at="q1", always=True), block_rows=1)
+def test_work_that_kills_every_worker_is_an_error(cluster, tmp_path):
+    distributed = cluster.distributed(workers.Stub(str(tmp_path), dies_at="q1", always=True), block_rows=1)
     with pytest.raises(ray.exceptions.RayActorError):
         distributed(candidates(queries=3))
     assert [qid for qids in workers.scored(tmp_path).values() for qid in qids].count("q1") == 4
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pyterrier_longdoc.UntrainedWarning")
 def test_blocks_on_disk_are_those_of_this_process(executor, tmp_path, monkeypatch):
     pytest.importorskip("pyarrow")
@@ -180,7 +200,6 @@ def test_blocks_on_disk_are_those_of_this_process(executor, tmp_path, monkeypatc
     assert len(list((tmp_path / "b" / "blocks").iterdir())) == 8
 
 
-@pytest.mark.slow
 def test_errors_are_the_models_own_and_the_workers_go_on(executor):
     with pytest.raises(KeyError, match="no text of query q2"):
         executor.distributed(workers.Fails("q2"), block_rows=1)(candidates())
@@ -190,51 +209,85 @@ def test_errors_are_the_models_own_and_the_workers_go_on(executor):
     pd.testing.assert_frame_equal(firsts, workers.FirstRows()(candidates()))
 
 
-@pytest.mark.slow
+def test_who_cannot_be_told_from_others_is_named_and_the_end_of_a_with_block_ends_the_workers(executor):
+    with executor.distributed(pt.apply.generic(workers.first_rows)) as distributed:
+        with pytest.raises(ValueError, match="first_rows"):
+            distributed.describe()
+        assert executor._actors
+    assert not executor._actors
+
+
 def test_blocks_are_asked_for_when_workers_are_free(executor):
     pulled, done = [], []
 
     def items():
         for number in range(12):
             pulled.append(number)
-            yield number, None
+            yield number, number
 
-    for key, threads in executor.map(workers.threads, None, items()):
+    for key, value in executor.map(max, 5, items()):
         done.append(key)
-        assert threads == 1
+        assert value == max(5, key)
         assert len(pulled) <= len(done) + 2
     assert sorted(done) == list(range(12))
+    abandoned = executor.map(max, 5, items())
+    next(abandoned)
+    abandoned.close()
+    assert len(executor._actors) < 2  # who had begun with another item would have to end it first
 
 
 @pytest.mark.bytes
 @pytest.mark.slow
-def test_folds_and_seeds_are_trained_by_workers(executor, cross_encoder, tmp_path):
+def test_folds_and_seeds_are_trained_by_workers(cluster, cross_encoder, tmp_path):
     run, judged = toy_task(0, queries=6)
     recipe = ld.TrainingArgs(max_steps=2, learning_rates={"": 1e-3})
     model = systems.make("MaxP", cross_encoder, training=recipe, device="cpu")
     qids = run["qid"].drop_duplicates().tolist()
     folds = [qids[:2], qids[2:4], qids[4:]]
     expected = k_fold_fit(model, run, judged, folds)
-    fitted = k_fold_fit(model, run, judged, folds, folder=tmp_path / "folds", executor=executor)
+    fitted = k_fold_fit(model, run, judged, folds, folder=tmp_path / "folds", executor=cluster)
     pd.testing.assert_frame_equal(fitted.run, expected.run)
     assert [each.describe()["weights"] for each in fitted.models] == [
         each.describe()["weights"] for each in expected.models
     ]
-    seeds = fit_seeds(model, [1, 0], run, judged, executor=executor)
+    seeds = fit_seeds(model, [1, 0], run, judged, executor=cluster)
     alone = fit_seeds(model, [1, 0], run, judged)
     assert {seed: each.describe()["weights"] for seed, each in seeds.items()} == {
         seed: each.describe()["weights"] for seed, each in alone.items()
     }
 
 
-@pytest.mark.slow
 def test_too_little_room_is_told(executor, monkeypatch):
-    assert dict(executor.map(workers.threads, None, [("a", 0)])) == {"a": 1}
+    assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
     monkeypatch.setattr("pyterrier_longdoc.scale.ray._PATIENCE", 0.5)
     with pytest.raises(ValueError, match="no worker"):
-        next(RayExecutor(1, gpus_per_worker=64).map(workers.threads, None, [("a", 0)]))
+        next(RayExecutor(1, gpus_per_worker=64).map(max, 1, [("a", 0)]))
     with RayExecutor(30, cpus_per_worker=2, gpus_per_worker=0) as wide:
-        monkeypatch.setattr(wide, "_tell_of_waiting", lambda: executor.close() or RayExecutor._tell_of_waiting(wide))
+        monkeypatch.setattr(wide, "_warn_of_waiting", lambda: executor.close() or RayExecutor._warn_of_waiting(wide))
         with pytest.warns(UserWarning, match="room") as told:
-            assert dict(wide.map(workers.threads, None, [("a", 0)])) == {"a": 2}
+            assert dict(wide.map(max, 1, [("a", 0)])) == {"a": 1}
     assert ["has room for" in str(told[0].message), "waits for room" in str(told[1].message)] == [True, True]
+
+
+def test_what_a_muted_run_did_not_warn_of_the_next_one_does(executor):
+    with muted():
+        assert list(executor.map(workers.warn_once, [], [("a", 0)]))
+    with pytest.warns(ld.TruncationWarning, match="cut"):
+        assert list(executor.map(workers.warn_once, [], [("a", 0)]))
+
+
+def test_workers_of_an_earlier_ray_are_forgotten(executor):
+    for end in (executor.close, lambda: None):
+        assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
+        scale_ray._ray().shutdown()
+        scale_ray._ray().init(include_dashboard=False, log_to_driver=False, num_cpus=2)
+        end()
+        assert dict(executor.map(max, 1, [("a", 0)])) == {"a": 1}
+
+
+@pytest.mark.slow
+def test_workers_compute_with_their_cores(cluster):
+    assert dict(cluster.map(workers.threads, None, [("a", 0)])) == {"a": 1}
+    cluster.close()
+    with RayExecutor(1, cpus_per_worker=2, gpus_per_worker=0) as wide:
+        assert dict(wide.map(workers.threads, None, [("a", 0)])) == {"a": 2}

@@ -11,7 +11,7 @@ from pyterrier_longdoc.modelling.backbones.load import Backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.inputs import InputFormat, Settings
 from pyterrier_longdoc.modelling.layout import resolve_layout
-from pyterrier_longdoc.modelling.model import Model, Read
+from pyterrier_longdoc.modelling.model import Model, ReadPairs
 from pyterrier_longdoc.modelling.windows import SlidingWords, Truncate, Windows
 
 
@@ -27,7 +27,7 @@ def padded(form: InputFormat, query: int, window: int | None, layout="padded") -
     return form.fit(Settings(windows, max_query_len=query, layout=resolve_layout(layout)))[1]
 
 
-def read_of(model: Model, queries: Sequence[str], texts: Sequence) -> Read:
+def read_of(model: Model, queries: Sequence[str], texts: Sequence) -> ReadPairs:
     """What is read of as many pairs as there are queries."""
     everyone = range(len(queries))
     return model.read(model.read_queries(queries), everyone, model.tokenize(texts), everyone)

@@ -207,3 +207,7 @@ def test_killed_and_resumed(cross_encoder, tmp_path):
     pd.testing.assert_frame_equal(again.selections[0], whole.selections[0])
     with pytest.raises(ValueError, match="segments"):
         run(tmp_path, segments=Segments(min_words=2, max_words=6))
+    for part in tmp_path.iterdir():
+        (part / "finished.json").unlink()
+    anew, _ = run(tmp_path, segments=Segments())
+    assert not anew.selections[0].equals(whole.selections[0])

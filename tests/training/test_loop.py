@@ -18,6 +18,7 @@ import pyterrier as pt
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import get_constant_schedule_with_warmup, get_linear_schedule_with_warmup
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.rerankers.reranker import UntrainedWarning
@@ -106,6 +107,19 @@ def test_schedules(changes, steps_per_epoch, expected):
     args = TrainingArgs(**changes)
     found = [rate_and_beta(args, step, steps_per_epoch, len(expected))[0] for step in range(len(expected))]
     np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("total", [4, 10, 97])
+def test_warm_up_is_that_of_transformers(total):
+    """As FlexNeuART has it: the constant schedule, its warm-up a share of the steps that is rounded down."""
+    optimizer, warmup = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), int(0.2 * total)
+    for schedule, theirs in (
+        ("constant", get_constant_schedule_with_warmup(optimizer, warmup)),
+        ("linear", get_linear_schedule_with_warmup(optimizer, warmup, total)),
+    ):
+        args, (rate,) = TrainingArgs(schedule=schedule, warmup=0.2), theirs.lr_lambdas
+        ours = [rate_and_beta(args, step, total, total)[0] for step in range(total)]
+        np.testing.assert_allclose(ours, [rate(step) for step in range(total)])
 
 
 @pytest.mark.parametrize("total", [10, 97])
@@ -310,6 +324,8 @@ def test_learning_curve_of_two_trainings(cross_encoder):
     two_steps = plot_history(history.assign(step=[5, 6, 7, 8]).head(2))
     assert all(step == round(step) for step in two_steps.get_xticks())
     assert len(plot_history(history.drop(columns="validation")).figure.axes) == 1
+    with pytest.raises(ValueError, match="empty"):
+        plot_history(history.head(0))
 
 
 @pytest.mark.parametrize(
@@ -407,6 +423,8 @@ def test_gradient_checkpointing_recomputes_and_makes_no_difference(name, cross_e
     assert plain.history["loss"].tolist() == pytest.approx(model.history["loss"].tolist(), rel=1e-5)
     torch.testing.assert_close(weights(plain), weights(model), rtol=1e-3, atol=1e-4)
     assert not any(getattr(m, "gradient_checkpointing", False) for m in model.model.modules())
+    with pytest.raises(ValueError, match="gradient_checkpointing"):
+        train(Toy(), toy_set(3), TrainingArgs(gradient_checkpointing=True))
 
 
 @pytest.mark.parametrize("name", ["MaxP", "PARADE-pretrained", "LateIR", "LongP"])

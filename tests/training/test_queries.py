@@ -111,13 +111,3 @@ def test_coverage_after_fit_is_that_of_transform(name, changes, cross_encoder):
     assert read.documents >= run["text"].nunique()
     assert read.tokens_computed >= read.tokens_encoded > read.tokens_read
     assert read.dtype == "float32"
-
-
-def test_text_that_is_not_read_is_warned_of_once(cross_encoder):
-    model = make("FirstP", cross_encoder, training=RECIPE, max_doc_len=5)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        model.fit(RUN, JUDGED)
-        model(RUN)
-    (said,) = [str(warning.message) for warning in caught if "max_doc_len=5" in str(warning.message)]
-    assert "in fit" in said

@@ -19,14 +19,14 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
     "arguments",
     [
         {"lora": {"rank": 0}},
-        {"lora": {"alpha": -1.0}},
-        {"lora": {"dropout": None}},
+        {"lora": {"alpha": 0}},
+        {"lora": {"dropout": 1.0}},
         {"epochs": 0},
         {"epochs": 1.5},
         {"queries_per_step": None},
         {"max_steps": True},
         {"patience": 0},
-        {"loss": "hinge"},
+        {"loss": ["ranknet"]},
         {"schedule": "cosine"},
         {"dtype": "int8"},
         {"loss": "ranknet", "sampling": "pointwise"},
@@ -34,12 +34,15 @@ from pyterrier_longdoc.training import PRESETS, Lora, TrainingArgs, recipes
         {"alpha": 1.5},
         {"min_label": "1"},
         {"warmup": 1.1},
-        {"dropout": "0.1"},
+        {"dropout": 1.0},
+        {"epoch_decay": 0},
+        {"max_grad_norm": 0},
+        {"augment": "rotate"},
         {"seed": 1.5},
         {"gradient_checkpointing": "no"},
         {"learning_rates": 1e-4},
         {"learning_rates": {"encoder.": 1e-5}},
-        {"learning_rates": {"": float("nan")}},
+        {"learning_rates": {"": "1e-5"}},
         {"metric": "ndcg@ten"},
         {"metric": "import os"},
         {"metric": "ndcg_cut"},
@@ -119,5 +122,5 @@ def test_presets():
     assert [args.schedule for args in recipes("leaderboard")] == ["constant", "constant", "one_cycle"]
     with pytest.raises(ValueError, match="3 rounds"):
         TrainingArgs.preset("leaderboard")
-    with pytest.raises(KeyError, match="bm25"):
+    with pytest.raises(ValueError, match="parade"):
         recipes("bm25")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -172,7 +173,7 @@ def test_transformer_keeps_rows_and_order(whole):
     assert out[["score", "rank"]].to_numpy().tolist() == expected[["score", "rank"]].to_numpy().tolist()
     assert set(folds(mixed.head(0)).columns) == set(out.columns)
     assert len(folds(RUN[RUN["qid"] == QIDS[0]])) == 4
-    with pytest.raises(KeyError, match="'other'"):
+    with pytest.raises(ValueError, match="'other'"):
         folds(RUN.head(1).assign(qid="other"))
 
 
@@ -223,9 +224,9 @@ def test_other_candidates_are_scored_anew(maxp, whole, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"seed": 1}, "arguments seed"),
-        ({"training": TrainingArgs(epochs=2)}, "recipe epochs.* recipe learning_rates"),
-        ({"preselect": ld.FirstK(1)}, "arguments preselect"),
+        ({"seed": 1}, "arguments.seed"),
+        ({"training": TrainingArgs(epochs=2)}, "recipe.epochs.* recipe.learning_rates"),
+        ({"preselect": ld.FirstK(1)}, "arguments.preselect"),
         ({"trained": True}, "starting weights"),
     ],
 )
@@ -244,6 +245,8 @@ def test_folder_of_other_models(changes, named, cross_encoder, whole):
 def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
     with pytest.raises(ValueError, match="folder="):
         k_fold_fit(make("MaxP", cross_encoder, trust_remote_code=True), RUN, QRELS, FOLDS, folder=tmp_path)
+    with pytest.raises(ValueError, match="checkpoint"):
+        k_fold_fit(make("MaxP", cross_encoder, training=replace(RECIPE, checkpoint=tmp_path)), RUN, QRELS, FOLDS)
     assert not list(tmp_path.iterdir())
 
 
@@ -254,6 +257,7 @@ def test_models_that_cannot_be_in_a_folder(cross_encoder, tmp_path):
         ({"folds": [*FOLDS, QIDS[:1]]}, QIDS[0]),
         ({"validation": "next fold", "folds": [QIDS[:3], QIDS[3:]]}, "validation='next fold'"),
         ({"validation": 0.9}, r"validation=0\.9"),
+        ({"validation": 0}, "validation=0"),
         ({"run": RUN.drop(columns="query")}, "query"),
         ({"model": lambda: ONE}, "twice"),
         ({"model": Dropping}, "does not return the rows"),

@@ -128,7 +128,7 @@ def test_full_disk_and_unreadable_state(stopped, monkeypatch):
     damaged = path.read_bytes()[:-3]
     path.write_bytes(damaged)
     model = Toy()
-    with pytest.raises(SafetensorError):
+    with pytest.raises(ValueError, match=STATE_FILE):
         train(model, toy_set(3), args)
     assert path.read_bytes() == damaged
     assert not model.calls
@@ -149,10 +149,10 @@ def started_elsewhere() -> Toy:
 @pytest.mark.parametrize(
     ("make_model", "queries", "changes", "named"),
     [
-        (Toy, 3, {"seed": 1, "margin": 2.0}, "recipe margin, recipe seed"),
+        (Toy, 3, {"seed": 1, "margin": 2.0}, "recipe.margin, recipe.seed"),
         (Toy, 2, {}, "training data"),
         (frozen, 3, {}, "trainable weights"),
-        (started_elsewhere, 3, {}, "starting weights"),
+        (started_elsewhere, 3, {}, "starting weights: make the model as it was"),
         (Toy, 3, {"max_steps": 5}, "longer training"),
     ],
 )
@@ -263,9 +263,9 @@ def test_where_a_training_goes_on_is_said(stopped, capsys):
 @pytest.mark.parametrize(
     ("name", "changes", "named"),
     [
-        ("PARADE-avg", {}, "class, arguments aggregation"),
-        ("MaxP", {"window_size": 5, "stride": 3}, "arguments window_size, arguments stride"),
-        ("MaxP", {"max_doc_len": 6}, "arguments max_doc_len"),
+        ("PARADE-avg", {}, "class, arguments.aggregation"),
+        ("MaxP", {"window_size": 5, "stride": 3}, "arguments.window_size, arguments.stride"),
+        ("MaxP", {"max_doc_len": 6}, "arguments.max_doc_len"),
         ("MaxP", {"backbone": "plain"}, "starting weights, trainable weights"),
         ("MaxP", {"data": (RUN, JUDGED, RUN, JUDGED)}, "validation data"),
     ],

@@ -13,15 +13,15 @@ from .base import Rounds, Schedule
 class BackToFront(Schedule):
     """Overlapping windows from the back of a query's documents to their front, one after the other.
 
-    Source: RankGPT (Sun et al. 2023, arXiv 2304.09542). Windows that do not divide the ranking evenly also reach its
-    top. The best `window - stride` of all documents end on top, if the model orders each window rightly.
+    Source: RankGPT (Sun et al. 2023, arXiv 2304.09542). The last window reaches the top also where windows do not
+    divide the ranking evenly. If the model orders each window rightly, the best `window - stride` end on top.
 
     Prompts: 1 + ceil((n - window) / stride) for n > window, else 1, each in a round of its own: 9 for 100 documents.
 
     Args:
         window: most documents in a prompt. 20 in Sun et al. 2023.
         stride: documents from one window to the next. 10 in Sun et al. 2023. The best `window - stride` documents of a
-            window are seen again by the next.
+            window are in the next one too.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
@@ -38,7 +38,7 @@ class BackToFront(Schedule):
             )
 
     def windows(self, n: int) -> list[tuple[int, int]]:
-        """Return start and end of each window over `n` documents, in their order; one document needs none.
+        """Return start and end of each window over `n` documents, in the order of the prompts; one document needs none.
 
         Example:
             >>> BackToFront(20, 10).windows(25)

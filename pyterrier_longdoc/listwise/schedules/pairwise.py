@@ -15,8 +15,8 @@ from .base import Answer, PromptGroup, Rounds, Schedule
 class PairwiseAll(Schedule):
     """All pairs, each in both orders; the documents are ranked by how many of the others they beat.
 
-    Source: PRP-Allpair (Qin et al. 2024, arXiv 2306.17563). A pair in which the two answers do not agree, or one of
-    them is missing, counts half for both.
+    Source: PRP-Allpair (Qin et al. 2024, arXiv 2306.17563). A pair counts half for both if its two answers differ or
+    one is missing.
 
     Prompts: n (n - 1), all in one round: 9,900 for 100 documents.
     """
@@ -27,8 +27,8 @@ class PairwiseAll(Schedule):
         pairs = list(combinations(range(n), 2))
         answers = yield [group for pair in pairs for group in both_orders(*pair)]
         won = [0.0] * n
-        for pair, one, other in zip(pairs, answers[::2], answers[1::2], strict=True):
-            better = preferred(one, other)
+        for pair, forward, backward in zip(pairs, answers[::2], answers[1::2], strict=True):
+            better = preferred(forward, backward)
             for document in pair:
                 won[document] += 0.5 if better is None else float(document == better)
         return sorted(range(n), key=lambda document: -won[document])
@@ -42,7 +42,7 @@ class PairwiseBubble(Schedule):
     """Neighbours from the back to the front, each in both orders; `k` passes bring the best `k` up.
 
     Source: PRP-Sliding-K (Qin et al. 2024, arXiv 2306.17563). A pair is exchanged only if both answers say so. A pass
-    does not go into what earlier passes have brought up.
+    ends below the documents that earlier passes have brought up.
 
     Prompts: k (2 n - k - 1) for n > k, two in a round: 1,890 for 100 documents and k = 10. Pairs that meet again are
     replayed where the client has a cache.
@@ -57,8 +57,8 @@ class PairwiseBubble(Schedule):
 
     def rank(self, n: int) -> Rounds:
         ranking = list(range(n))
-        for done in range(min(self.k, n - 1)):
-            for place in range(n - 1, done, -1):
+        for top in range(min(self.k, n - 1)):
+            for place in range(n - 1, top, -1):
                 upper, lower = ranking[place - 1 : place + 1]
                 if preferred(*(yield both_orders(upper, lower))) == lower:
                     ranking[place - 1 : place + 1] = lower, upper
@@ -69,12 +69,12 @@ class PairwiseBubble(Schedule):
         return passes * (2 * n - passes - 1)
 
 
-def both_orders(one: int, other: int) -> list[PromptGroup]:
-    """Return a pair, shown in either order."""
-    return [[one, other], [other, one]]
+def both_orders(first: int, second: int) -> list[PromptGroup]:
+    """Return a pair in both orders."""
+    return [[first, second], [second, first]]
 
 
 def preferred(*answers: Answer) -> int | None:
-    """Return the document that all answers have first; None if they do not agree, or one is missing."""
-    first: Sequence[int | None] = [None if answer is None else answer[0] for answer in answers]
-    return first[0] if len(set(first)) == 1 else None
+    """Return the document that is first in all answers; None if answers differ, or one is missing."""
+    winners: Sequence[int | None] = [None if answer is None else answer[0] for answer in answers]
+    return winners[0] if len(set(winners)) == 1 else None

@@ -29,8 +29,8 @@ class ParallelBlocks(Schedule):
 
     Args:
         block: most documents in a prompt.
-        replicas: in how many blocks each document stands. 20 and 2 are the defaults of the author's code, but of none
-            of its configurations: these have 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
+        replicas: the number of blocks with each document. A block of 20 and 2 replicas are the defaults of the author's
+            code; its configurations have 20 and 4, 10 and 2, or, for 1,000 documents, 100 and 3.
         aggregation: `"pagerank"`, in which a document passes its weight on to those that it lost to; or `"winrate"`,
             the share of its comparisons that it won. Dedov 2025 uses the first.
         seed: of the blocks.
@@ -44,19 +44,19 @@ class ParallelBlocks(Schedule):
     seed: int = 42
 
     def blocks(self, n: int) -> list[list[int]]:
-        """Return the blocks of `n` documents; no document stands twice in one."""
+        """Return the blocks of `n` documents; no document is in one block twice."""
         if n <= self.block:
             return [list(range(n))]
         rng = random.Random(f"{self.seed}|{n}")
-        dealt: list[int] = []
+        sequence: list[int] = []
         blocks: list[list[int]] = []
         while len(blocks) < self.estimate(n):
-            if len(dealt) < self.block:
-                left = set(dealt)
-                # A stable sort: those that are left from before come last, in another block.
-                dealt += sorted(rng.sample(range(n), n), key=left.__contains__)
-            blocks.append(dealt[: self.block])
-            dealt = dealt[self.block :]
+            if len(sequence) < self.block:
+                rest = set(sequence)
+                # A stable sort: documents of the rest come last, in another block.
+                sequence += sorted(rng.sample(range(n), n), key=rest.__contains__)
+            blocks.append(sequence[: self.block])
+            sequence = sequence[self.block :]
         return blocks
 
     def rank(self, n: int) -> Rounds:
@@ -71,7 +71,7 @@ class ParallelBlocks(Schedule):
 
 
 def _wins(answers: Sequence[Answer], n: int) -> np.ndarray:
-    """Return `(n, n)`: how often the document of a row stood before that of a column."""
+    """Return `(n, n)`: how often the document of the row was before that of the column."""
     wins = np.zeros((n, n))
     for order in answers:
         for better, worse in combinations(order or (), 2):
@@ -89,7 +89,7 @@ def _pagerank(wins: np.ndarray) -> np.ndarray:
     """Return `(n,)` weights, rounded so that equal ones are equal on every machine."""
     n = len(wins)
     lost = wins.sum(axis=0)
-    # Row: who lost; a document that never lost passes its weight on to all.
+    # Row: the loser; a document that never lost passes its weight on to all.
     passes = np.where(lost[:, None] > 0, wins.T / np.maximum(lost, 1)[:, None], 1 / n)
     weight = np.full(n, 1 / n)
     for _ in range(100):

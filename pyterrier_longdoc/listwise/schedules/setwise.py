@@ -12,19 +12,18 @@ from .base import Answer, PromptGroup, Rounds, Schedule
 
 @dataclass(frozen=True)
 class SetwiseHeapsort(Schedule):
-    """A heap in which each document has several children, of which a prompt finds the best.
+    """A heap in which each document has several children; a prompt finds the best of a family.
 
     Source: Setwise prompting (Zhuang et al. 2024, arXiv 2310.09497). Only the best `k` are taken from the heap; the
-    others follow in the order of the first stage. Families of one level do not depend on each other and are asked about
-    at the same time, as the heap is built. Differs in the prompt, which asks for an order of the family; its best
-    counts.
+    others follow in the order of the first stage. While the heap is built, families of one level are independent and
+    share a round. Differs in the prompt, which asks for an order of the family; only its best counts.
 
-    Prompts, where answers decide: at most the heights of all documents with children, and the height of the heap for
-    each further document taken from it, O(n / children + k log n); for 100 documents, 3 children and k = 10 at most 85.
+    Prompts, where answers decide: at most the heights of all documents with children, and for each of the best but the
+    first the height of the heap, O(n / children + k log n); for 100 documents, 3 children and k = 10 at most 85.
 
     Args:
-        children: of a document in the heap, one less than documents in a prompt. 3 in Zhuang et al. 2024.
-        k: documents wanted on top. 10 in Zhuang et al. 2024.
+        children: children of a document in the heap, one less than documents in a prompt. 3 in Zhuang et al. 2024.
+        k: documents on top. 10 in Zhuang et al. 2024.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("zhuang-2024-setwise",)
@@ -52,10 +51,10 @@ class SetwiseHeapsort(Schedule):
 
     def estimate(self, n: int) -> int:
         build = sum(self._height(place, n) for place in range(-(-(n - 1) // self.children)))
-        return build + sum(self._height(0, n - taken) for taken in range(1, min(self.k, n)))
+        return build + sum(self._height(0, n - count) for count in range(1, min(self.k, n)))
 
     def _sift(self, heap: list[int], places: list[int]) -> Generator[list[PromptGroup], list[Answer], None]:
-        """Bring the documents at these places, none above another, down to where none of their children is better."""
+        """Sift the documents at these places down until no child is better; no place is above another."""
         while places:
             families = [[place, *self._children(place, len(heap))] for place in places]
             families = [family for family in families if len(family) > 1]
@@ -64,7 +63,7 @@ class SetwiseHeapsort(Schedule):
             answers = yield [[heap[place] for place in family] for family in families]
             places = []
             for family, answer in zip(families, answers, strict=True):
-                # Of a family without an answer the first stage's best.
+                # A family without an answer has the first stage's order.
                 first = min(heap[place] for place in family) if answer is None else answer[0]
                 parent, best = family[0], next(place for place in family if heap[place] == first)
                 if best != parent:
@@ -84,19 +83,19 @@ class SetwiseHeapsort(Schedule):
 
 @dataclass(frozen=True)
 class SetwiseInsertion(SetwiseHeapsort):
-    """The first `k` documents in order, into which others are inserted that are better than the last of them.
+    """Orders the first `k` documents, then inserts others that are better than the last of them.
 
     Source: Setwise Insertion (Podolak et al. 2025, arXiv 2504.10509), which trusts the first stage to have most of the
-    best among its first: a set of further documents is compared with the last of the best `k` so far, and is done with
-    as soon as that one is the best. The first `k` are ordered by `SetwiseHeapsort`. Where a document goes is searched
-    for by prompts with several of the best at once, which divide them.
+    best among its first: a set of the other documents is compared with the last of the best `k` so far, until that one
+    is the best. `SetwiseHeapsort` orders the first `k`. The place of a document is found by a search whose prompts have
+    several of the best.
 
     Prompts, where answers decide: those of `SetwiseHeapsort` for k documents and ceil((n - k) / children), if none of
     the others belongs to the best; at most 1 + ceil(log_(children + 1) k) more for each document that is inserted.
 
     Args:
-        children: documents that one other document is compared with in a prompt. 3 as for `SetwiseHeapsort`.
-        k: documents wanted on top. 10 in Podolak et al. 2025.
+        children: documents in a prompt beside the one that they are compared with. 3 as for `SetwiseHeapsort`.
+        k: documents on top. 10 in Podolak et al. 2025.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("podolak-2025-beyond", "zhuang-2024-setwise")
@@ -118,16 +117,16 @@ class SetwiseInsertion(SetwiseHeapsort):
         return top
 
     def _place(self, document: int, top: list[int]) -> Generator[list[PromptGroup], list[Answer], int]:
-        """Return where a document belongs among those that are in order; their end where that cannot be told."""
+        """Return the place of a document in an order; the end if an answer is missing."""
         low, high = 0, len(top)
         while low < high:
             step = -(-(high - low + 1) // (self.children + 1))
-            asked = list(range(low + step - 1, high, step))[: self.children]
-            (answer,) = yield [[document, *(top[place] for place in asked)]]
+            probes = list(range(low + step - 1, high, step))[: self.children]
+            (answer,) = yield [[document, *(top[place] for place in probes)]]
             if answer is None:
                 return len(top)
-            before = answer.index(document)
-            low, high = asked[before - 1] + 1 if before else low, asked[before] if before < len(asked) else high
+            rank = answer.index(document)
+            low, high = probes[rank - 1] + 1 if rank else low, probes[rank] if rank < len(probes) else high
         return low
 
     def estimate(self, n: int) -> int:

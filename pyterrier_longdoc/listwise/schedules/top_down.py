@@ -14,10 +14,9 @@ class TopDown(Schedule):
     """Orders the first window, then asks which other documents are better than its pivot, and orders those.
 
     Source: top-down partitioning (Parry et al. 2024, arXiv 2405.14589). The first-stage ranking is trusted to have a
-    good pivot in its first window: where it is bad, more documents than `budget` are better than the pivot. Differs
+    good pivot in its first window: with a bad one, more documents than `budget` are better than the pivot. Differs
     from the authors' code, which goes through the partitions one after the other until it has `budget` documents: here
-    all partitions of a round are asked about at once, and those beyond the budget follow in the order in which they
-    were found.
+    all partitions share a round, and documents beyond the budget follow in the order of the partitions.
 
     Prompts, where answers decide whether the last one is needed: at most 2 + ceil((n - window) / (window - 1)) for
     n > window and a budget of at most a window, in 3 rounds: 7 for 100 documents. A larger budget may repeat this with
@@ -25,8 +24,8 @@ class TopDown(Schedule):
 
     Args:
         window: most documents in a prompt. 20 in Parry et al. 2024.
-        pivot: rank of the pivot in the first window, the number of documents wanted on top. 10 in Parry et al. 2024.
-        budget: so many documents that are better than the pivot are ordered once more. 20 in Parry et al. 2024; None
+        pivot: rank of the pivot in the first window, and the number of documents on top. 10 in Parry et al. 2024.
+        budget: how many documents that are better than the pivot are ordered once more. 20 in Parry et al. 2024; None
             for all.
     """
 
@@ -54,15 +53,15 @@ class TopDown(Schedule):
         better, pivot, worse = head[: self.pivot - 1], head[self.pivot - 1], head[self.pivot :]
         size = self.window - 1
         partitions = [[pivot, *rest[i : i + size]] for i in range(0, len(rest), size)]
-        found: list[int] = []
+        winners: list[int] = []
         for partition, answer in zip(partitions, (yield partitions), strict=True):
             order = answer or partition
             at = order.index(pivot)
-            found += order[:at]
+            winners += order[:at]
             worse += order[at + 1 :]
-        if not found:
+        if not winners:
             return [*better, pivot, *worse]
-        candidates = [*better, *found]
+        candidates = [*better, *winners]
         budget = len(candidates) if self.budget is None else self.budget
         top = yield from self._top(candidates[:budget])
         return [*top, *candidates[budget:], pivot, *worse]
@@ -71,5 +70,5 @@ class TopDown(Schedule):
         if n <= self.window:
             return int(n > 1)
         most_better = n - 1 - (self.window - self.pivot)
-        further = most_better if self.budget is None else min(most_better, self.budget)
-        return 1 - (self.window - n) // (self.window - 1) + max(self.estimate(further), 1)
+        candidates = most_better if self.budget is None else min(most_better, self.budget)
+        return 1 - (self.window - n) // (self.window - 1) + max(self.estimate(candidates), 1)

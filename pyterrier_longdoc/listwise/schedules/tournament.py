@@ -18,18 +18,18 @@ STAGES = ((20, 10), (10, 4), (20, 10), (10, 5), (5, 2))
 class Tournament(Schedule):
     """Tournaments in which the best of each group go on to the next stage, with a point for each stage.
 
-    Source: TourRank (Chen et al. 2025, arXiv 2406.11678). Groups are dealt out by the ranking so far, so that each has
-    its share of the best; within a group the order is random. Documents are ranked by the points of all tournaments,
-    then by the first stage. Groups are as even as possible where the sizes do not divide the number of documents, and
-    the same share of each goes on. Differs in the prompt, which asks for an order of the group; its best go on.
+    Source: TourRank (Chen et al. 2025, arXiv 2406.11678). The ranking so far is dealt out to the groups, so that each
+    has its share of the best; within a group the order is random. Documents are ranked by the points of all
+    tournaments, then by the first stage. Groups are as even as possible, and the same share of each goes on. Differs in
+    the prompt, which asks for an order of the group; its best go on.
 
     Prompts: the sum over the stages of ceil(documents in it / group size), times `tournaments`, in as many rounds as
     there are stages: 13 for 100 documents and one tournament.
 
     Args:
         tournaments: how many, all at the same time. 1 and 10 in Chen et al. 2025 (TourRank-1, TourRank-10).
-        stages: for each stage most documents in a group, and how many of a full group go on.
-        seed: of the orders within groups.
+        stages: for each stage the most documents in a group, and how many of a full group go on.
+        seed: decides about the orders within groups.
     """
 
     papers: ClassVar[tuple[str, ...]] = ("chen-2025-tourrank",)
@@ -47,38 +47,38 @@ class Tournament(Schedule):
             )
 
     def rank(self, n: int) -> Rounds:
-        """Rank; of a group without an answer nobody gets a point or goes on in this tournament."""
+        """Rank; in a group without an answer no document gets a point or goes on."""
         points: Counter[int] = Counter()
         rngs = [random.Random(f"{self.seed}|{number}") for number in range(self.tournaments)]
-        left = [list(range(n)) for _ in rngs]
+        entrants = [list(range(n)) for _ in rngs]
         for size, best in self.stages:
             groups = [
-                [rng.sample(group, len(group)) for group in dealt(own, size)]
-                for own, rng in zip(left, rngs, strict=True)
+                [rng.sample(group, len(group)) for group in deal(of_tournament, size)]
+                for of_tournament, rng in zip(entrants, rngs, strict=True)
             ]
-            answers = iter((yield [group for own in groups for group in own]))
-            for number, own in enumerate(groups):
-                winners = {d for group in own for d in (next(answers) or ())[: goes_on(len(group), size, best)]}
+            answers = iter((yield [group for of_tournament in groups for group in of_tournament]))
+            for number, of_one in enumerate(groups):
+                winners = {d for group in of_one for d in (next(answers) or ())[: winner_count(len(group), size, best)]}
                 points.update(winners)
-                # By the points of this tournament, which all of them share, then by the first stage.
-                left[number] = sorted(winners)
+                # Winners have the same points in this tournament: the first stage orders them.
+                entrants[number] = sorted(winners)
         return sorted(range(n), key=lambda document: -points[document])
 
     def estimate(self, n: int) -> int:
         prompts = 0
         for size, best in self.stages:
-            groups = dealt(list(range(n)), size)
+            groups = deal(list(range(n)), size)
             prompts += sum(len(group) > 1 for group in groups)
-            n = sum(goes_on(len(group), size, best) for group in groups)
+            n = sum(winner_count(len(group), size, best) for group in groups)
         return prompts * self.tournaments
 
 
-def dealt(documents: list[int], size: int) -> list[PromptGroup]:
+def deal(documents: list[int], size: int) -> list[PromptGroup]:
     """Return the documents in as few groups of at most `size` as possible, dealt out one by one."""
     groups = -(-len(documents) // size)
     return [documents[first::groups] for first in range(groups)]
 
 
-def goes_on(documents: int, size: int, best: int) -> int:
+def winner_count(documents: int, size: int, best: int) -> int:
     """Return how many of a group go on: `best` of a full one of `size`, and the same share of others, rounded up."""
     return -(-documents * best // size)

@@ -30,9 +30,9 @@ class AlibiConfig:
     """Sizes of an `AlibiBert`; entries are named as in Hugging Face's BERT configuration.
 
     Args:
-        max_position_embeddings: longest input. Nothing breaks beyond it, but training saw no longer one.
-        qk_norm: queries and keys are normalized, and the sum around the attention once more (JINA's models for code
-            and its rerankers).
+        max_position_embeddings: longest input in training. Longer ones do not fail.
+        qk_norm: normalize queries and keys, and the sum around the attention once more (JINA's models for code and its
+            rerankers).
     """
 
     vocab_size: int = 30528
@@ -52,17 +52,17 @@ class AlibiConfig:
     model_type: ClassVar[str] = "alibi-bert"
 
     @classmethod
-    def from_published(cls, published: Mapping[str, Any], *, qk_norm: bool) -> AlibiConfig:
+    def from_published(cls, config_json: Mapping[str, Any], *, qk_norm: bool) -> AlibiConfig:
         """Return what the config.json of a JINA-v2 or MosaicBERT checkpoint says."""
-        kind = published.get("feed_forward_type", "geglu")
+        kind = config_json.get("feed_forward_type", "geglu")
         if kind != "geglu":
             raise ValueError(
                 f"feed_forward_type={kind!r} is only in the checkpoint's own code (trust_remote_code=True)"
             )
-        known = {f.name for f in fields(cls)}
-        values = {name: value for name, value in published.items() if name in known}
+        field_names = {f.name for f in fields(cls)}
+        values = {name: value for name, value in config_json.items() if name in field_names}
         # MosaicBERT keeps BERT's 512 positions in its configuration; the ALiBi size is what it was trained for.
-        longest = max(published.get("max_position_embeddings", 0), published.get("alibi_starting_size", 0))
+        longest = max(config_json.get("max_position_embeddings", 0), config_json.get("alibi_starting_size", 0))
         return cls(**{**values, "max_position_embeddings": longest or cls.max_position_embeddings, "qk_norm": qk_norm})
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class AlibiBert(nn.Module):
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
     ) -> SimpleNamespace:
-        """Return `last_hidden_state (V, T, H)` for `(V, T)` ids; by default none is padding and all types are 0."""
+        """Return `last_hidden_state (V, T, H)` for `(V, T)` ids; by default nothing is padding and all types are 0."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states = self.dropout(self.norm(self.word_embeddings(input_ids) + self.type_embeddings(types)))
         bias = AlibiBias(self.config.num_attention_heads, input_ids, attention_mask)
@@ -109,7 +109,7 @@ class AlibiBert(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the gated feed-forward layer; each normalizes its sum with what it was given."""
+    """Attention, then the gated feed-forward layer; each adds its input and normalizes the sum."""
 
     def __init__(self, config: AlibiConfig) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class AlibiBias:
         self.padding = None if mask is None else ~mask.bool()[:, None, None]  # (V, 1, 1, T)
         rows = BIAS_ELEMENTS // (heads * self.length * (1 if mask is None else count))
         self.step = min(max(1, rows), self.length)
-        # Where one slice is all, every layer takes the same.
+        # A single slice is made once, for all layers.
         self.whole = self.rows(0, self.length) if self.step == self.length else None
 
     def rows(self, start: int, end: int) -> torch.Tensor:
@@ -193,16 +193,16 @@ def alibi_slopes(heads: int) -> list[float]:
         [0.0625, 0.00390625, 0.25]
     """
     n = 2 ** int(math.log2(heads))
-    own = [2.0 ** (-8 * i / n) for i in range(1, n + 1)]
-    between = [2.0 ** (-8 * i / (2 * n)) for i in range(1, 2 * n, 2)]
-    return own + between[: heads - n]
+    slopes = [2.0 ** (-8 * i / n) for i in range(1, n + 1)]
+    odd_slopes = [2.0 ** (-8 * i / (2 * n)) for i in range(1, 2 * n, 2)]
+    return slopes + odd_slopes[: heads - n]
 
 
-def is_published_layout(published: Mapping[str, Any]) -> bool:
+def is_published_layout(config_json: Mapping[str, Any]) -> bool:
     """Tell whether a config.json is that of a JINA-v2 or MosaicBERT checkpoint."""
-    if published.get("model_type") != "bert":
+    if config_json.get("model_type") != "bert":
         return False
-    return published.get("position_embedding_type") == "alibi" or "alibi_starting_size" in published
+    return config_json.get("position_embedding_type") == "alibi" or "alibi_starting_size" in config_json
 
 
 _NAMES = {
@@ -225,20 +225,20 @@ _NAMES = {
     "mlp.down_layer": "down",
     "mlp.layernorm": "norm",
 }
-"""Published name of a module, within its layer if it is in one, to its name here, and which part of it that is."""
+"""From the published name of a module, within its layer, to its name here and, after a slash, its part."""
 
 _PUBLISHED = re.compile(r"(?:bert\.)?(?:encoder\.layer\.(\d+)\.)?(.+)\.(weight|bias)")
 _NOT_OF_THE_ENCODER = ("cls.", "pooler.", "classifier.", "embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def weights_of(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the state dict of an `AlibiBert` from that of a published checkpoint, without heads and poolers.
 
-    Known are JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys
-    (`mlp.up_gated_layer`) and MosaicBERT (`Wqkv`); other weights keep their names, which strict loading refuses.
+    It knows JINA-v2 as published (`mlp.gated_layers`), JINA-v2 with normalized queries and keys (`mlp.up_gated_layer`)
+    and MosaicBERT (`Wqkv`). Other weights keep their names, which strict loading refuses.
     """
     parts: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    for name, tensor in published.items():
+    for name, tensor in weights.items():
         if name.removeprefix("bert.").startswith(_NOT_OF_THE_ENCODER):
             continue
         match = _PUBLISHED.fullmatch(name)
@@ -252,7 +252,7 @@ def weights_of(published: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
         prefix = "" if layer is None else f"layers.{layer}."
         target, _, part = _NAMES[module].partition("/")
         parts[f"{prefix}{target}.{kind}"][part] = tensor
-    return {name: torch.cat([found[part] for part in sorted(found)]) for name, found in parts.items()}
+    return {name: torch.cat([pieces[part] for part in sorted(pieces)]) for name, pieces in parts.items()}
 
 
 def _norm(config: AlibiConfig) -> nn.LayerNorm:

@@ -1,4 +1,4 @@
-"""What single architectures need beyond token ids and a mask, so that no score depends on its batch.
+"""What some architectures need beyond token ids and a mask, so that no score depends on its batch.
 
 Shapes: V inputs of a pass, T tokens.
 """
@@ -30,24 +30,24 @@ _LET_PADDING_IN = ("convbert", "fnet", "nystromformer")
 """Families whose mask does not reach every step (convolutions, Fourier transforms)."""
 
 _NUMPY_STATE = threading.Lock()
-"""Held by who saves and restores the state of numpy's global generator."""
+"""Held while the state of numpy's global generator is saved and restored."""
 
 GLOBAL_ATTENTION = ("query", "query_only", "cls", "sentences")
 
 
 @dataclass(frozen=True)
 class BackboneOptions:
-    """How a backbone is used where it leaves a choice; the rerankers' arguments of these names.
+    """How a backbone is used where there is a choice; each option is a reranker's argument of that name.
 
     Attributes:
-        pooling: `"cls"`, `"mean"` or `"last"`, a vector of the last layer's states as they are; None for what the
-            checkpoint was trained with, its representation step included.
-        template: the words around query and text; None for what the checkpoint says, or the tokenizer's own layout for
+        pooling: `"cls"`, `"mean"` or `"last"`, taken from the last layer's states as they are; None for the
+            checkpoint's own pooling and representation step.
+        template: the words around query and text; None for the checkpoint's template, else the tokenizer's layout for
             two texts.
-        prompt: put before every query; what the checkpoint says.
-        global_attention: Longformer's, see `LongformerRules`.
-        attention_window: Longformer's, tokens that each token sees around it; None for what its configuration says.
-        attention_type: BigBird's, `"block_sparse"` or `"original_full"`; None for what its configuration says.
+        prompt: the checkpoint's words before every query.
+        global_attention: for Longformer, see `LongformerRules`.
+        attention_window: for Longformer, how many tokens each token sees around it; None for its configuration's.
+        attention_type: for BigBird, `"block_sparse"` or `"original_full"`; None for its configuration's.
         attn_implementation: see `use_attention`.
     """
 
@@ -61,14 +61,14 @@ class BackboneOptions:
 
 
 class DecoderRules(InputRules):
-    """Language models: no cache of keys and values, which only generation needs."""
+    """Language models: no cache of keys and values, because only generation needs one."""
 
-    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    def extra_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         return {"use_cache": False}
 
 
 class EqualLengthRules(InputRules):
-    """Encoders that let padding into their states, mask or no mask: passes are of one length, without padding."""
+    """Encoders whose states depend on padding in spite of the mask: inputs of a pass have one length."""
 
     def group(self, length: int) -> int:
         return length
@@ -78,7 +78,7 @@ class LongformerRules(InputRules):
     """Longformer: tokens with global attention.
 
     Args:
-        window: inputs are padded to a multiple of it, as the model would do itself.
+        window: inputs are padded to a multiple of it, as the model itself does.
         global_attention: `"query"`: `[CLS]`, the query's tokens and the first `[SEP]` (what Boytsov et al. 2025 ran);
             `"query_only"`: the query's tokens (what their text says); `"cls"`: `[CLS]` alone; `"sentences"`: as
             `"query"`, and the marks before sentences, which are `[CLS]`, too (QDS-Transformer).
@@ -91,39 +91,39 @@ class LongformerRules(InputRules):
     def padded(self, length: int) -> int:
         return -(-length // self.window) * self.window
 
-    def further_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
+    def extra_inputs(self, batch: WindowBatch, rows: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
         position = torch.arange(mask.shape[1], device=mask.device)
         start = batch.query_start[rows].unsqueeze(1)
         end = start + batch.query_length[rows].unsqueeze(1)
         query = (position >= start) & (position < end)
         cls = (position == 0).expand_as(query)
         between = (position >= end) & (position < batch.content_start[rows].unsqueeze(1)) & mask
-        # The first real token between query and text; a single text has none, and then this is `[CLS]`.
+        # The first real token between query and text, or `[CLS]` for a single text.
         separator = position == between.int().argmax(1, keepdim=True)
-        chosen = {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
+        global_tokens = {"query_only": query, "cls": cls}.get(self.global_attention, cls | query | separator)
         if self.global_attention == "sentences":
             ids = batch.input_ids[rows]
             marks = ids == ids[:, :1]
-            chosen = chosen | (nn.functional.pad(marks, (0, mask.shape[1] - marks.shape[1])) & mask)
-        return {"global_attention_mask": chosen.long()}
+            global_tokens = global_tokens | (nn.functional.pad(marks, (0, mask.shape[1] - marks.shape[1])) & mask)
+        return {"global_attention_mask": global_tokens.long()}
 
 
 class BigBirdRules(InputRules):
-    """BigBird: block-sparse attention restored for every pass, and passes of one padded length.
+    """BigBird: sets the kind of attention before every pass, and pads all inputs of a pass to one length.
 
-    The model turns itself to full attention at the first short input and stays there; and its last block, which all
-    tokens attend to, moves with the padding. Inputs of one pass therefore share their number of blocks.
+    At the first short input the model switches to full attention for good. Its last block, which all tokens attend to,
+    moves with the padding: inputs of a pass therefore have the same number of blocks.
 
     Args:
         block: tokens in a block.
-        random_blocks: blocks that each block attends to at random (in training only).
+        random_blocks: how many random blocks each block attends to (in training only).
         sparse: False for full attention at any length.
     """
 
     def __init__(self, block: int, random_blocks: int, sparse: bool) -> None:
         self.block = block
         self.sparse = sparse
-        # With fewer tokens the model does not attend block by block.
+        # Shorter inputs get full attention.
         self.longest_full = (5 + 2 * random_blocks) * block
 
     def group(self, length: int) -> int:
@@ -133,21 +133,21 @@ class BigBirdRules(InputRules):
         return -(-length // self.block) * self.block if self.is_sparse(length) else length
 
     def cost(self, length: int) -> int:
-        # transformers 5 writes down all T x T attention weights, block-sparse or not.
+        # transformers 5 stores all T x T attention weights, block-sparse or not.
         return self.padded(length) * max(1, length // 1024)
 
     def longest(self, positions: int) -> int:
         return positions // self.block * self.block if self.is_sparse(positions) else positions
 
     def is_sparse(self, length: int) -> bool:
-        """Tell whether an input of that length is attended to block by block."""
+        """Tell whether attention to an input of that length is block-sparse."""
         return self.sparse and length > self.longest_full
 
     @contextmanager
-    def around(self, model: Any, length: int) -> Iterator[None]:
+    def pass_context(self, model: Any, length: int) -> Iterator[None]:
         sparse = self.is_sparse(length)
         model.set_attention_type("block_sparse" if sparse else "original_full")
-        # The model seeds numpy's global generator, in transformers 4 also when it is not in training.
+        # The model seeds numpy's global generator, in transformers 4 outside training, too.
         if not sparse:
             yield
             return
@@ -161,7 +161,7 @@ class BigBirdRules(InputRules):
 
 
 _OWNERS = {"global_attention": "longformer", "attention_window": "longformer", "attention_type": "big_bird"}
-"""Options of a single family."""
+"""Options that one family has."""
 
 
 def rules_for(config: Any, options: BackboneOptions) -> InputRules:
@@ -176,7 +176,7 @@ def rules_for(config: Any, options: BackboneOptions) -> InputRules:
             "global_attention='sentences' marks sentences for [CLS] query [SEP] text [SEP]: leave template"
         )
     answers = None if options.template is None else options.template.answers
-    # Of remote code it is not known here whether it answers.
+    # Remote code may answer or not: nothing here tells.
     if answers is not None and not (is_language_model(config) or getattr(config, "auto_map", None)):
         raise ValueError(f"a template with answers={answers!r} is for language models, not for {family}")
     if family == "longformer":
@@ -212,8 +212,8 @@ def layer_stack(backbone: Any) -> str:
 
 def use_attention(model: Any, implementation: str | None) -> None:
     """Make a backbone compute attention by `"eager"`, `"sdpa"`, `"flash_attention_2"`, ...; None leaves it as it is."""
-    present = getattr(model.config, "_attn_implementation", None)
-    if implementation is None or implementation == present:
+    current = getattr(model.config, "_attn_implementation", None)
+    if implementation is None or implementation == current:
         return
     if not hasattr(model, "set_attn_implementation"):
         raise ValueError(f"attn_implementation={implementation!r} is not available here: leave it out")
@@ -223,7 +223,7 @@ def use_attention(model: Any, implementation: str | None) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from logging and showing progress: what matters of it is checked and raised."""
+    """Keep transformers from logging and showing progress: what matters is checked here."""
     verbosity = transformers_logging.get_verbosity()
     shows_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Checkpoints with a classification head taken apart into encoder, representation step and final layer."""
+"""Splits checkpoints with a classification head into encoder, representation step and final layer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Representation(nn.Sequential):
 
 @dataclass(eq=False)
 class Parts:
-    """What a checkpoint consists of.
+    """The parts of a checkpoint.
 
     Attributes:
         encoder: the layers up to the last states, without pooler or head.
         representation: the step between pooled state and final layer; None where there is none.
-        final: `Linear(H, 1)`; None where there is no head, or none that can be taken over.
-        pooling: how the head was trained to make one vector of the states: `"cls"`, `"mean"`, `"last"` or, where it
-            represents every state and then takes the mean, `"late"`.
+        final: `Linear(H, 1)`; None without a head that can be taken over.
+        pooling: how the head makes one vector of the states: `"cls"`, `"mean"`, `"last"`, or `"late"`: the mean of the
+            represented states.
     """
 
     encoder: Any
@@ -48,16 +48,16 @@ class Parts:
 
 
 Split = Callable[[Any], tuple[Representation, nn.Linear]]
-"""Of a classifier its representation step and its final layer."""
+"""From a classifier to its representation step and its final layer."""
 
 
 def is_classifier(config: Any) -> bool:
-    """Tell whether a checkpoint says that it has a classification head."""
+    """Tell whether a configuration names a classification head."""
     return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
 def has_known_head(config: Any) -> bool:
-    """Tell whether it has a classification head that can be taken over."""
+    """Tell whether the checkpoint has a classification head that can be taken over."""
     return is_classifier(config) and (config.model_type in CLASSIFIERS or is_decoder(config))
 
 
@@ -65,7 +65,7 @@ def take_apart(model: Any) -> Parts:
     """Return the parts of a classifier with a known head, or of a plain encoder."""
     config = model.config
     if is_decoder(config):
-        # A decoder's head looks at the last token, which alone has seen everything.
+        # A decoder's head looks at the last token: only that one sees the whole input.
         has_head = isinstance(getattr(model, "score", None), nn.Linear)
         encoder = model.base_model
         return Parts(encoder, None, one_logit(model.score), "last") if has_head else Parts(encoder, None, None, "mean")
@@ -78,9 +78,9 @@ def take_apart(model: Any) -> Parts:
 
 
 def take_answers(model: Any, tokenizer: Any, answers: tuple[str | int, ...]) -> Parts:
-    """Return the parts of a language model whose score is the logit of one token less that of the other, if any.
+    """Return the parts of a language model whose score is the logit of one token, less that of a second one if given.
 
-    The sigmoid of the difference is the probability of the first, said of a relevant document, among the two.
+    The first token is the answer for a relevant document; the sigmoid of the difference is its probability among both.
     """
     tokens = [_token(tokenizer, answer) for answer in answers]
     if len(set(tokens)) < len(tokens):
@@ -113,7 +113,7 @@ def _token(tokenizer: Any, answer: str | int) -> int:
 
 @torch.no_grad()
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the `(words,)` logits that a language model itself gives of what follows an input `(1, T)`."""
+    """Return the `(words,)` logits of a language model for the token that follows an input `(1, T)`."""
     inputs = {"input_ids": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.tensor([[model.config.decoder_start_token_id]])
@@ -123,19 +123,19 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def alibi_parts(state: Mapping[str, torch.Tensor], published: Mapping[str, Any]) -> Parts:
-    """Return the parts of a JINA-v2 or MosaicBERT checkpoint, of which these are weights and config.json."""
-    config = AlibiConfig.from_published(published, qk_norm=any("layer_norm_q" in name for name in state))
+def alibi_parts(state: Mapping[str, torch.Tensor], config_json: Mapping[str, Any]) -> Parts:
+    """Return the parts of a JINA-v2 or MosaicBERT checkpoint with these weights and this config.json."""
+    config = AlibiConfig.from_published(config_json, qk_norm=any("layer_norm_q" in name for name in state))
     parts = build_alibi(config, "classifier.weight" in state)
     parts.encoder.load_state_dict(weights_of(state))
     if parts.representation is None:
         # JINA's embeddings are means of the states; MosaicBERT is a masked language model.
-        return replace(parts, pooling="mean" if published.get("emb_pooler") == "mean" else "cls")
-    bare = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
-    final = nn.Linear(config.hidden_size, len(bare["classifier.weight"]))
+        return replace(parts, pooling="mean" if config_json.get("emb_pooler") == "mean" else "cls")
+    weights = {name.removeprefix("bert."): tensor for name, tensor in state.items()}
+    final = nn.Linear(config.hidden_size, len(weights["classifier.weight"]))
     layers: tuple[tuple[Any, str], ...] = ((parts.representation.dense, "pooler.dense"), (final, "classifier"))
     for layer, name in layers:
-        layer.load_state_dict({kind: bare[f"{name}.{kind}"] for kind in ("weight", "bias")})
+        layer.load_state_dict({kind: weights[f"{name}.{kind}"] for kind in ("weight", "bias")})
     return replace(parts, final=one_logit(final))
 
 
@@ -146,14 +146,14 @@ def build_alibi(config: AlibiConfig, classifier: bool) -> Parts:
 
 
 def without_pooler(encoder: Any) -> Any:
-    """Return the encoder without a pooler, which is never used: it would get no gradient and inflate checkpoints."""
+    """Return the encoder without its pooler, which nothing uses: it would get no gradient and enlarge checkpoints."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder
 
 
 def one_logit(final: nn.Linear) -> nn.Linear:
-    """Return `Linear(H, 1)` with a bias; of two logits, logit[1] - logit[0], which ranks as log p(relevant) does."""
+    """Return `Linear(H, 1)` with a bias; two logits become logit[1] - logit[0], which ranks as log p(relevant) does."""
     if final.out_features == 2:
         return _margin(final, 1, 0)
     if final.bias is None:
@@ -162,7 +162,7 @@ def one_logit(final: nn.Linear) -> nn.Linear:
 
 
 def _margin(logits: nn.Linear, yes: int, no: int | None = None) -> nn.Linear:
-    """Return `Linear(H, 1)`: one logit, or one less another one."""
+    """Return `Linear(H, 1)`: one logit, less another one if that is given."""
     margin = nn.Linear(logits.in_features, 1)
     bias = torch.zeros(logits.out_features) if logits.bias is None else logits.bias
     with torch.no_grad():

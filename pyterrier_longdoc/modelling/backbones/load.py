@@ -2,7 +2,7 @@
 
 A cross-encoder checkpoint (`...ForSequenceClassification`) is a backbone, a *representation step* (BERT:
 dense layer and tanh; the others: their classification head without its last layer) and a final linear layer.
-Kept apart, the three let every head start from scores that make sense before any training.
+With the three apart, every head can start from scores that make sense before any training.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Backbone:
 
     Attributes:
         model: the encoder without pooler or head.
-        tokenizer: its fast tokenizer; None for an encoder built from a stored description.
+        tokenizer: its fast tokenizer; None for an encoder from a stored description.
         representation: the cross-encoder's representation step; None for a plain encoder.
         final: the cross-encoder's last layer, `Linear(H, 1)`; None for a plain encoder.
         pooling: `"cls"`, `"mean"` or `"last"`, how states become one vector.
         template: the words around query and text; None for the tokenizer's pair layout.
         rules: what the architecture needs beyond ids and mask.
-        options: what was asked for.
+        options: the options with which it was loaded.
     """
 
     model: Any
@@ -100,7 +100,7 @@ class Backbone:
 
     @property
     def hidden_size(self) -> int:
-        """H, the width of a window's vector: of the last layer's states, unless a representation step changes it."""
+        """H, the width of a window's vector: that of the states, unless a representation step changes it."""
         return self.representation.width if isinstance(self.representation, RepresentationSteps) else self.state_size
 
     @property
@@ -110,7 +110,7 @@ class Backbone:
 
     @property
     def channels(self) -> int:
-        """Layers whose states can be looked at, the embedding layer included."""
+        """The number of layers with states, the embedding layer included."""
         return int(self.model.config.num_hidden_layers) + 1
 
     @property
@@ -130,7 +130,7 @@ class Backbone:
         """Return a JSON-able description from which `build_backbone` makes the same modules."""
         template = None if self.template is None else asdict(self.template)
         steps = self.representation.description if isinstance(self.representation, RepresentationSteps) else None
-        pooling = None if self.representation is not None else self.pooling  # with a head it is the configuration's
+        pooling = None if self.representation is not None else self.pooling  # a head's pooling is in the configuration
         return {
             "config": values_of(self.model.config),
             "cross_encoder": self.representation is not None and steps is None,
@@ -145,13 +145,13 @@ class Backbone:
             return InputFormat(types=None, pad_id=pad_id, **wording(self.tokenizer, self.template)._asdict())
         encoded = self.tokenizer("a", "b")
         ids, sides, types = encoded["input_ids"], encoded.sequence_ids(), encoded.get("token_type_ids")
-        first, between, second, after = sides.index(0), _past(sides, 0), sides.index(1), _past(sides, 1)
+        first, middle, second, suffix = sides.index(0), _side_end(sides, 0), sides.index(1), _side_end(sides, 1)
         prompt, lead = self._prefix_ids(self.options.prompt) if self.options.prompt else ((), "")
         return InputFormat(
             prefix=(*ids[:first], *prompt),
-            middle=tuple(ids[between:second]),
-            suffix=tuple(ids[after:]),
-            types=(types[0], types[first], types[between], types[second], types[-1]) if self._segments(types) else None,
+            middle=tuple(ids[middle:second]),
+            suffix=tuple(ids[suffix:]),
+            types=(types[0], types[first], types[middle], types[second], types[-1]) if self._segments(types) else None,
             pad_id=pad_id,
             position_offset=self._first_position,
             marks_sentences=self.options.global_attention == "sentences",
@@ -159,14 +159,14 @@ class Backbone:
         )
 
     def text_format(self, prefix: str = "") -> tuple[InputFormat, str]:
-        """Return the form of a single text with a prefix, and what a text tokenised apart from it must begin with."""
+        """Return the format of a single text with a prefix, and the white space to put before the text."""
         encoded = self.tokenizer("a")
         ids, sides = encoded["input_ids"], encoded.sequence_ids()
         prefix_ids, lead = self._prefix_ids(prefix) if prefix else ((), "")
         layout = InputFormat(
             prefix=(*ids[: sides.index(0)], *prefix_ids),
             middle=(),
-            suffix=tuple(ids[_past(sides, 0) :]),
+            suffix=tuple(ids[_side_end(sides, 0) :]),
             types=(0,) * 5 if self._segments(encoded.get("token_type_ids")) else None,
             pad_id=self.tokenizer.pad_token_id or 0,
         )
@@ -176,43 +176,43 @@ class Backbone:
         return types is not None and getattr(self.model.config, "type_vocab_size", 0) > 1
 
     def _prefix_ids(self, prefix: str) -> tuple[tuple[int, ...], str]:
-        """Return the tokens of a prefix, and what a text after it must begin with."""
-        found = seams(self.tokenizer, prefix, "")
-        if found.leads[0] is None:
+        """Return the tokens of a prefix, and the white space to put before a text after it."""
+        prefix_seams = seams(self.tokenizer, prefix, "")
+        if prefix_seams.leads[0] is None:
             logger.warning("prefix %r and the text after it are tokenized apart: end it with a space", prefix)
-        return found.around[0], found.leads[0] or ""
+        return prefix_seams.surroundings[0], prefix_seams.leads[0] or ""
 
 
-def _past(sides: list[int | None], side: int) -> int:
-    """Return one past the last token of a side."""
+def _side_end(sides: list[int | None], side: int) -> int:
+    """Return the position after the last token of a side."""
     return len(sides) - sides[::-1].index(side)
 
 
 def values_of(config: Any) -> dict[str, Any]:
-    """Return a Hugging Face configuration as JSON-able values, without its place on this machine."""
+    """Return a Hugging Face configuration as JSON-able values, without its path on this machine."""
     return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
 
 
 def load_backbone(
     name: str, *, trust_remote_code: bool = False, options: BackboneOptions | None = None, pairs: bool = True
 ) -> Backbone:
-    """Load a checkpoint in fp32, whatever the precision it is stored in.
+    """Load a checkpoint in fp32, whatever its stored precision.
 
     Args:
         name: a model on the Hugging Face hub, a folder, or `"longdoc:minilm-l6"`.
         trust_remote_code: run modelling code that the checkpoint brings along.
-        options: how it is used where it leaves a choice.
-        pairs: it is to read a query and a text together; False for texts one by one.
+        options: how it is used where there is a choice.
+        pairs: whether it reads a query and a text together; False for texts one by one.
 
     Raises:
-        ValueError: for a checkpoint that cannot be used, or not so.
-        OSError: if there is no such checkpoint, or it cannot be asked for.
+        ValueError: for a checkpoint that cannot be used with these options.
+        OSError: if there is no such checkpoint, or the hub cannot be reached.
     """
     options = options or BackboneOptions()
     name = reachable(encoder_folder(name))
-    published = checkpoint_config(name)
-    if is_published_layout(published) and not trust_remote_code:
-        return _load_alibi(name, published, options)
+    config_json = checkpoint_config(name)
+    if is_published_layout(config_json) and not trust_remote_code:
+        return _load_alibi(name, config_json, options)
     config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     if options.attention_window is not None and config.model_type == "longformer":
         config.attention_window = [options.attention_window] * config.num_hidden_layers
@@ -230,13 +230,13 @@ def load_backbone(
         prompt = "" if files is None or template is not None else files.prompt
         options = replace(options, template=template, prompt=prompt)
     answers = None if options.template is None else options.template.answers
-    auto: Any = AutoModelForSequenceClassification if classifies else AutoModel
+    auto_class: Any = AutoModelForSequenceClassification if classifies else AutoModel
     if classifies or layers:
         answers = None
     elif answers is not None:
-        auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     attention = {} if options.attn_implementation is None else {"attn_implementation": options.attn_implementation}
-    model = load_pretrained(auto, name, config, trust_remote_code=trust_remote_code, **attention)
+    model = load_pretrained(auto_class, name, config, trust_remote_code=trust_remote_code, **attention)
     if answers is not None:
         parts = take_answers(model, tokenizer, answers)
     elif files is not None and layers:
@@ -249,7 +249,7 @@ def load_backbone(
 
 
 def load_encoder(name: str, *, trust_remote_code: bool = False) -> Backbone:
-    """Load a checkpoint that is to read texts one by one; see `load_backbone`."""
+    """Load a checkpoint that reads texts one by one; see `load_backbone`."""
     return load_backbone(name, trust_remote_code=trust_remote_code, pairs=False)
 
 
@@ -257,15 +257,15 @@ def _check_encoder_decoder(name: str, family: str, options: BackboneOptions, *, 
     without_answers = options.template is not None and options.template.answers is None
     if not pairs or family not in ENCODER_DECODERS or without_answers or options.pooling is not None:
         raise ValueError(
-            f"checkpoint {name!r} ({family}) is an encoder-decoder: of these only {', '.join(ENCODER_DECODERS)} can "
-            f"score a query and a text, by their answer. The template needs answers, as 'monot5' has, and no pooling="
+            f"checkpoint {name!r} ({family}) is an encoder-decoder: only {', '.join(ENCODER_DECODERS)} can score a "
+            f"query and a text, by their answer. The template needs answers, as 'monot5' has; leave pooling out"
         )
 
 
-def load_pretrained(auto: Any, name: str, config: Any, **options: Any) -> Any:
-    """Load the model of a checkpoint, of which no weights may be missing but those of a pooler that nothing uses."""
+def load_pretrained(auto_class: Any, name: str, config: Any, **options: Any) -> Any:
+    """Load the model of a checkpoint; ValueError if weights are missing, except those of an unused pooler."""
     with quiet():
-        model, report = auto.from_pretrained(
+        model, report = auto_class.from_pretrained(
             name,
             config=config,
             dtype=torch.float32,
@@ -273,26 +273,26 @@ def load_pretrained(auto: Any, name: str, config: Any, **options: Any) -> Any:
             output_loading_info=True,
             **options,
         )
-    pooled = auto is AutoModelForSequenceClassification
-    missing = [key for key in report["missing_keys"] if "pooler" not in key or pooled]
+    needs_pooler = auto_class is AutoModelForSequenceClassification
+    missing = [key for key in report["missing_keys"] if "pooler" not in key or needs_pooler]
     if missing:
         raise ValueError(f"checkpoint {name!r} lacks {len(missing)} weights, among them {sorted(missing)[:3]}")
     in_own_memory(model)
     return model
 
 
-def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, given: Template | None) -> Template | None:
-    """Return the words around query and text: those given, those that the checkpoint names, or None for two texts."""
-    if given is not None:
-        return given.within(tokenizer)
+def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, choice: Template | None) -> Template | None:
+    """Return the words around query and text: the chosen ones, else the checkpoint's, else None for two texts."""
+    if choice is not None:
+        return choice.within(tokenizer)
     if files is not None and files.chat is not None:
         return replace(template_of_roles(tokenizer, prompt=files.prompt, **files.chat), answers=files.answers or None)
     separates = not config.is_encoder_decoder and _separates(tokenizer)
     if files is not None:
-        # Sentence-transformers reads two texts: in the tokenizer's own layout, or one after the other.
+        # Sentence-transformers reads two texts, in the tokenizer's layout or one after the other.
         if not files.answers and (separates or not is_decoder(config)):
             return None
-        known = not separates
+        certain = not separates
         guess: Template | None = Template(query=f"{files.prompt}{{query}}", answers=files.answers or None, apart=True)
     elif not is_language_model(config):
         return None
@@ -300,10 +300,10 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, give
         # Without further files sentence-transformers compares "yes" and "no".
         return replace(template_of_roles(tokenizer), answers=None if is_classifier(config) else ("yes", "no"))
     else:
-        known = not config.is_encoder_decoder and tokenizer.chat_template is None
-        known = known and (separates or not is_classifier(config))
+        certain = not config.is_encoder_decoder and tokenizer.chat_template is None
+        certain = certain and (separates or not is_classifier(config))
         guess = None if separates else TEMPLATES["plain"]
-    if not known:
+    if not certain:
         kind = (config.architectures or [config.model_type])[0]
         raise ValueError(
             f"nothing in the checkpoint tells in which words this {kind} reads query and text: give one of the "
@@ -315,20 +315,20 @@ def _template(config: Any, tokenizer: Any, files: CrossEncoderFiles | None, give
 
 
 def _separates(tokenizer: Any) -> bool:
-    """Tell whether a tokenizer puts something between two texts, as Llama's does."""
+    """Tell whether a tokenizer puts special tokens between two texts, as Llama's does."""
     sides = tokenizer("a", "b").sequence_ids()
-    return sides.index(1) > _past(sides, 0)
+    return sides.index(1) > _side_end(sides, 0)
 
 
-def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) -> Backbone:
-    """Load a JINA-v2 or MosaicBERT checkpoint, whose own code is not run."""
+def _load_alibi(name: str, config_json: dict[str, Any], options: BackboneOptions) -> Backbone:
+    """Load a JINA-v2 or MosaicBERT checkpoint without running its code."""
     state = read_weights(name, "model.safetensors")
     if "classifier.weight" in state:
         _check_labels(name, AlibiConfig.model_type, len(state["classifier.weight"]), supported=True)
-    parts = alibi_parts(state, published)
+    parts = alibi_parts(state, config_json)
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
-    if "alibi_starting_size" in published and not any(find_file(name, file) for file in files):
-        # MosaicBERT was published without a tokenizer, to be used with BERT's.
+    if "alibi_starting_size" in config_json and not any(find_file(name, file) for file in files):
+        # MosaicBERT has no tokenizer of its own: it uses BERT's.
         name = reachable("google-bert/bert-base-uncased")
     tokenizer = load_tokenizer(name)
     if options.template is not None:
@@ -339,7 +339,7 @@ def _load_alibi(name: str, published: dict[str, Any], options: BackboneOptions) 
 def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
     """Return the modules that `Backbone.describe` described, with random weights, for strict loading afterwards."""
     values = dict(description["config"])
-    # How attention is computed is a matter of the machine, not of the weights.
+    # How attention is computed depends on the machine, not on the weights.
     options = replace(BackboneOptions(**description.get("options", {})), attn_implementation=None)
     if isinstance(options.template, dict):
         options = replace(options, template=Template(**options.template))
@@ -348,8 +348,8 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
         return _assemble(build_alibi(AlibiConfig(**values), classifies), tokenizer, options)
     config = AutoConfig.for_model(family, **values)
     config.dtype = torch.float32
-    auto = AutoModelForSequenceClassification if classifies else AutoModel
-    model, modular = auto.from_config(config), description.get("modular")
+    auto_class = AutoModelForSequenceClassification if classifies else AutoModel
+    model, modular = auto_class.from_config(config), description.get("modular")
     if config.is_encoder_decoder:
         parts = Parts(FirstStep(model), None, None, "cls")
     elif modular is not None:
@@ -363,7 +363,7 @@ def build_backbone(description: dict[str, Any], tokenizer: Any) -> Backbone:
 def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbone:
     use_attention(parts.encoder, options.attn_implementation)
     if options.pooling is not None and (options.pooling != parts.pooling or parts.representation is not None):
-        # The last layer was not trained for that vector.
+        # The last layer was trained for another vector.
         parts = Parts(parts.encoder, None, None, options.pooling)
     return Backbone(
         parts.encoder,
@@ -378,12 +378,12 @@ def _assemble(parts: Parts, tokenizer: Any, options: BackboneOptions) -> Backbon
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
-    """Load the fast tokenizer of a checkpoint, from which character offsets and pair layouts come."""
+    """Load the fast tokenizer of a checkpoint, the source of character offsets and pair layouts."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of damaged files the tokenizers library raises no kinder one
+    except Exception as error:  # tokenizers raises nothing more specific for damaged files
         raise ValueError(f"the tokenizer of checkpoint {name!r} cannot be loaded: {error}") from error
-    # Without its files transformers makes a tokenizer that knows special tokens alone, and all words are [UNK].
+    # Without its files transformers makes a tokenizer of special tokens alone, to which all words are [UNK].
     if not tokenizer.is_fast or set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ValueError(f"checkpoint {name!r} has no fast tokenizer: it needs a tokenizer.json")
     return tokenizer
@@ -391,13 +391,11 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> Any:
 
 def _check_labels(name: str, family: str, labels: int, *, supported: bool) -> None:
     if labels > 2:
-        raise ValueError(
-            f"checkpoint {name!r} is a classifier with {labels} labels, of which a reranker has one or two"
-        )
+        raise ValueError(f"checkpoint {name!r} is a classifier with {labels} labels, but a reranker needs one or two")
     if not supported:
         logger.warning(
-            "%r: the classification head of %s is not among those that can be taken over (%s): it is left out, and the "
-            "model must be trained",
+            "%r: the classification head of %s is left out, and the model must be trained: only heads of these "
+            "architectures can be taken over: %s",
             name,
             family,
             ", ".join(CLASSIFIERS),

@@ -1,9 +1,9 @@
 """What sentence-transformers stores beside a checkpoint: its modules, its prompts, what it does to scores.
 
 Since version 5.4 of sentence-transformers a cross-encoder may consist of modules (`modules.json`): a transformer,
-pooling, and layers that end in one that gives the `scores` (the Ettin rerankers); or a language model and `LogitScore`,
-which compares the logits of two of its tokens. Read here are the files, as `CrossEncoder.save_pretrained` of version
-6.2 writes them.
+pooling, and layers, the last of which gives the `scores` (the Ettin rerankers); or a language model and `LogitScore`,
+which compares the logits of two tokens. The files are read as `CrossEncoder.save_pretrained` of version 6.2 writes
+them.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from torch import nn
 from ...common.hub import find_file
 
 _RISING = ("Identity", "Sigmoid", "Tanh", "LogSigmoid", "Softplus")
-"""Functions that sentence-transformers may put on scores and that leave every ranking as it is."""
+"""Functions of the scores that keep every ranking."""
 
 _CLASSIFIES, _ANSWERS, _ENCODES = "sequence-classification", "text-generation", "feature-extraction"
 
 _VECTOR = "sentence_embedding"
-"""What the pooled vector, and what layers make of it, is called in there."""
+"""The name of the pooled vector, before and after the layers, in these files."""
 
 _POOLINGS = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-"""What can be taken over, and its name here."""
+"""From the poolings that can be taken over to their names here."""
 
 
 class Dense(nn.Module):
-    """A module of sentence-transformers: `activation(linear(x))`, to which `x` may be added."""
+    """A module of sentence-transformers: `activation(linear(x))`, plus `x` if it is residual."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool, activation: str, residual: bool) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=bias)
         self.activation = nn.Identity() if activation == "Identity" else getattr(nn.modules.activation, activation)()
-        self.adds = residual
+        self.adds_input = residual
         if residual and inputs != outputs:
             self.residual = nn.Linear(inputs, outputs, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return `(..., outputs)` for `(..., inputs)`."""
-        made: torch.Tensor = self.activation(self.linear(x))
-        if not self.adds:
-            return made
-        return made + (self.residual(x) if hasattr(self, "residual") else x)
+        output: torch.Tensor = self.activation(self.linear(x))
+        if not self.adds_input:
+            return output
+        return output + (self.residual(x) if hasattr(self, "residual") else x)
 
 
 Step = dict[str, Any]
 """A layer of a representation step as JSON-able values: its `kind`, `"dense"` or `"norm"`, and its arguments."""
 
 
-def _made(step: Step) -> nn.Module:
+def _build_layer(step: Step) -> nn.Module:
     if step["kind"] == "norm":
         return nn.Sequential(OrderedDict(norm=nn.LayerNorm(step["size"])))  # under the name that its weights have there
     return Dense(**{name: value for name, value in step.items() if name != "kind"})
@@ -66,22 +66,22 @@ class RepresentationSteps(nn.Sequential):
     """A representation step of several layers, between the pooled state and the last layer."""
 
     def __init__(self, steps: Sequence[Step], width: int) -> None:
-        super().__init__(*map(_made, steps))
+        super().__init__(*map(_build_layer, steps))
         self.description = [dict(step) for step in steps]
         self.width = next((step["outputs"] for step in reversed(steps) if "outputs" in step), width)
 
 
 @dataclass(frozen=True)
 class CrossEncoderFiles:
-    """What is said of a cross-encoder beside its weights.
+    """What the files say of a cross-encoder, besides its weights.
 
     Attributes:
         prompt: put before every query; `""` for none.
-        chat: where pairs are read through the chat template, as messages of the roles `query` and `document`: its
-            further arguments, and whether contents are `structured`; None where they are read as two texts.
-        answers: of a language model: id of the token whose logit is the score, and of the one that is deducted, if any.
-        pooling: of an encoder with modules: `"cls"`, `"mean"` or `"last"`.
-        layers: of the same: description and folder of each layer between pooling and scores, and of that of scores;
+        chat: for pairs that are read through the chat template, as messages of the roles `query` and `document`: its
+            other arguments, and whether contents are `structured`; None for pairs that are read as two texts.
+        answers: for a language model, the id of the token whose logit is the score, and of the one to deduct, if any.
+        pooling: for an encoder with modules, `"cls"`, `"mean"` or `"last"`.
+        layers: for the same, description and folder of each layer after the pooling, the layer of the scores last;
             none where the head is no chain of modules.
     """
 
@@ -95,20 +95,20 @@ class CrossEncoderFiles:
 def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
     """Read the files of a cross-encoder of sentence-transformers 5.4 or later; None where there are none."""
     modules = read_json(name, "modules.json")
-    general = read_json(name, "config_sentence_transformers.json") or {}
-    if not modules or general.get("model_type") != "CrossEncoder":
+    model_config = read_json(name, "config_sentence_transformers.json") or {}
+    if not modules or model_config.get("model_type") != "CrossEncoder":
         return None
-    _check_activation(name, general.get("activation_fn"))
+    _check_activation(name, model_config.get("activation_fn"))
     kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
-    own = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
-    # The prompt that `predict` uses without being asked; others are for callers who name them.
-    default, task = general.get("default_prompt_name"), own.get("transformer_task", _ENCODES)
-    prompt = "" if default is None else general["prompts"][default] or ""
-    message, chat = own.get("modality_config", {}).get("message"), None
+    transformer_config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
+    # The prompt that `predict` uses by default; callers must name any other.
+    default, task = model_config.get("default_prompt_name"), transformer_config.get("transformer_task", _ENCODES)
+    prompt = "" if default is None else model_config["prompts"][default] or ""
+    message, chat = transformer_config.get("modality_config", {}).get("message"), None
     if message is not None:
-        further = own.get("processing_kwargs", {}).get("chat_template", {})
-        kept = {key: value for key, value in further.items() if key not in ("restore_suffix", "max_length")}
-        chat = {"structured": message.get("format") == "structured", "arguments": kept}
+        options = transformer_config.get("processing_kwargs", {}).get("chat_template", {})
+        arguments = {key: value for key, value in options.items() if key not in ("restore_suffix", "max_length")}
+        chat = {"structured": message.get("format") == "structured", "arguments": arguments}
     if task == _CLASSIFIES and kinds == ["Transformer"]:
         return CrossEncoderFiles(prompt, chat)
     if task == _ANSWERS and kinds == ["Transformer", "LogitScore"]:
@@ -118,33 +118,33 @@ def cross_encoder_files(name: str) -> CrossEncoderFiles | None:
     if task != _ENCODES or kinds[:2] != ["Transformer", "Pooling"]:
         raise ValueError(
             f"checkpoint {name!r} consists of the modules {', '.join(kinds)} with transformer_task={task!r}; known are "
-            f"a Transformer alone that classifies, one that answers with LogitScore, and one with Pooling and layers"
+            f"a Transformer that classifies, one that answers with LogitScore, and one with Pooling and layers"
         )
     config = read_json(name, f"{paths[1]}/config.json") or {}
     pooling, includes_prompt = pooling_of(config), config.get("include_prompt", True)
     if pooling not in _POOLINGS or (prompt and not includes_prompt):
         raise ValueError(
-            f"checkpoint {name!r} has pooling_mode={pooling!r} and include_prompt={includes_prompt!r}; what can be "
-            f"taken over is {', '.join(_POOLINGS)}, of the prompt as well"
+            f"checkpoint {name!r} has pooling_mode={pooling!r} and include_prompt={includes_prompt!r}: only "
+            f"{', '.join(_POOLINGS)} can be taken over, over the prompt as well"
         )
     layers = _layers(name, list(zip(kinds, paths, strict=True))[2:])
     return CrossEncoderFiles(prompt, chat, pooling=_POOLINGS[pooling], layers=layers)
 
 
 def load_layers(name: str, layers: Sequence[tuple[Step, str]], width: int) -> tuple[RepresentationSteps, nn.Linear]:
-    """Return the representation step and the layer of the scores with their weights; `width` is the pooled state's."""
+    """Return representation step and layer of the scores with their weights; `width` is that of the pooled state."""
     steps = RepresentationSteps([step for step, _ in layers[:-1]], width)
     for layer, (_, folder) in zip(steps, layers, strict=False):
         _fill(layer, name, folder)
-    last, folder = layers[-1]
-    scores = _made(last)
+    last_step, folder = layers[-1]
+    scores = _build_layer(last_step)
     _fill(scores, name, folder)
     return steps, scores.linear  # type: ignore[return-value]
 
 
 def load_dense(name: str, path: str) -> Dense:
-    """Return a Dense module of a checkpoint with its weights; `path` is its folder in there."""
-    layer = _made(_dense(name, path, read_json(name, f"{path}/config.json") or {}))
+    """Return a Dense module with its weights; `path` is its folder in the checkpoint."""
+    layer = _build_layer(_dense(name, path, read_json(name, f"{path}/config.json") or {}))
     _fill(layer, name, path)
     return layer  # type: ignore[return-value]
 
@@ -162,7 +162,7 @@ def read_weights(name: str, path: str) -> dict[str, torch.Tensor]:
 
 
 def _layers(name: str, modules: Sequence[tuple[str, str]]) -> tuple[tuple[Step, str], ...]:
-    """Return the layers behind the pooling: a chain that ends in a linear layer of the scores."""
+    """Return the layers after the pooling; the last is a linear layer of the scores."""
     layers: list[tuple[Step, str]] = []
     outputs: list[str] = []
     for kind, path in modules:
@@ -172,24 +172,24 @@ def _layers(name: str, modules: Sequence[tuple[str, str]]) -> tuple[tuple[Step, 
             outputs.append(config.get("module_output_name") or _VECTOR)
         elif kind == "LayerNorm":
             layers.append(({"kind": "norm", "size": config["dimension"]}, path))
-        elif kind != "Dropout":  # is nothing when a model scores; heads have their own in training
+        elif kind != "Dropout":  # does nothing when a model scores; heads have their own for training
             raise ValueError(f"checkpoint {name!r} has a {kind} module, which cannot be taken over")
-    last = layers[-1][0] if layers else {}
-    ends = last.get("activation") == "Identity" and not last["residual"]
-    if not ends or outputs[-1] != "scores" or set(outputs[:-1]) - {_VECTOR}:
+    last_step = layers[-1][0] if layers else {}
+    is_linear = last_step.get("activation") == "Identity" and not last_step["residual"]
+    if not is_linear or outputs[-1] != "scores" or set(outputs[:-1]) - {_VECTOR}:
         raise ValueError(
             f"checkpoint {name!r} must end in a linear Dense module (activation_function Identity, without "
-            f"use_residual) of the scores, before which each hands on {_VECTOR!r}: it ends in {last}, and "
+            f"use_residual) of the scores, and all before it must give {_VECTOR!r}: it ends in {last_step}, and its "
             f"module_output_name are {outputs}"
         )
     return tuple(layers)
 
 
 def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
-    taken, activation = config.get("module_input_name", _VECTOR), config.get("activation_function", "torch.nn.Tanh")
-    if taken != _VECTOR or not activation.startswith("torch.nn."):
+    field, activation = config.get("module_input_name", _VECTOR), config.get("activation_function", "torch.nn.Tanh")
+    if field != _VECTOR or not activation.startswith("torch.nn."):
         raise ValueError(
-            f"checkpoint {name!r} has module_input_name={taken!r} and activation_function={activation!r} in {path}: "
+            f"checkpoint {name!r} has module_input_name={field!r} and activation_function={activation!r} in {path}: "
             f"these must be {_VECTOR!r} and a function of torch.nn"
         )
     return {
@@ -203,9 +203,9 @@ def _dense(name: str, path: str, config: dict[str, Any]) -> Step:
 
 
 def _check_activation(name: str, activation: str | None) -> None:
-    """Refuse what `predict` puts on the scores at the end, which is left out here, if it may change their order."""
-    known = activation is None or (activation.startswith("torch.nn.") and activation.rsplit(".", 1)[-1] in _RISING)
-    if not known:
+    """Raise ValueError for a function of the scores that may change their order; it is left out here."""
+    rising = activation is None or (activation.startswith("torch.nn.") and activation.rsplit(".", 1)[-1] in _RISING)
+    if not rising:
         raise ValueError(
             f"checkpoint {name!r} puts activation_fn={activation!r} on its scores, which may change their order"
         )
@@ -218,7 +218,7 @@ def pooling_of(config: dict[str, Any]) -> str | None:
         prefix = "pooling_mode_"
         modes = [key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True]
     modes = [modes] if isinstance(modes, str) else list(modes)
-    # Before version 5.4 it had the names of these settings.
+    # Before version 5.4 each mode was a setting named so.
     return "+".join(mode.removesuffix("_tokens").removesuffix("_token") for mode in modes) or None
 
 

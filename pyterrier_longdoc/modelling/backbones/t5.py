@@ -13,11 +13,11 @@ ENCODER_DECODERS = ("t5", "mt5", "umt5")
 
 
 class FirstStep(nn.Module):
-    """Encoder and decoder of a T5, which reads its start token alone: its state there decides about the first word.
+    """Encoder and decoder of a T5; the decoder reads its start token alone, and its state predicts the first word.
 
-    The decoder has no table of words of its own. Positions are relative, so that nothing limits an input; T5 and monoT5
-    were trained with 512 tokens (Raffel et al. 2020, section 3.1.2; Nogueira et al. 2020), of which windows of no given
-    size, 477 tokens as for other backbones, leave room for a query.
+    The decoder shares the encoder's table of words. Positions are relative, so nothing limits an input. T5 and monoT5
+    were trained with 512 tokens (Raffel et al. 2020, section 3.1.2; Nogueira et al. 2020): default windows have 477, as
+    for other backbones, and leave room for a query.
     """
 
     supports_gradient_checkpointing = False
@@ -28,7 +28,7 @@ class FirstStep(nn.Module):
         self.encoder = model.encoder
         self.decoder = model.decoder
         self.decoder.embed_tokens = None
-        # Or else transformers looks for a table to put a hook on, and warns, when activations are to be computed twice.
+        # Without it gradient checkpointing looks for a table to hook, and warns.
         self.decoder.main_input_name = "inputs_embeds"
 
     def get_input_embeddings(self) -> Any:

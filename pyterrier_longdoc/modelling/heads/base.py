@@ -31,8 +31,7 @@ class Head(nn.Module):
     """Aggregates the windows of each document into a score: `final(dropout(x))` of some vector `x`.
 
     Subclasses name themselves, `class MaxPHead(Head, name="maxp")`, define `forward` from `Encoded` to `(B,)` scores,
-    logits without any squashing, and take JSON-able keyword arguments only; what they
-    take as `**options` are their parent's.
+    which are logits, and take JSON-able keyword arguments only; `**options` are those of their parent.
 
     Args:
         hidden_size: H, the width of the window vectors.
@@ -41,10 +40,10 @@ class Head(nn.Module):
 
     name: ClassVar[str] = ""
     needs: ClassVar[Literal["cls", "query", "last", "all"]] = "cls"
-    """What of the encoder: one vector per window, or also the states of the query's tokens, or matches of query and
-    document tokens in the last layer or in all of them."""
+    """What the encoder must give: one vector per window, or also the states of the query's tokens, or matches of query
+    and document tokens in the last layer or in all."""
     from_scores: ClassVar[bool] = False
-    """Whether the windows' scores are all that it combines, so that a served model or a function can give them."""
+    """Whether it combines nothing but the windows' scores, so that a served model or a function can give them."""
     tunable: ClassVar[tuple[str, ...]] = ()
     """Options that may change without new weights."""
 
@@ -66,9 +65,9 @@ class Head(nn.Module):
         return self.final(self.dropout(x)).squeeze(-1)
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
-        """Return the `(B, N)` scores of documents of one window alone; NaN where there is no window."""
-        single, mask = encoded.each_window()
-        scores: torch.Tensor = self(single)
+        """Return the `(B, N)` scores of each window as a document of its own; NaN where there is no window."""
+        single_windows, mask = encoded.each_window()
+        scores: torch.Tensor = self(single_windows)
         return scores.view_as(mask).masked_fill(~mask, float("nan"))
 
     def window_weights(self, encoded: Encoded) -> torch.Tensor | None:
@@ -76,18 +75,18 @@ class Head(nn.Module):
         return None
 
     def check_windows(self, windows: int, query: int = 0) -> None:
-        """Raise ValueError for too many windows, or query tokens, of a document; most heads do not mind."""
+        """Raise ValueError for too many windows or query tokens of a document; most heads have no limit."""
 
     def pretrained(self) -> dict[str, nn.Module]:
-        """Return the modules, by attribute, whose weights come from a checkpoint and not from chance."""
+        """Return the modules, by attribute, whose weights come from a checkpoint."""
         return {}
 
     def built_from(self) -> dict[str, Any]:
-        """Return JSON-able options, in place of those given, that make the same modules without another checkpoint."""
+        """Return JSON-able options that replace the given ones to make the same modules without a checkpoint."""
         return {}
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Take over what fits from the backbone's checkpoint; return whether scores make sense without training."""
+        """Take over what fits of the backbone's checkpoint; return whether scores make sense without training."""
         if start.final is None or start.final.weight.shape != self.final.weight.shape:
             return False
         self.final.load_state_dict(start.final.state_dict())
@@ -125,34 +124,34 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 class TokenHead(Head):
-    """Base of heads that look at matches of query and document tokens; no dropout and torch's own start, as in CEDR."""
+    """Base of heads that look at matches of query and document tokens; no dropout, torch's default weights (CEDR)."""
 
     def __init__(self, hidden_size: int, width: int) -> None:
         super().__init__(hidden_size, dropout=0.0)
         self.final = nn.Linear(width, 1)
 
-    def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
-        """Return the `(V, Q, T)` matches of the token states of one layer, one channel; here their cosines."""
+    def match(self, query: torch.Tensor, document: torch.Tensor, same_token: torch.Tensor) -> torch.Tensor:
+        """Return the `(V, Q, T)` matches of the token states of one layer; here their cosines."""
         return cosines(query, document)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor | None:
-        """Return the `(B, Q)` part of each query token in the score; None where that cannot be told apart."""
+        """Return the `(B, Q)` shares of the query tokens in the score; None if it is no sum over them."""
         return None
 
     def warm_start(self, start: WarmStart) -> bool:
-        """Take over nothing: the last layer scores features that the checkpoint knows nothing of."""
+        """Take over nothing: the last layer scores features that the checkpoint does not have."""
         return False
 
     def window_scores(self, encoded: Encoded) -> torch.Tensor:
         scores = []
         for n in range(encoded.mask.shape[1]):
-            alone = Encoded(
+            single_window = Encoded(
                 cls=encoded.cls[:, n : n + 1],
                 mask=torch.ones_like(encoded.mask[:, :1]),
-                matches=encoded.matches.of_window(n),
+                matches=encoded.matches.one_window(n),
                 query=encoded.query,
             )
-            scores.append(self(alone))
+            scores.append(self(single_window))
         return torch.stack(scores, 1).masked_fill(~encoded.mask, float("nan"))
 
 

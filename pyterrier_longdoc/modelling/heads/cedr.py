@@ -45,12 +45,12 @@ class CedrKnrmHead(TokenHead, name="cedr-knrm"):
     def soft_counts(self, matches: Matches) -> torch.Tensor:
         """Return the `(B, K * C, Q)` logarithms of the kernels' sums over document tokens; 0 at padded query tokens."""
         document = matches.document_mask[:, None, None, :]
-        by_kernel = []
+        kernel_counts = []
         # Kernel by kernel: all at once would take eleven times the memory of the matching tensor.
         for mean, width in zip(self.means, self.widths, strict=True):
             kernel = torch.exp(-0.5 * ((matches.values - mean) / width) ** 2) * document
-            by_kernel.append(torch.log(kernel.sum(-1) + 1e-6))  # (B, C, Q)
-        counts = torch.cat(by_kernel, 1)
+            kernel_counts.append(torch.log(kernel.sum(-1) + 1e-6))  # (B, C, Q)
+        counts = torch.cat(kernel_counts, 1)
         return counts.masked_fill(~matches.query_mask.unsqueeze(1), 0.0)
 
     def query_contributions(self, encoded: Encoded) -> torch.Tensor:

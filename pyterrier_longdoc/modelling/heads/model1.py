@@ -22,9 +22,9 @@ class NeuralModel1Head(TokenHead, name="model1"):
 
     `T(q | d) = sigmoid(F3(relu(F2(relu(F1([x_q; x_d; x_q * x_d]))))))` with `x = P(tanh(norm(e)))` of the last layer's
     states `e`, separately for query and document. With `self_translation`, `T` of a word piece and itself is that
-    probability, and all other `T` are scaled by its complement. `[CLS]` is not used. The sizes are ours: the paper does
-    not give them. So is the start: both projections begin alike, so that like states have products of like sign, and
-    `T` begins small, so that a few good translations show in the mean over a long document.
+    probability, and all other `T` are scaled by its complement. `[CLS]` is not used. The paper gives neither the sizes
+    nor the first weights, so these are ours: both projections start alike, so that like states have products of like
+    sign, and `T` starts small, so that a few good translations show in the mean over a long document.
 
     Args:
         hidden_size: H.
@@ -66,19 +66,19 @@ class NeuralModel1Head(TokenHead, name="model1"):
         self.document_projection.load_state_dict(self.query_projection.state_dict())
         nn.init.constant_(self.final.bias, FIRST_TRANSLATION)
 
-    def match(self, query: torch.Tensor, document: torch.Tensor, same: torch.Tensor) -> torch.Tensor:
+    def match(self, query: torch.Tensor, document: torch.Tensor, same_token: torch.Tensor) -> torch.Tensor:
         x_query = self.query_projection(torch.tanh(self.query_norm(query)))  # (V, Q, P)
         x_document = self.document_projection(torch.tanh(self.document_norm(document)))  # (V, T, P)
-        of_query, of_document = self.from_query(x_query), self.from_document(x_document)
+        query_part, document_part = self.from_query(x_query), self.from_document(x_document)
         # Query token by query token: all pairs at once would take Q times the memory.
         logits = [
-            self._translate(of_query[:, i : i + 1] + of_document, x_query[:, i : i + 1] * x_document)
+            self._translate(query_part[:, i : i + 1] + document_part, x_query[:, i : i + 1] * x_document)
             for i in range(x_query.shape[1])
         ]
         translation = torch.stack(logits, 1).sigmoid()  # (V, Q, T)
         if self.self_translation is not None:
-            other = translation * (1.0 - self.self_translation)
-            translation = torch.where(same, torch.full_like(other, self.self_translation), other)
+            other_words = translation * (1.0 - self.self_translation)
+            translation = torch.where(same_token, torch.full_like(other_words, self.self_translation), other_words)
         return translation
 
     def _translate(self, linear: torch.Tensor, product: torch.Tensor) -> torch.Tensor:

@@ -91,16 +91,16 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
     """A transformer over `[c, s, p_1 ... p_N, s]`, read at `c` (Boytsov et al. 2025, equation 1).
 
     `c` and `s` are learnable. With `separators=False` the sequence is `[c, p_1 ... p_N]`, as in the PARADE paper. The
-    layers start at random (RAND-L2) or are those of a checkpoint (PRETR-L6), whose table of word embeddings is
-    dropped, as it is never read. Either way the head must be trained before its scores mean anything.
+    layers start at random (RAND-L2) or are those of a checkpoint (PRETR-L6) without its table of word embeddings.
+    Either way scores mean nothing before training.
 
     Args:
         hidden_size: H; also the width of random layers.
-        aggregator: a checkpoint whose layers aggregate, or the configuration of one, whose weights follow; None for
-            random layers. Where it reads another width than H, `p_i` goes through a linear layer.
+        aggregator: a checkpoint whose layers aggregate, or its configuration if its weights are loaded afterwards; None
+            for random layers. If it reads another width than H, `p_i` goes through a linear layer.
         layers: random transformer layers; 2 in both papers.
-        attention_heads: of random layers; 12 in PARADE, and what Boytsov et al. ran (their text says 4); fewer where
-            12 does not divide H.
+        attention_heads: of random layers; None for 12, or the most below that divide H. 12 in PARADE, and in the code
+            of Boytsov et al. (their text says 4).
         separators: whether `s` stands before and after the windows.
         positions: add position and segment embeddings and a layer norm, as both BERT and Boytsov et al. do. Without
             them the aggregation does not depend on the order of the windows.
@@ -131,46 +131,46 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
             check_arguments("str", choices=("random", "words"), special_vectors=special_vectors)
         if aggregator is None:
             heads = attention_heads or next(n for n in range(12, 0, -1) if hidden_size % n == 0)
-            loaded = random_transformer(hidden_size, layers, heads, max_positions, dropout)
+            transformer = random_transformer(hidden_size, layers, heads, max_positions, dropout)
         else:
-            loaded = vector_transformer(aggregator)
-        super().__init__(loaded.output_width, dropout=dropout)
+            transformer = vector_transformer(aggregator)
+        super().__init__(transformer.output_width, dropout=dropout)
         self.hidden_size = hidden_size
         self.separators = separators
-        self.max_positions = loaded.max_vectors if positions else None
-        self.aggregator: Any = loaded.model if positions else without_positions(loaded.model)
-        self.project = projection(hidden_size, loaded.width)
-        self.cls_vector = random_vector(loaded.width)
+        self.max_positions = transformer.max_vectors if positions else None
+        self.aggregator: Any = transformer.model if positions else without_positions(transformer.model)
+        self.project = projection(hidden_size, transformer.width)
+        self.cls_vector = random_vector(transformer.width)
         if separators:
-            self.sep_vector = random_vector(loaded.width)
+            self.sep_vector = random_vector(transformer.width)
         self._pretrained = aggregator is not None
         self._words_of_backbone = aggregator is None and special_vectors != "random"
-        if special_vectors == "words" and loaded.special is not None:
-            self._start_special(*loaded.special)
+        if special_vectors == "words" and transformer.special_embeddings is not None:
+            self._start_special(*transformer.special_embeddings)
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
-        one = encoded.mask.new_ones(len(encoded.mask), 1)
-        separator = [Part(self.sep_vector, one, 0)] if self.separators else []
+        real = encoded.mask.new_ones(len(encoded.mask), 1)
+        separator = [Part(self.sep_vector, real, 0)] if self.separators else []
         windows = Part(self.project(encoded.cls), encoded.mask, 1)
-        parts = [Part(self.cls_vector, one, 0), *separator, *self._query(encoded, separator), windows, *separator]
+        parts = [Part(self.cls_vector, real, 0), *separator, *self._query(encoded, separator), windows, *separator]
         return self.score(first_state(self.aggregator, *join(parts)))
 
     def check_windows(self, windows: int, query: int = 0) -> None:
         if self.max_positions is None:
             return
-        others = 3 if self.separators else 1
+        extra = 3 if self.separators else 1
         if self.needs == "query":
-            others += query + self.separators
-        if windows > self.max_positions - others:
+            extra += query + self.separators
+        if windows > self.max_positions - extra:
             raise ValueError(
-                f"a document has {windows} windows, but the aggregator takes {max(0, self.max_positions - others)}: "
+                f"a document has {windows} windows, but the aggregator takes {max(0, self.max_positions - extra)}: "
                 f"raise stride, or set max_windows or max_doc_len"
             )
 
     def warm_start(self, start: WarmStart) -> bool:
         if self._words_of_backbone and start.cls_embedding.shape == self.cls_vector.shape:
             self._start_special(start.cls_embedding, start.sep_embedding)
-        # The last layer of a cross-encoder knows nothing of what these layers put out.
+        # The last layer of a cross-encoder was not trained on the output of these layers.
         return False
 
     def pretrained(self) -> dict[str, nn.Module]:
@@ -180,7 +180,7 @@ class ParadeTransformerHead(Head, name="parade-transformer"):
         return {"aggregator": values_of(self.aggregator.config)} if self._pretrained else {}
 
     def _query(self, encoded: Encoded, separator: list[Part]) -> list[Part]:
-        """Return what stands between the first special vectors and the windows."""
+        """Return the parts between the first special vectors and the windows."""
         return []
 
     def _start_special(self, cls: torch.Tensor, sep: torch.Tensor) -> None:
@@ -199,7 +199,7 @@ class ParadeQueryTransformerHead(ParadeTransformerHead, name="parade-transformer
 
     Args:
         hidden_size: H.
-        separate_projection: a linear layer of its own for `q_j`, and not that of `p_i`.
+        separate_projection: whether `q_j` has its own linear layer, not that of `p_i`.
 
     All other arguments: see `ParadeTransformerHead`.
     """

@@ -1,7 +1,7 @@
 """TKL: kernels over sliding regions, saturated, and the best regions of a document.
 
 S. Hofstätter, H. Zamani, B. Mitra, N. Craswell, A. Hanbury, "Local Self-Attention over Long Text for Efficient Document
-Retrieval", SIGIR 2020. The constants, and all that the paper leaves open, are those of the published code (matchmaker,
+Retrieval", SIGIR 2020. Constants, and whatever the paper leaves open, are from the published code (matchmaker,
 `sigir20_tkl.py` and `tkl.yaml`).
 
 Shapes: B documents, Q query tokens, D document tokens, R regions of the longest document, K kernels, H width of the
@@ -22,10 +22,10 @@ MEANS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9)
 WIDTH = 0.1
 
 NEIGHBOURS = (0, -1, 1, -2, 2)
-"""Regions, besides the best one, that count with it."""
+"""Offsets of the regions that count with a best one, itself included."""
 
 _DECIMALS = 4
-"""Regions are compared by so many decimals: text that repeats itself may differ in the last bits between batches."""
+"""Decimals by which regions are compared: repeated text may differ in the last bits between batches."""
 
 
 class TklHead(TokenHead, name="tkl"):
@@ -33,22 +33,21 @@ class TklHead(TokenHead, name="tkl"):
 
     `k_ir` sums the Gaussian kernel of the cosines of query token i and the tokens of region r. Kernels have means of
     -0.9, -0.7 ... 0.9 and 1, and a width of 0.1; they are not trained. `a`, `b` and `c` are linear in two features: the
-    salience of the query token (linear in its state) and the tokens of the region. `r_t` are the best regions, the next
-    one always beside those before, and `n` is 0, -1, 1, -2 and 2: their neighbours count with weights of their own.
+    salience of the query token (linear in its state) and the tokens in the region. `r_t` are the best regions, none of
+    which overlaps a better one; `n` is 0, -1, 1, -2 and 2: their neighbours count with weights of their own.
 
-    As in the published code the two features go through a layer norm first, which leaves of them little more than which
-    is the larger; salience hardly learns.
+    As in the published code the two features go through a layer norm first, which leaves little more of them than which
+    one is larger: salience hardly learns.
 
-    Differs from the published code, in which the score of a document depends on its batch: regions end with the
-    document, the last one with its last token (there they reach into the padding up to the longest document of the
-    batch); a document that has not so many regions beside each other has nothing in their place (there some of its
-    regions may count again). A document without tokens has one region without any.
+    Differs from the published code, where a document's score depends on its batch. Here regions end with the document;
+    there they reach into the padding up to the longest document of the batch. A document with fewer than `t` such
+    regions counts those it has; there some may count twice. A document without tokens has one empty region.
 
     Args:
         hidden_size: H.
         region_size: tokens of a region.
         region_stride: tokens from one region's start to the next one's.
-        best_regions: how many count, t.
+        best_regions: t, how many regions count.
     """
 
     needs = "last"
@@ -78,9 +77,9 @@ class TklHead(TokenHead, name="tkl"):
         lengths = encoded.matches.document_mask.sum(1)  # (B,)
         counts = -(-(lengths - self.size).clamp(min=0) // self.stride) + 1
         terms = self.region_terms(encoded, int(counts.max()))  # (B, Q, R)
-        place, weights = self._best(terms.detach().sum(1), counts)
-        chosen = terms.gather(2, place.unsqueeze(1).expand(-1, terms.shape[1], -1))
-        return (chosen * weights.unsqueeze(1)).sum(2)
+        regions, weights = self._best(terms.detach().sum(1), counts)
+        best_terms = terms.gather(2, regions.unsqueeze(1).expand(-1, terms.shape[1], -1))
+        return (best_terms * weights.unsqueeze(1)).sum(2)
 
     def region_terms(self, encoded: Encoded, regions: int) -> torch.Tensor:
         """Return what each query token adds to the score of each region, `(B, Q, R)`; 0 at padded query tokens."""
@@ -102,15 +101,15 @@ class TklHead(TokenHead, name="tkl"):
         return nn.functional.pad(values, (0, missing)).unfold(-1, self.size, self.stride).sum(-1)
 
     def _best(self, scores: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the `(B, t * n)` regions that count and their weights; 0 where a document has no further one."""
+        """Return the `(B, t * n)` regions that count and their weights; 0 for regions that a document lacks."""
         column = torch.arange(scores.shape[1], device=scores.device)
-        left = scores.round(decimals=_DECIMALS).masked_fill(column >= counts.unsqueeze(1), -torch.inf)
+        open_scores = scores.round(decimals=_DECIMALS).masked_fill(column >= counts.unsqueeze(1), -torch.inf)
         offsets = torch.tensor(NEIGHBOURS, device=scores.device)
-        places, weights = [], []
+        regions, weights = [], []
         for weight in self.region_weights:
-            value, best = left.max(1, keepdim=True)  # (B, 1)
-            # Beyond either end of a document its last region stands in.
-            places.append(torch.minimum((best + offsets).clamp(min=0), counts.unsqueeze(1) - 1))
+            value, best = open_scores.max(1, keepdim=True)  # (B, 1)
+            # Beyond an end of the document its region at that end stands in.
+            regions.append(torch.minimum((best + offsets).clamp(min=0), counts.unsqueeze(1) - 1))
             weights.append(weight * value.isfinite())
-            left = left.masked_fill((column - best).abs() * self.stride < self.size, -torch.inf)
-        return torch.cat(places, 1), torch.cat(weights, 1)
+            open_scores = open_scores.masked_fill((column - best).abs() * self.stride < self.size, -torch.inf)
+        return torch.cat(regions, 1), torch.cat(weights, 1)
