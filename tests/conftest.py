@@ -40,7 +40,6 @@ settings.register_profile("thorough", max_examples=300, deadline=None)
 settings.load_profile("few")
 
 TESTS = Path(__file__).resolve().parent
-SHARED_DATA = TESTS.parents[1] / "shared" / "data"
 
 
 def pytest_addoption(parser) -> None:
@@ -137,12 +136,3 @@ def plain_encoder() -> str:
 @pytest.fixture
 def results() -> pd.DataFrame:
     return tiny.results()
-
-
-@pytest.fixture(scope="session")
-def time_collection() -> Path:
-    """The TIME collection beside the checkout; tests that need it are skipped without it."""
-    folder = SHARED_DATA / "time"
-    if not folder.is_dir():
-        pytest.skip("the TIME collection is not here")
-    return folder

@@ -8,14 +8,9 @@ Those marked `gpu` need CUDA.
 from __future__ import annotations
 
 import copy
-import importlib.util
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -186,26 +181,3 @@ def test_longp_reads_its_longest_input(device, tmp_path):
     assert model.coverage.tokens_read == model.coverage.tokens > 1.5 * length
     other = run.assign(text=[" ".join([*text.split()[:-30], *["find"] * 30]) for text in run["text"]])
     assert not np.isclose(scores(model, other)[0], found[0], rtol=1e-3)
-
-
-# The script that measures.
-
-
-@pytest.mark.slow
-def test_the_script_for_a_gpu(tmp_path):
-    script, told = Path(__file__).parent / "benchmarks" / "gpu.py", tmp_path / "gpu.json"
-    command = [sys.executable, str(script), "--device", "cpu", "--tiny", "--skip-tests", "--out", str(told)]
-    pytest.importorskip("sentence_transformers")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(told.read_text(encoding="utf-8"))
-    assert found["machine"]["torch"] == torch.__version__
-    scored = {row["model"]: row for row in found["speed"] if row["kind"] == "scoring"}
-    assert list(scored) == ["MiniLM-L6", "ettin-17m", "ettin-150m", "ModernBERT-base"]
-    # Both score the same inputs: only rounding in half precision, of weights that differ, is between them.
-    assert all(row["correlation"] > 0.8 and row["ours/s"] > 0 < row["theirs/s"] for row in scored.values())
-    if importlib.util.find_spec("datasets") is None:
-        assert [line.partition(":")[0] for line in found["left out"]] == [
-            f"training of {name} at 512 tokens" for name in ("MiniLM-L6", "ettin-150m")
-        ]
-    assert "goal" in done.stdout

@@ -77,10 +77,6 @@ def test_blocks_that_do_not_run_are_python(name):
             compile(code, where, "exec")
 
 
-def test_every_page_is_in_the_contents():
-    assert sorted(CONTENTS) == sorted(path.stem for path in PAGES.glob("*.rst"))
-
-
 def test_links_and_named_files_lead_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert [link for link in links if not (ROOT / link).exists()] == []
@@ -97,34 +93,3 @@ def test_no_text_leads_to_a_place_that_only_its_authors_have():
         r"(?:github(?:\.com)?/[\w.-]+|pypi\.org/\w+)/pyterrier[-_]longdoc|pyterrier[-_]longdoc\S* @|[.]{2}/shared", re.I
     )
     assert [path for path in files if path.suffix in kinds and nowhere.search(path.read_text(encoding="utf-8"))] == []
-
-
-def test_every_public_transformer_has_its_row_in_the_table():
-    import pyterrier as pt
-
-    import pyterrier_longdoc as ld
-
-    rows = [
-        name for cell in re.findall(r"^\| (`[^|]+) \|", README, re.MULTILINE) for name in re.findall(r"`(\w+)", cell)
-    ]
-    transformers = {
-        name
-        for name in ld.__all__
-        if isinstance(getattr(ld, name), type) and issubclass(getattr(ld, name), pt.Transformer)
-    }
-    no_rerankers = {"CrossEncoder", "RelevanceJudge"}
-    assert transformers - no_rerankers <= set(rows)
-
-
-def test_citations_on_the_pages_are_those_of_the_models():
-    """What `model.citation()` prints, so that a page and a bibliography cannot differ."""
-    import pyterrier_longdoc as ld
-    from pyterrier_longdoc.common.citations import Cited, entries
-
-    pages = "".join(path.read_text(encoding="utf-8") for path in PAGES.glob("*.rst"))
-    cited = re.findall(r"^\.\. cite:: (\S+)\n(?:    :.*\n)+\n((?:    .*\n)+)", pages, re.MULTILINE)
-    assert {key: textwrap.dedent(entry).strip() for key, entry in cited} == {key: entries()[key] for key, _ in cited}
-    public = [getattr(ld, name) for name in ld.__all__]
-    behind = {key for cls in public if isinstance(cls, type) and issubclass(cls, Cited) for key in cls.papers}
-    assert len(behind) >= 10
-    assert behind - {key for key, _ in cited} == set()

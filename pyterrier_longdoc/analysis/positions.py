@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..common.arguments import check_arguments
+from ..common.arguments import check_arguments, check_type
 from ..common.frames import (
     TextField,
     TruncationWarning,
@@ -47,6 +47,7 @@ TokensOf = Callable[[str], TokenizedText | None]
 
 _PASSAGE_COLUMNS = {"passage": "Int64", "similarity": "float64", "method": "str"}
 _CHUNK_COLUMNS = {"grade": "float64", **dict.fromkeys(["chunk", "chunks", "judged", "unjudged", "unread"], "Int64")}
+_ESTIMATORS = "an Estimator: best_chunk or first_above(threshold)"
 _INTEGERS = ("first_token", "end_token", "length", "start", "end")
 
 
@@ -102,7 +103,7 @@ class RelevantPositions:
 
     def by(self, estimator: Estimator) -> RelevantPositions:
         """Return the positions by another estimator, from the same judgements, without asking the judge again."""
-        _check_estimator(estimator)
+        check_type(Estimator, _ESTIMATORS, estimator=estimator)
         if self.judged is None:
             raise ValueError("located passages have no judge's numbers: give relevant_positions judge=")
         return _estimate(self.frame[["qid", "docno", "label"]], self.judged, estimator)
@@ -250,7 +251,7 @@ def relevant_positions(
     """
     if (passages is None) == (judge is None):
         raise ValueError("give either passages= (a frame with qid and text) or judge=")
-    _check_estimator(estimator)
+    check_type(Estimator, _ESTIMATORS, estimator=estimator)
     check_arguments("int | None", at_least=1, chunk_tokens=chunk_tokens, max_chunks=max_chunks, sample=sample)
     pairs = _relevant_pairs(topics, qrels, relevant_from, sample, seed, needs_query=judge is not None)
     texts = texts_of_corpus(corpus, set(pairs["docno"]), text_field)
@@ -265,11 +266,6 @@ def relevant_positions(
             return RelevantPositions(_frame(pairs, rows, _PASSAGE_COLUMNS))
         documents = _judge_all(pairs, read, as_chunk_judge(judge), estimator, chunk_tokens, max_chunks, advance)
     return _estimate(pairs, documents, estimator)
-
-
-def _check_estimator(estimator: Any) -> None:
-    if not isinstance(estimator, Estimator):
-        raise ValueError(f"estimator={estimator!r} must be an Estimator: best_chunk or first_above(threshold)")
 
 
 def _frame(pairs: pd.DataFrame, positions: list[dict[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:

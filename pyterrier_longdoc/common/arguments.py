@@ -34,10 +34,10 @@ def argument(
     *,
     role: Role | None = None,
     choices: Collection[Any] | None = None,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
+    at_least: float | str | None = None,
+    at_most: float | str | None = None,
+    above: float | str | None = None,
+    below: float | str | None = None,
     needs: str | Mapping[str, Any] | None = None,
 ) -> Any:
     """Return a dataclass field that declares its rules, which `validate` enforces.
@@ -47,7 +47,7 @@ def argument(
         role: the part of a transformer that the argument decides about: `"checkpoint"`, `"weights"`, `"head"`,
             `"windows"`, `"input"`, `"computing"` or `"call"`; all but the last two are saved with the model.
         choices: the values allowed.
-        at_least: the smallest number allowed.
+        at_least: the smallest number allowed; a bound may also be the name of an argument that stands before this one.
         at_most: the largest number allowed.
         above: a number that is itself not allowed, but all larger ones.
         below: a number that is itself not allowed, but all smaller ones.
@@ -93,7 +93,7 @@ def validate(instance: Any, who: str | None = None) -> None:
         object.__setattr__(instance, f.name, value)
         annotation = f.type.__name__ if isinstance(f.type, type) else str(f.type)
         annotation = re.sub(r"(?:typing\.)?Optional\[(\w+)\]", r"\1 | None", annotation)
-        rule = _broken_rule(annotation, value, f.metadata)
+        rule = _broken_rule(annotation, value, f.metadata, instance)
         unmet = _unmet_need(instance, f, value)
         if rule or unmet:
             problem = f"must be {rule}" if rule else f"has no effect without {unmet}"
@@ -101,16 +101,32 @@ def validate(instance: Any, who: str | None = None) -> None:
 
 
 def check_arguments(
-    annotation: str, who: str = "", *, choices: Collection[Any] | None = None, at_least: int | None = None, **args: Any
+    annotation: str,
+    who: str = "",
+    *,
+    choices: Collection[Any] | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    **args: Any,
 ) -> None:
     """Check arguments of a function (or of `who`), `k=k`, by an annotation and rules, as `validate` checks fields."""
+    rules = {"choices": choices, "at_least": at_least, "at_most": at_most, "above": above, "below": below}
     for name, value in args.items():
-        rule = _broken_rule(annotation, value, {"choices": choices, "at_least": at_least})
+        rule = _broken_rule(annotation, value, rules)
         if rule:
             raise ValueError(f"{f'{who}: ' if who else ''}{name}={value!r} must be {rule}")
 
 
-def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any]) -> str | None:
+def check_type(cls: Any, rule: str, **args: Any) -> None:
+    """Raise ValueError, naming the argument and what it must be, for one that is no instance of a class."""
+    for name, value in args.items():
+        if not isinstance(value, cls):
+            raise ValueError(f"{name}={value!r} must be {rule}")
+
+
+def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any], instance: Any = None) -> str | None:
     """Return the rule that a value breaks, in words; None if it breaks none."""
     kind, _, optional = annotation.partition(" | ")
     if value is None and optional == "None":
@@ -124,9 +140,11 @@ def _broken_rule(annotation: str, value: Any, rules: Mapping[str, Any]) -> str |
     holds = isinstance(value, cls) and (cls is bool or not isinstance(value, bool))
     bounds = []
     for name, compare in _BOUNDS.items():
-        if rules.get(name) is not None:
-            bounds.append(f"{name.replace('_', ' ')} {rules[name]}")
-            holds = holds and compare(value, rules[name])
+        bound = rules.get(name)
+        if bound is not None:
+            limit = getattr(instance, bound) if isinstance(bound, str) else bound
+            bounds.append(f"{name.replace('_', ' ')} {limit if limit is bound else f'{bound}={limit}'}")
+            holds = holds and compare(value, limit)
     return None if holds else ", ".join([words, *bounds])
 
 

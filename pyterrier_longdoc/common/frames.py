@@ -248,6 +248,16 @@ def labels_of(qrels: pd.DataFrame, owner: str) -> np.ndarray:
     return numbers(qrels, "label", owner, advice)
 
 
+def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
+    """Return the labels as whole numbers, as measures take them, even if a merge has made them floats."""
+    labels = labels_of(qrels, owner)
+    fractions = np.flatnonzero(labels % 1 != 0)
+    if len(fractions):
+        found = f"the column 'label' holds {labels[fractions[0]]:g} in row {fractions[0]}"
+        raise ValueError(f"{owner}: {found}, but measures take whole numbers: round or scale the labels")
+    return labels.astype(np.int64)
+
+
 def factorize(values: Sequence[Value]) -> tuple[list[Value], np.ndarray]:
     """Return the distinct values in order of appearance, and for each value its number among them, `(R,)` int64."""
     objects = np.empty(len(values), dtype=object)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import huggingface_hub
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -38,7 +39,7 @@ def reachable(name: str, *, weights: bool = True) -> str:
         status = error.response.status_code if isinstance(error, HfHubHTTPError) else 500
         if status < 500 and status != 429:  # an error about the model, which loading it raises again
             return name
-        raise unreachable(name, error) from None
+        unreachable(name, error)
     return name
 
 
@@ -59,13 +60,10 @@ def find_file(name: str, path: str) -> Path | None:
         return None
 
 
-def unreachable(name: str, error: BaseException) -> OSError:
-    """Return the error for a model that is not here, if the hub cannot be asked because of `error`.
-
-    Raise it from None: a notebook would show three screens of the hub's client before the message.
-    """
-    return OSError(
+def unreachable(name: str, error: BaseException) -> NoReturn:
+    """Raise OSError for a model that is not here, if the hub cannot be asked because of `error`."""
+    raise OSError(
         f"the model {name!r} is not on this machine, and the Hugging Face hub cannot be asked for it "
         f"({type(error).__name__}: {error}). Connect to the network, or run 'hf download {name}' on a machine "
         f"that is and copy its Hugging Face cache to here. {WITHOUT_HUB}"
-    )
+    ) from None  # a notebook would show three screens of the hub's client before the message

@@ -19,7 +19,7 @@ import pyterrier as pt
 
 from ..common.arguments import check_arguments
 from ..common.files import folder_name, write_lines
-from ..common.frames import as_strings, check_columns, labels_of
+from ..common.frames import as_strings, check_columns, integer_labels
 from ..common.identity import Identity, differences
 from ..common.measures import measures_named
 from ..common.runs import frame_digest, read_run, write_run
@@ -61,7 +61,8 @@ class QueryEvaluator:
     def __init__(
         self, topics: pd.DataFrame, qrels: pd.DataFrame, metrics: Iterable[Any], *, filter_by_topics: bool = True
     ) -> None:
-        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]), label=_grades(qrels))
+        labels = integer_labels(qrels, "qrels")
+        judged = qrels[["qid", "docno", "label"]].assign(docno=as_strings(qrels["docno"]), label=labels)
         if filter_by_topics:
             judged = judged[judged["qid"].isin(set(topics["qid"]))]
         if not len(judged):
@@ -100,18 +101,6 @@ def _named_measures(metrics: Iterable[Any]) -> dict[str, Any]:
     if not names:
         raise ValueError("metrics must name at least one measure")
     return {name: measure for measure, name in names.items()}
-
-
-def _grades(qrels: pd.DataFrame) -> np.ndarray:
-    """Return the labels as whole numbers, which trec_eval needs, even if a merge has made them floats."""
-    labels = labels_of(qrels, "qrels")
-    fractions = np.flatnonzero(labels != np.floor(labels))
-    if len(fractions):
-        raise ValueError(
-            f"qrels: the column 'label' holds {labels[fractions[0]]} in row {fractions[0]}: measures are of whole "
-            f"numbers, e.g. 0, 1 and 2"
-        )
-    return labels.astype("int64")
 
 
 class RunFolder:

@@ -53,9 +53,9 @@ class Statistics:
     partner: Mapping[str, str] = field(default_factory=dict)
     test: Test = "t"
     correction: str | None = argument(None, choices=(None, *CORRECTIONS))
-    alpha: float = 0.05
-    margin: float = 0.05
-    confidence: float = 0.95
+    alpha: float = argument(0.05, above=0, below=1)
+    margin: float = argument(0.05, above=0, below=1)
+    confidence: float = argument(0.95, above=0, below=1)
     resamples: int = argument(RESAMPLES, at_least=1)
     seed: int = 42
 
@@ -63,9 +63,6 @@ class Statistics:
         validate(self, "Experiment")
         if not callable(self.test):
             check_arguments("str", choices=TESTS, test=self.test)
-        for name in ("alpha", "margin", "confidence"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)!r} must be between 0 and 1, and neither of them")
         if self.correction is not None and not (self.baseline or self.partner):
             raise ValueError(f"correction={self.correction!r} has no effect without baseline= or partner=")
 

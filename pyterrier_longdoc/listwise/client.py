@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ..common.arguments import check_type
 from ..common.servers import BackendError, ContextOverflowError
 from ..common.store import Store
 from .backends import Backend, CallableBackend, Reply
@@ -77,8 +78,7 @@ class LLMClient:
         tokenizer: Any = None,
         replay_only: bool = False,
     ) -> None:
-        if not callable(llm):
-            raise ValueError(f"llm={llm!r} must be a backend, an LLMClient, or a function from messages to text")
+        check_type(Callable, "a backend, an LLMClient, or a function from messages to text", llm=llm)
         is_backend = hasattr(llm, "model") and hasattr(llm, "settings")
         self.backend: Backend = llm if is_backend else CallableBackend(llm)
         if cache is not None and isinstance(self.backend, CallableBackend) and not self.backend.has_name:

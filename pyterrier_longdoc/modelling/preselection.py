@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..common.arguments import argument, validate
+from ..common.arguments import argument, check_type, validate
 from ..common.citations import Cited
 from ..common.frames import factorize
 from ..common.language import TERM
@@ -104,13 +104,12 @@ def preselection_from_config(config: dict[str, Any], folder: Path) -> Preselecti
     return cls.from_config(arguments, folder)
 
 
-def check_preselection(preselect: object, windows: Windows) -> None:
+def check_preselection(preselect: Preselection | None, windows: Windows) -> None:
     """Raise ValueError if `preselect` is no preselection, or does not suit a model with these windows."""
-    if preselect is None:
-        return
-    if not isinstance(preselect, Preselection):
-        raise ValueError(f"preselect={preselect!r} must be a selector of windows, BM25Windows(3) for instance, or None")
-    preselect.check(windows)
+    rule = "a selector of windows, BM25Windows(3) for instance, or None"
+    check_type(Preselection | None, rule, preselect=preselect)
+    if preselect is not None:
+        preselect.check(windows)
 
 
 @dataclass(frozen=True)
@@ -313,8 +312,7 @@ class KeyBlocks(Preselection):
     blocks: Windows = SentenceWindows(max_tokens=63)  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
-        if not isinstance(self.selector, WindowSelector):
-            raise ValueError(f"KeyBlocks: selector={self.selector!r} must be a selector, BM25Windows(7) for instance")
+        check_type(WindowSelector, "a selector, BM25Windows(7) for instance", selector=self.selector)
 
     @property
     def needs_text(self) -> bool:  # type: ignore[override]

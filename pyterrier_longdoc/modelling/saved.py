@@ -109,7 +109,7 @@ def read_config(name: str | Path, *, revision: str | None = None) -> tuple[Path,
         try:
             folder = Path(huggingface_hub.snapshot_download(str(name), revision=revision, allow_patterns=patterns))
         except LocalEntryNotFoundError as error:
-            raise unreachable(str(name), error.__cause__ or error) from None
+            unreachable(str(name), error.__cause__ or error)
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if config.get("format") != SAVED_FORMAT:

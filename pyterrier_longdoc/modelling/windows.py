@@ -188,11 +188,7 @@ class SlidingWindows(_TokenWindows):
     """
 
     size: int = argument(150, at_least=1)
-    stride: int = argument(75, at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_stride(self.size, self.stride)
+    stride: int = argument(75, at_least=1, at_most="size")
 
     @property
     def overlaps(self) -> bool:
@@ -288,17 +284,13 @@ class SlidingWords(_TextWindows):
 
     Args:
         size: words in a window.
-        stride: words from one window's start to the next one's.
+        stride: words from one window's start to the next one's, at most `size`.
         max_tokens: most tokens in a window; None for what the backbone takes.
     """
 
     size: int = argument(150, at_least=1)
-    stride: int = argument(100, at_least=1)
+    stride: int = argument(100, at_least=1, at_most="size")
     max_tokens: int | None = argument(None, at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_stride(self.size, self.stride)
 
     @property
     def overlaps(self) -> bool:
@@ -354,9 +346,3 @@ def _divide(spans: list[Span], limit: int | None) -> list[Span]:
 def _first_tokens(text: TokenizedText, characters: list[int]) -> list[int]:
     """Return the first token that ends after each character offset (0 for the first one), then the token count."""
     return [0, *text.tokens_before(characters[1:]).tolist(), len(text)]
-
-
-def check_stride(size: int, stride: int, name: str = "stride") -> None:
-    """Raise ValueError for a stride that loses tokens between windows."""
-    if stride > size:
-        raise ValueError(f"{name}={stride} is larger than the size {size}: tokens between windows would be lost")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common.arguments import check_type
 from ..common.presentation import changes, described
 from ..modelling.external import ExternalScorer, Scores
 
@@ -58,11 +59,8 @@ class PairScorer(ExternalScorer):
                 f"a {owner.__name__} of sentence-transformers takes pairs: give ld.PairScorer(lambda queries, texts: "
                 f"model.predict(list(zip(queries, texts)))), or its checkpoint, which can be trained: ld.MaxP('name')"
             )
-        if not callable(self.scorer):
-            raise ValueError(
-                f"scorer={self.scorer!r} must be a function (queries, texts) -> scores, or a PyTerrier transformer "
-                f"that scores rows with query and text"
-            )
+        rule = "a function (queries, texts) -> scores, or a PyTerrier transformer that scores rows with query and text"
+        check_type(Callable, rule, scorer=self.scorer)
 
     def __repr__(self) -> str:
         arguments = [getattr(self.scorer, "__qualname__", None) or described(self.scorer)]

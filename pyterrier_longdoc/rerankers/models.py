@@ -144,8 +144,7 @@ class Birch(KMaxP):
 
     def check(self) -> None:
         super().check()
-        if (self.window_size, self.stride) != (MaxP.window_size, MaxP.stride):
-            raise ValueError("window_size and stride would have no effect: Birch reads sentences; set windows instead")
+        self.refuse("window_size", "stride", why="reads sentences; set windows instead")
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """As `CrossEncoder.transform`; the input needs a `score` column as well."""
@@ -270,10 +269,7 @@ class SeparateReranker(SlidingReranker):
 
     def check(self) -> None:
         super().check()
-        self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", why="reads query and text separately")
-        if resolve_layout(self.layout).shared_budget:
-            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: here each is an input")
+        _check_separate(self, suits=not resolve_layout(self.layout).shared_budget)
 
 
 @dataclass(eq=False, repr=False)
@@ -485,10 +481,7 @@ class TKL(CrossEncoder):
 
     def check(self) -> None:
         super().check()
-        self.refuse("pooling", why="looks at the states of all tokens")
-        self.refuse("template", why="reads query and text separately")
-        if resolve_layout(self.layout).is_for_pairs:
-            raise ValueError(f"layout={self.layout!r} is for a query and a text in one input: in TKL each is an input")
+        _check_separate(self, suits=not resolve_layout(self.layout).is_for_pairs)
         if self.repeat is not None:
             raise ValueError(f"repeat={self.repeat!r} has no place in TKL, which joins windows: omit it")
         windows = self.make_windows()
@@ -498,6 +491,14 @@ class TKL(CrossEncoder):
                 f"GreedyChunks(40), and overlap={self.overlap} for what they see of their neighbours"
             )
         seeded_head(self.head_spec(), 1, self.seed)
+
+
+def _check_separate(model: CrossEncoder, *, suits: bool) -> None:
+    """Refuse arguments of models that read query and text together; `suits` tells whether the layout does."""
+    model.refuse("pooling", why="looks at the states of all tokens")
+    model.refuse("template", why="reads query and text separately")
+    if not suits:
+        raise ValueError(f"layout={model.layout!r} is for a query and a text in one input: here each is an input")
 
 
 PAPERS_OF_ARCHITECTURES: dict[str, tuple[str, ...]] = {

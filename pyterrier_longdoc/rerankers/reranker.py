@@ -7,14 +7,22 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import pandas as pd
 import pyterrier as pt
 import torch
 
-from ..common.arguments import argument, arguments_of, changed_names, check_checkpoint, check_roles, validate
+from ..common.arguments import (
+    argument,
+    arguments_of,
+    changed_names,
+    check_checkpoint,
+    check_roles,
+    check_type,
+    validate,
+)
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
 from ..common.frames import (
@@ -171,18 +179,20 @@ class Reranker(Presented, pt.Transformer):
         self.check_backbone()
         window_fields(self.text_field, self.repeat)
         check_device(self.device)
-        if not isinstance(self.windows, Windows | None):
-            raise ValueError(f"windows={self.windows!r} must be windows, e.g. SlidingWindows(150, 75)")
-        loader = self.text_loader
-        if not (loader is None or isinstance(loader, pt.Transformer) or hasattr(loader, "text_loader")):
-            raise ValueError(
-                f"text_loader={loader!r} must be a transformer that adds the text, or have a method text_loader "
-                f"(as datasets and indexes do)"
-            )
+        check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
+        if not hasattr(self.text_loader, "text_loader"):
+            rule = "a transformer that adds the text, or have a method text_loader (as datasets and indexes do)"
+            check_type(pt.Transformer | None, rule, text_loader=self.text_loader)
 
     def check_backbone(self) -> None:
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
+
+    def refuse(self, *names: str, why: str) -> None:
+        """Raise ValueError if arguments that this class cannot use differ from their defaults."""
+        changes = changed_names(self, names)
+        if changes:
+            raise ValueError(f"{', '.join(changes)} would have no effect: {type(self).__name__} {why}")
 
     def make_windows(self) -> Windows:
         """Return how documents are cut: `windows`, or windows of the given sizes.
@@ -195,17 +205,16 @@ class Reranker(Presented, pt.Transformer):
             return replace(windows, max_windows=self.max_windows, selection=self.selection, seed=self.seed)
         sizes = changed_names(self, WINDOW_ARGUMENTS)
         if sizes:
-            raise ValueError(
-                f"{' and '.join(sizes)} would have no effect next to windows={self.windows!r}: set them in windows, "
-                f"or leave windows out"
-            )
+            self.refuse(*sizes, why=f"has windows={self.windows!r}: set them in windows, or leave windows out")
         return self.windows
 
     def default_windows(self) -> Windows:
         """Return the windows to use without `windows`."""
-        raise NotImplementedError(
-            f"{type(self).__name__} names no windows: use FirstP, MaxP, PARADE, ..., or define its default_windows"
-        )
+        self._lacks("windows", "default_windows")
+
+    def _lacks(self, what: str, method: str) -> NoReturn:
+        name = type(self).__name__
+        raise NotImplementedError(f"{name} names no {what}: use FirstP, MaxP, PARADE, ..., or define its {method}")
 
     def settings(self) -> Settings:
         """Return what is read and how scores are computed, by the current arguments."""
@@ -470,9 +479,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def head_spec(self) -> HeadSpec:
         """Return name and options of the head."""
         if not self.head_name:
-            raise NotImplementedError(
-                f"{type(self).__name__} names no head: use FirstP, MaxP, PARADE, ..., or define its head_spec"
-            )
+            self._lacks("head", "head_spec")
         return self.head_name, {}
 
     def load_backbone(self) -> Backbone:
@@ -528,8 +535,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def check(self) -> None:
         """See the base class."""
         super().check()
-        if not isinstance(self.training, TrainingArgs | None):
-            raise ValueError(f"training={self.training!r} must be TrainingArgs(...), or None for the default recipe")
+        check_type(TrainingArgs | None, "TrainingArgs(...), or None for the default recipe", training=self.training)
         windows, layout = self.make_windows(), resolve_layout(self.layout)
         check_preselection(self.preselect, windows)
         layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
@@ -541,12 +547,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self.runtime != "torch":
             one_encoder = self.encoder_class is WindowEncoder
             check_last_layer(self.runtime, type(self).__name__, one_encoder, self.head_spec()[0])
-
-    def refuse(self, *names: str, why: str) -> None:
-        """Raise ValueError if arguments that this class cannot use differ from their defaults."""
-        changes = changed_names(self, names)
-        if changes:
-            raise ValueError(f"{', '.join(changes)} would have no effect: {type(self).__name__} {why}")
 
     def settings(self) -> Settings:
         """See the base class."""
@@ -571,10 +571,10 @@ class CrossEncoder(Reranker, pt.Estimator):
         if model is None or model.weight_arguments != arguments:
             if model is not None and model.trained:
                 *names, last = arguments
-                raise self._would_lose_training(f"{', '.join(names)} or {last}")
+                self._refuse_change(f"{', '.join(names)} or {last}")
             return self._new_model(head, settings)
         if model.head_spec != head and not exchange_head(model, head, self.seed):
-            raise self._would_lose_training("the aggregation")
+            self._refuse_change("the aggregation")
         model.use(settings)
         return model
 
@@ -590,9 +590,9 @@ class CrossEncoder(Reranker, pt.Estimator):
         values = self.weight_arguments()
         return Model.from_backbone(backbone, head, settings, weight_arguments=values, seed=self.seed, encoder=encoder)
 
-    def _would_lose_training(self, what: str) -> ValueError:
+    def _refuse_change(self, what: str) -> NoReturn:
         name = type(self).__name__
-        return ValueError(
+        raise ValueError(
             f"this {name} holds trained weights, and a change of {what} would lose them: make a new {name}(...) instead"
         )
 
@@ -752,11 +752,8 @@ class CrossEncoder(Reranker, pt.Estimator):
         Raises:
             ValueError: if it is no model of this package, or has another kind of backbone or another vocabulary.
         """
-        if not isinstance(other, Reranker):
-            raise ValueError(
-                f"start_from needs a reranker of this package in memory, not {other!r}; CrossEncoder.load(...) "
-                f"restores a saved one"
-            )
+        rule = "a reranker of this package in memory; CrossEncoder.load(...) restores a saved one"
+        check_type(Reranker, rule, other=other)
         for reranker in (self, other):
             if isinstance(reranker, CrossEncoder):
                 reranker._refuse_external("started from another model, nor another one from it")

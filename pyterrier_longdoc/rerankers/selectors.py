@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ..common.arguments import argument
+from ..common.arguments import argument, check_type
 from ..modelling.preselection import FOLDER, Preselection, TextPairs, WindowSelector
 from ..modelling.tokens import Span
 from .biencoder import BiEncoder
@@ -70,8 +70,7 @@ class EmbeddingWindows(ModelWindows):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.model, BiEncoder):
-            raise ValueError(f"EmbeddingWindows: model={self.model!r} must be a BiEncoder")
+        check_type(BiEncoder, "a BiEncoder", model=self.model)
 
     def to_config(self, folder: Path) -> dict[str, Any]:
         # A bi-encoder is never trained, so its arguments describe it.

@@ -14,6 +14,7 @@ import pandas as pd
 import pyterrier as pt
 from filelock import FileLock
 
+from ..common.arguments import check_type
 from ..common.coverage import Coverage
 from ..common.files import replacing, write_lines
 from ..common.frames import as_strings, check_columns, numbers, with_scores
@@ -87,8 +88,7 @@ def rerank_to_disk(
         RuntimeError: if a block fails; the message names it and its queries. Finished blocks stay.
     """
     arrow()
-    if not isinstance(pipeline, pt.Transformer):
-        raise ValueError(f"pipeline={pipeline!r} must be a transformer, e.g. ld.MaxP(...)")
+    check_type(pt.Transformer, "a transformer, e.g. ld.MaxP(...)", pipeline=pipeline)
     if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard={shard!r} must be (i, n): the i-th of n, i from 0")
     out, candidates = Path(out), Candidates(run, topics)

@@ -174,7 +174,7 @@ def _groups_and_counts(
     sizes = {"used": len(starts), "candidates": len(rows), "relevant": int(np.count_nonzero(labels > 0))}
     trained_on = TrainedOn(**counts, **sizes, without_negative=without_negative)
     if not len(rows):
-        raise nothing_to_learn("train", trained_on, results, qrels)
+        nothing_to_learn("train", trained_on, results, qrels)
     queries = strings(results["query"].iloc[rows[starts]], "query")
     groups = []
     for query, start, end in zip(queries, starts, [*starts[1:], len(rows)], strict=True):

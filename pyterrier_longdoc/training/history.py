@@ -8,9 +8,9 @@ from typing import Any
 import ir_measures
 import pandas as pd
 
+from ..common.frames import integer_labels
 from ..common.measures import measure_named
 from ..common.plots import COLOURS, new_axes
-from .queries import integer_labels
 
 _COLUMNS = ("epoch", "step", "loss", "learning_rate", "documents_per_second", "validation")
 

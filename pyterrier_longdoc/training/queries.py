@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 import pandas as pd
 
-from ..common.frames import as_strings, check_columns, labels_of
+from ..common.frames import as_strings, check_columns, integer_labels, labels_of
 
 
 class LeftOutWarning(UserWarning):
@@ -86,14 +87,14 @@ def labels_and_counts(
     }
 
 
-def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels: pd.DataFrame) -> ValueError:
-    """Return the error for no query to train or validate on: counts by reason, and ids of both frames."""
+def nothing_to_learn(task: str, counts: TrainedOn, results: pd.DataFrame, qrels: pd.DataFrame) -> NoReturn:
+    """Raise ValueError for no query to train or validate on: counts by reason, and ids of both frames."""
     ids = [
         f"the {name} have {column}s such as {', '.join(map(repr, frame[column].unique()[:3].tolist())) or 'none'}"
         for column in ("qid", "docno")
         for name, frame in (("candidates", results), ("qrels", qrels))
     ]
-    return ValueError(
+    raise ValueError(
         f"there is nothing to {task} on: of {counts.queries} queries {counts.left_out or 'none'}; check ids and labels "
         f"or retrieve deeper: {', '.join(ids)}"
     )
@@ -106,17 +107,8 @@ def check_validation(results: pd.DataFrame, qrels: pd.DataFrame) -> int:
     used, relevant = counts["queries"] - counts["unjudged"], int(np.count_nonzero(labels >= 1))
     if not relevant:
         validated_on = TrainedOn(**counts, used=used, candidates=len(results), relevant=relevant)
-        raise nothing_to_learn("validate", validated_on, results, qrels)
+        nothing_to_learn("validate", validated_on, results, qrels)
     return used
-
-
-def integer_labels(qrels: pd.DataFrame, owner: str) -> np.ndarray:
-    """Return the labels as integers, as measures take them; refuse others."""
-    labels = labels_of(qrels, owner)
-    fractions = labels[labels % 1 != 0]
-    if len(fractions):
-        raise ValueError(f"{owner}: measures take whole numbers as labels, not {fractions[0]:g}: round or scale them")
-    return labels.astype(int)
 
 
 def _keys(frame: pd.DataFrame) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from ..common.arguments import argument, check_arguments, validate
+from ..common.arguments import argument, check_arguments, check_type, validate
 from ..common.measures import measure_named
 from ..common.presentation import ShowsChanges, described
 from .losses import LOSSES
@@ -160,8 +160,8 @@ class TrainingArgs(ShowsChanges):
         by_prefix = isinstance(rates, Mapping) and "" in rates
         if not by_prefix or not all(isinstance(rate, Real) and 0 <= rate < inf for rate in rates.values()):
             raise ValueError(f"TrainingArgs: learning_rates={rates!r} must be rates by prefix, with '' for all others")
-        if not (self.augment is None or callable(self.augment)) or not isinstance(self.lora, Lora | None):
-            raise ValueError(f"TrainingArgs: augment={self.augment!r} must be a function, lora={self.lora!r} a Lora")
+        check_type(Callable | None, "a function", augment=self.augment)
+        check_type(Lora | None, "Lora(...)", lora=self.lora)
         if LOSSES[self.loss].pairs and self.sampling != "pairs":
             raise ValueError(f"loss={self.loss!r} compares positives with negatives: it needs sampling='pairs'")
         trackers = (self.trackers,) if isinstance(self.trackers, str) else tuple(self.trackers)

@@ -180,14 +180,15 @@ def _validation_qids(
         return set()
     if validation == NEXT_FOLD:
         validation_qids, pool = next_fold, list(qids)
-    elif not isinstance(validation, Real) or not 0 < validation < 1:
-        raise ValueError(f"validation={validation!r} must be {NEXT_FOLD!r} or a share between 0 and 1")
-    else:
+    elif isinstance(validation, Real) and 0 < validation < 1:
         judged = set(qrels["qid"])
         pool = [qid for qid in qids if qid in judged]
         validation_qids = set(Random(seed).sample(pool, max(1, round(float(validation) * len(pool)))))
+    else:
+        validation_qids, pool = set(), []
     if not validation_qids or len(validation_qids) >= len(pool):
-        raise ValueError(f"validation={validation!r} leaves no queries for training or for validation")
+        rule = f"{NEXT_FOLD!r} or a share between 0 and 1, and leave queries for training and for validation"
+        raise ValueError(f"validation={validation!r} must be {rule}")
     return validation_qids
 
 

@@ -1,9 +1,5 @@
 """What all plots have in common."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -43,19 +39,3 @@ def test_a_long_legend_leaves_room_for_the_axes():
         axes.figure.draw_without_rendering()
         heights.append(axes.bbox.height)
     assert heights[1] > 0.9 * heights[0]
-
-
-def test_without_a_display(tmp_path):
-    pytest.importorskip("matplotlib")
-    code = f"""
-import numpy as np
-from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.experiment import ExperimentResults
-
-results = ExperimentResults({{"a": np.full((1, 3, 1), 0.5)}}, {{"a": [None]}}, ["1", "2", "3"], ["AP"])
-axes = PositionEffectiveness({{"early": results, "late": results}}).plot()
-axes.figure.savefig({str(tmp_path / "picture.png")!r})
-"""
-    without = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MPLBACKEND")}
-    subprocess.run([sys.executable, "-c", code], env=without, check=True)
-    assert (tmp_path / "picture.png").stat().st_size > 1000

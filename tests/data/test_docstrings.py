@@ -1,7 +1,6 @@
 import gzip
 import json
 
-import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.common.language import count_tokens
@@ -268,21 +267,3 @@ def test_folder_that_cannot_be_written_is_no_error(home, installed, caplog):
     (home / "longdoc").write_text("a file where the folder should be")
     assert DocstringsDataset().entries == collect({"pkg": installed})
     assert "cannot be kept" in caplog.text
-
-
-# ---------------------------------------------------------------- what is installed
-
-
-@pytest.mark.slow
-def test_the_installed_collection():
-    dataset = pt.get_dataset("longdoc:docstrings")
-    assert {"stdlib", "numpy", "pandas", "torch", "transformers"} <= set(dataset.versions)
-    topics, qrels = dataset.topics, dataset.qrels
-    assert len(topics) > 3000
-    assert topics["query"].str.casefold().is_unique
-    assert qrels["docno"].is_unique
-    texts = dataset.text_loader()(qrels)["text"]
-    assert texts.str.split().str.len().min() >= 50
-    assert not any(q.casefold() in t.casefold() for q, t in zip(topics["query"], texts, strict=True))
-    assert 0.65 < len(dataset.get_topics("train")) / len(topics) < 0.75
-    assert 100 < len(dataset.get_topics("test-long")) < len(dataset.get_topics("test"))

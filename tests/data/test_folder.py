@@ -1,7 +1,6 @@
 import json
 
 import pandas as pd
-import pyterrier as pt
 import pytest
 
 from pyterrier_longdoc.data import FolderDataset
@@ -81,11 +80,3 @@ def test_a_malformed_file_breaks_no_other(folder):
     for file in folder.iterdir():
         file.write_text("malformed\n1\thow\n" if file.name != "topics.tsv" else "1\thow\n")
     assert FolderDataset(folder).get_topics().values.tolist() == [["1", "how"]]
-
-
-def test_a_real_collection(time_collection):
-    dataset = pt.get_dataset(f"longdoc:folder:{time_collection}")
-    topics, qrels = dataset.get_topicsqrels()
-    assert (len(dataset.documents), len(topics), len(qrels)) == (423, 83, 324)
-    assert set(qrels["docno"]) - set(dataset.documents) == {"424", "425"}
-    assert set(qrels["qid"]) <= set(topics["qid"])

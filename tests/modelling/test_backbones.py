@@ -17,6 +17,7 @@ from transformers import BartConfig, BertConfig
 from pyterrier_longdoc.modelling.backbones.load import build_backbone, load_backbone
 from pyterrier_longdoc.modelling.encoder import WindowEncoder
 from pyterrier_longdoc.modelling.heads import build_head
+from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
 from pyterrier_longdoc.modelling.windows import GreedyChunks, SlidingWindows
 
 from ..support import scorers, tiny
@@ -233,6 +234,27 @@ def test_parameters_are_as_many_as_in_the_papers(classifier):
         found = {key: count(WindowEncoder(backbone)) + count(head) for key, head in heads.items()}
     # The papers' counts include BERT's pooler, which no model on a plain encoder uses.
     assert found == {key: number if classifier else number - POOLER for key, number in COUNTS.items()}
+
+
+def minilm(layers):
+    """The configuration of cross-encoder/ms-marco-MiniLM-L2/4/6-v2."""
+    return BertConfig(hidden_size=384, intermediate_size=1536, num_hidden_layers=layers).to_dict()
+
+
+def test_models_of_several_checkpoints_have_as_many_too():
+    """PARADE Transf-PRETR-L6 and -L4 of Boytsov et al. 2022, and LATEIR of 2025, with two layers of interaction."""
+    unused = 30_522 * 384 + 384 * 384 + 384  # words and pooler of a MiniLM
+    with torch.device("meta"):
+        for layers, published in ((6, 132_491_905), (4, 128_942_977)):
+            options = {"aggregator": minilm(layers)}
+            one, queries = (build_head(f"parade-transformer{of}", 768, **options) for of in ("", "-query"))
+            apart = build_head("parade-transformer-query", 768, separate_projection=True, **options)
+            found = [BERT + POOLER + count(head) + unused for head in (one, queries, apart)]
+            assert found == [published, published, published + 768 * 384 + 384]
+        description = {"config": BertConfig().to_dict(), "cross_encoder": False, "interaction": minilm(2)}
+        late = build_late_backbone(description, tiny.tokenizer())
+        head = build_head("parade-transformer", late.hidden_size, aggregator=minilm(6))
+        assert count(LateInteractionEncoder(late)) + count(head) + POOLER + 2 * unused == 148_108_033
 
 
 def lose(weight, labels=1):

@@ -73,16 +73,6 @@ def covered(spans):
     return set().union(*(range(a, b) for a, b in spans))
 
 
-def test_numbers_of_windows_that_the_papers_have():
-    # Checked against FlexNeuART: windows of a document of 1,431 tokens by size and stride.
-    counts = {
-        **{(150, 75): 19, (150, 100): 14, (150, 50): 27, (150, 25): 53},
-        **{(75, 50): 29, (300, 200): 7, (35, 25): 57, (477, 477): 3},
-    }
-    assert {key: len(SlidingWindows(*key)(range(1431))) for key in counts} == counts
-    assert len(SlidingWindows(150, 100)(range(477))) == 5
-
-
 @given(length=st.integers(0, 3000), size=st.integers(1, 200), data=st.data())
 def test_sliding_windows_follow_the_formula_and_cover_everything(length, size, data):
     stride = data.draw(st.integers(1, size))

@@ -52,7 +52,7 @@ TRANSFORMER = {"aggregation": "transformer"}
 WRONG: dict[Any, list[tuple[dict[str, Any], str]]] = {
     ld.MaxP: [
         *OF_ALL,
-        ({"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size and stride would"),
+        ({"windows": ld.SlidingWords(), "window_size": 40, "stride": 30}, "window_size, stride would"),
         *(({"window_size": value}, "window_size|size=") for value in (0, 0.5, 40.0, None)),
         *(({"stride": value}, "stride") for value in (0, None, 151)),
         ({"training": {}}, "training"),

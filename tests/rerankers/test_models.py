@@ -1,4 +1,4 @@
-"""What each class is: windows and heads, LongP's architectures, numbers of parameters."""
+"""What each class is: windows and heads, LongP's architectures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import BertConfig
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.arguments import arguments_of
 from pyterrier_longdoc.modelling import templates
-from pyterrier_longdoc.modelling.backbones.load import build_backbone
-from pyterrier_longdoc.modelling.encoder import WindowEncoder
-from pyterrier_longdoc.modelling.heads import build_head
-from pyterrier_longdoc.modelling.late_interaction import LateInteractionEncoder, build_late_backbone
 from pyterrier_longdoc.training import evaluate
 
 from ..support import tiny, tiny_long
@@ -345,47 +340,3 @@ def test_pooling_scores_the_raw_state_of_a_cross_encoder(name, tmp_path):
     np.testing.assert_allclose(scores(ld.CrossEncoder.load(tmp_path / "saved"), texts), found, rtol=1e-5)
     with pytest.raises(ValueError, match="backbone and pooling"):
         model.start_from(other)
-
-
-# Numbers of parameters of the papers' configurations, counted without weights (on the meta device). The papers count
-# tables of words and poolers that are never read, which this package drops.
-
-H, A = 768, 384
-BERT = BertConfig().to_dict()
-POOLER, POOLER_A, WORDS_A = H * H + H, A * A + A, 30522 * A
-
-
-def minilm(layers: int) -> dict:
-    """The configuration of cross-encoder/ms-marco-MiniLM-L2/4/6-v2."""
-    sizes = {"hidden_size": A, "intermediate_size": 4 * A, "num_attention_heads": 12, "num_hidden_layers": layers}
-    return BertConfig(**sizes).to_dict()
-
-
-def count(*modules: torch.nn.Module) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
-
-
-def parade(head: str = "parade-transformer", **options) -> int:
-    """PARADE over BERT-base."""
-    with torch.device("meta"):
-        backbone = build_backbone({"config": BERT, "cross_encoder": False}, None)
-        return count(WindowEncoder(backbone), build_head(head, H, **options))
-
-
-@pytest.mark.parametrize(("layers", "published"), [(6, 132_491_905), (4, 128_942_977)])
-def test_pre_trained_aggregators(layers, published):
-    """PARADE Transf-PRETR-L6 and -L4: 132M and 128M in Boytsov et al. 2022; -Q: 295,296 more if projected apart."""
-    number = parade(aggregator=minilm(layers))
-    assert number + POOLER + WORDS_A + POOLER_A == published
-    assert parade("parade-transformer-query", aggregator=minilm(layers)) == number
-    separate = parade("parade-transformer-query", aggregator=minilm(layers), separate_projection=True)
-    assert separate - number == H * A + A == 295_296
-
-
-def test_late_interaction():
-    """PARADE-LATEIR: 148M in Boytsov et al. 2025, which is that of an interaction with two layers."""
-    with torch.device("meta"):
-        description = {"config": BERT, "cross_encoder": False, "interaction": minilm(2)}
-        backbone = build_late_backbone(description, tiny.tokenizer())
-        head = build_head("parade-transformer", backbone.hidden_size, aggregator=minilm(6))
-        assert count(LateInteractionEncoder(backbone), head) + POOLER + 2 * (WORDS_A + POOLER_A) == 148_108_033

@@ -12,7 +12,7 @@ import pytest
 import pyterrier_longdoc as ld
 
 from ..support import tiny
-from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, SYSTEMS, make, scores, slow_but
+from ..support.systems import CROSS_ENCODERS, QRELS, QUIET, REPRESENTATIVE, make, scores, slow_but
 
 pytestmark = QUIET
 
@@ -74,23 +74,6 @@ def test_a_sum_with_the_first_stage(results):
     np.testing.assert_allclose(merged["score"], 2.5 * first_stage + merged["score_neural"], atol=1e-6)
     assert merged["window_scores"].tolist() == merged["window_scores_neural"].tolist()
     assert merged["best_start"].dtype == "int64"
-
-
-@pytest.mark.parametrize("names", slow_but([REPRESENTATIVE], [REPRESENTATIVE, tuple(SYSTEMS)]), ids=len)
-def test_experiment_plans_agree(names, all_loaded):
-    start = FIRST_STAGE >> LOADER
-    pipelines = [FIRST_STAGE, *(start >> all_loaded[name] for name in names)]
-    plans = (("linear", None), ("tree", None), ("linear", 1))
-    tables = [
-        pt.Experiment(
-            pipelines, TOPICS, QRELS, ["ndcg_cut_10", "recip_rank"], plan=plan, validate="error", batch_size=size
-        )
-        for plan, size in plans
-    ]
-    pd.testing.assert_frame_equal(tables[0], tables[1])
-    pd.testing.assert_frame_equal(tables[0], tables[2])
-    assert tables[0]["ndcg_cut_10"].between(0.01, 1).all()
-    assert all(repr(all_loaded[name]) in shown for name, shown in zip(names, tables[0]["name"][1:], strict=True))
 
 
 def test_models_are_equal_to_themselves_alone(all_loaded):

@@ -27,15 +27,7 @@ class BackToFront(Schedule):
     papers: ClassVar[tuple[str, ...]] = ("sun-2023-is",)
 
     window: int = argument(20, at_least=2)
-    stride: int = argument(10, at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.stride >= self.window:
-            raise ValueError(
-                f"stride={self.stride} must be smaller than window={self.window}: documents move up only where windows "
-                f"overlap"
-            )
+    stride: int = argument(10, at_least=1, below="window")  # documents move up only where windows overlap
 
     def windows(self, n: int) -> list[tuple[int, int]]:
         """Return start and end of each window over `n` documents, in the order of the prompts; one document needs none.

@@ -32,13 +32,8 @@ class TopDown(Schedule):
     papers: ClassVar[tuple[str, ...]] = ("parry-2024-top",)
 
     window: int = argument(20, at_least=2)
-    pivot: int = argument(10, at_least=1)
+    pivot: int = argument(10, at_least=1, below="window")
     budget: int | None = argument(20, at_least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.pivot < self.window:
-            raise ValueError(f"pivot={self.pivot} must be smaller than window={self.window}")
 
     def rank(self, n: int) -> Rounds:
         """Rank; without an answer the first window keeps its order, and a partition stays behind."""

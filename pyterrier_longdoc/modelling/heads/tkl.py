@@ -15,7 +15,6 @@ from torch import nn
 
 from ...common.arguments import check_arguments
 from ..inputs import Encoded
-from ..windows import check_stride
 from .base import TokenHead
 
 MEANS = (1.0, 0.9, 0.7, 0.5, 0.3, 0.1, -0.1, -0.3, -0.5, -0.7, -0.9)
@@ -56,10 +55,8 @@ class TklHead(TokenHead, name="tkl"):
         self, hidden_size: int, *, region_size: int = 30, region_stride: int = 2, best_regions: int = 3
     ) -> None:
         super().__init__(hidden_size, len(MEANS))
-        check_arguments(
-            "int", at_least=1, region_size=region_size, region_stride=region_stride, best_regions=best_regions
-        )
-        check_stride(region_size, region_stride, "region_stride")
+        check_arguments("int", at_least=1, region_size=region_size, best_regions=best_regions)
+        check_arguments("int", at_least=1, at_most=region_size, region_stride=region_stride)
         self.size, self.stride, self.best = region_size, region_stride, best_regions
         self.salience = nn.Linear(hidden_size, 1, bias=False)
         self.norm = nn.LayerNorm(2)
