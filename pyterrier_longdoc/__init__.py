@@ -42,9 +42,10 @@ _PUBLIC = {
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],
     "scale": ["distributed"],
-    "data": ["far_relevant", "read_far_relevant", "needle"],
+    "data": ["far_relevant", "read_far_relevant", "from_passage_qrels", "needle"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
+        "evidence_recall",
     ],
     "analysis.invariance": ["check_invariance"],
     "analysis.show": ["show"],

@@ -67,21 +67,24 @@ def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
     index = pisa.PisaIndex(str(folder), text_field="text", overwrite=True)
     with _without_log():
         index.index(documents)
-    return index.bm25(num_results=depth)
+        return index.bm25(num_results=depth)
 
 
 @contextmanager
 def _without_log() -> Iterator[None]:
     """Drop the log of PISA, which goes past Python's own streams."""
     sys.stdout.flush()
-    stdout = os.dup(1)
+    sys.stderr.flush()
+    copies = {stream: os.dup(stream) for stream in (1, 2)}
     with open(os.devnull, "w") as null:
-        os.dup2(null.fileno(), 1)
+        for stream in copies:
+            os.dup2(null.fileno(), stream)
     try:
         yield
     finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        for stream, copy in copies.items():
+            os.dup2(copy, stream)
+            os.close(copy)
 
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:

@@ -210,8 +210,9 @@ class Collection(pt.datasets.Dataset):
 
     def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
         """Return topics and qrels of a variant; None for a missing one."""
-        topics = self.get_topics() if self._describe_component("topics") else None
-        return topics, self.get_qrels() if self._describe_component("qrels") else None
+        variant = split if split in self.splits else None
+        topics = self.get_topics(variant) if self._describe_component("topics") else None
+        return topics, self.get_qrels(variant) if self._describe_component("qrels") else None
 
     def _first_tokens(self, split: str) -> dict[str, float]:
         return dict.fromkeys(("first_min", "first_mean", "first_max"), np.nan)
@@ -399,8 +400,9 @@ class PositionedCollection(Collection):
         variant = variant or self._default
         if variant is None:
             return frame.copy()
-        check_arguments("str", repr(self), choices=[None, *self.parts.splits], variant=variant)
-        return frame[frame["qid"].isin(set(self.parts.splits[variant]))].reset_index(drop=True)
+        splits = self.splits
+        check_arguments("str", repr(self), choices=[None, *splits], variant=variant)
+        return frame[frame["qid"].isin(set(splits[variant]))].reset_index(drop=True)
 
     def _describe_component(self, component: str) -> bool | list[str] | None:
         if component in ("topics", "qrels"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from ..common.files import checked_row, read_jsonl, read_lines
+from ..common.language import token_counter
 from .collection import CollectionParts, Documents, PositionedCollection
-from .rows import judged_lines, qrels_frame, topics_frame, unique_rows
+from .rows import check_field, judged_lines, qrels_frame, recount, topics_frame, unique_rows
 
 _LAYOUT = "docs.jsonl (docno, text[, title]), topics.tsv (qid<tab>query) and qrels.txt (qid iteration docno label)"
 
@@ -23,20 +24,23 @@ class FolderDataset(PositionedCollection):
     ``docs.jsonl``          one JSON object a line: ``docno``, ``text`` and perhaps ``title``
     ``topics.tsv``          ``qid <tab> query``, no header
     ``qrels.txt``           TREC: ``qid iteration docno label``
+    ``spans.jsonl``         `gold`: ``qid``, ``docno``, ``start``, ``end`` (half-open character offsets)
+    ``splits.tsv``          variants of topics and qrels: ``qid <tab> variant``, no header
     ======================  =================================================================
 
-    Files are UTF-8 and read at the first use; blank lines are skipped. Qrels may judge documents that are
-    not in ``docs.jsonl``, as TREC's often do. A document without a title has the title ``""`` where others
-    have one. ``docs.jsonl`` must be there; the other two files may be missing until they are read. ValueError at the
-    first use if a line is malformed, or two different rows have one docno or qid.
+    Files are UTF-8 and read at the first use; blank lines and other fields are skipped. Qrels may judge documents that
+    are not in ``docs.jsonl``, as TREC's often do. A document without a title has the title ``""`` where others
+    have one. Only ``docs.jsonl`` must be there; topics and qrels may be missing until they are read. ValueError at the
+    first use if a line is malformed, two different rows have one docno or qid, or a span is outside of its text.
 
     Args:
         path: of the folder.
+        tokenizer: counts the tokens of lengths and positions, see `token_counter`.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, tokenizer: Any = None) -> None:
         self.path = Path(path).expanduser()
-        super().__init__(self.path.name, CollectionParts({}, topics_frame(()), qrels_frame(())))
+        super().__init__(self.path.name, CollectionParts({}, topics_frame(()), qrels_frame(())), tokenizer=tokenizer)
         self._file("docs.jsonl")
 
     @cached_property
@@ -49,13 +53,27 @@ class FolderDataset(PositionedCollection):
     @cached_property
     def topics(self) -> pd.DataFrame:
         """All topics, `qid` and `query`."""
-        rows = unique_rows(_read_topics(self._file("topics.tsv")), "qid")
+        rows = unique_rows(_read_pairs(self._file("topics.tsv"), "query"), "qid")
         return topics_frame((qid, row["query"]) for qid, row in rows.items())
 
     @cached_property
     def qrels(self) -> pd.DataFrame:
         """All judgements, `qid`, `docno` and `label`."""
         return qrels_frame(judged_lines(self._file("qrels.txt")))
+
+    @cached_property
+    def splits(self) -> dict[str, list[str]]:
+        """The variants of topics and qrels, with their qids; empty without ``splits.tsv``."""
+        file = self.path / "splits.tsv"
+        rows = unique_rows(_read_pairs(file, "variant"), "qid") if file.is_file() else {}
+        variant_of = pd.Series({qid: row["variant"] for qid, row in rows.items()}, dtype=str)
+        return {str(variant): list(qids) for variant, qids in variant_of.groupby(variant_of, sort=False).groups.items()}
+
+    def gold_rows(self) -> Iterable[tuple[Any, ...]]:
+        """Return the rows of `gold`, of ``spans.jsonl``."""
+        file = self.path / "spans.jsonl"
+        spans = _read_spans(file, self.documents) if file.is_file() else ()
+        return recount(spans, self.documents, token_counter(self.tokenizer))
 
     def _topics_and_qrels(self, split: str) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
         return super(PositionedCollection, self)._topics_and_qrels(split)  # as files may be missing
@@ -68,7 +86,9 @@ class FolderDataset(PositionedCollection):
 
     def _describe_component(self, component: str) -> bool | list[str] | None:
         file = {"corpus": "docs.jsonl", "topics": "topics.tsv", "qrels": "qrels.txt"}.get(component)
-        return True if file and (self.path / file).is_file() else None
+        if not (file and (self.path / file).is_file()):
+            return None
+        return True if component == "corpus" else list(self.splits) or True
 
     def __repr__(self) -> str:
         return f"FolderDataset({str(self.path)!r})"
@@ -80,9 +100,19 @@ def _read_documents(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, {name: row[name] for name in ("docno", "text", "title") if name in row}
 
 
-def _read_topics(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_pairs(file: Path, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for where, line in read_lines(file):
-        qid, query = (part.strip() for part in line.partition("\t")[::2])
-        if not (qid and query):
-            raise ValueError(f"{where}: expected 'qid<tab>query', got {line[:80]!r}")
-        yield where, {"qid": qid, "query": query}
+        qid, value = (part.strip() for part in line.partition("\t")[::2])
+        if not (qid and value):
+            raise ValueError(f"{where}: expected 'qid<tab>{name}', got {line[:80]!r}")
+        yield where, {"qid": qid, name: value}
+
+
+def _read_spans(file: Path, documents: Documents) -> Iterator[tuple[Any, ...]]:
+    for where, row in read_jsonl(file, ("qid", "docno")):
+        docno, start, end = row["docno"], row.get("start"), row.get("end")
+        check_field(docno in documents, where, "docno", "be one of docs.jsonl", docno)
+        size = len(documents[docno]["text"])
+        is_span = isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= size
+        check_field(is_span, where, "end", f"come after 'start', both within the {size} characters", (start, end))
+        yield row["qid"], docno, start, end, 0, 0, "", ""

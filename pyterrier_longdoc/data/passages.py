@@ -21,12 +21,8 @@ _BATCH = 2048  # texts that are tokenized at once
 def read_source(
     passages: Any, topics: pd.DataFrame | None, qrels: pd.DataFrame | None, variant: str | None, min_label: int
 ) -> tuple[Iterable[Mapping[str, Any]], pd.DataFrame, pd.DataFrame]:
-    """Find passages (dicts), topics and their relevant pairs: `qid, docno`, each once."""
-    if isinstance(passages, str):
-        try:
-            passages = pt.get_dataset(passages)
-        except KeyError:
-            passages = pt.get_dataset(f"irds:{passages}")
+    """Find passages (dicts), topics and their relevant pairs: `qid, docno, label`, each once."""
+    passages = find_source(passages)
     if hasattr(passages, "get_corpus_iter"):
         topics = passages.get_topics(variant) if topics is None else topics
         qrels = passages.get_qrels(variant) if qrels is None else qrels
@@ -38,7 +34,15 @@ def read_source(
     check_columns(topics, ("qid", "query"), "topics")
     columns = [name for name in ("qid", "query", "split") if name in topics]
     topics = topics[columns].astype(str).reset_index(drop=True)
-    return passages, topics, relevant_pairs(topics, qrels, min_label)[["qid", "docno"]]
+    return passages, topics, relevant_pairs(topics, qrels, min_label)
+
+
+def find_source(source: Any) -> Any:
+    """Return the dataset of a name, PyTerrier's or of ir_datasets; anything else as it is."""
+    try:
+        return pt.get_dataset(source) if isinstance(source, str) else source
+    except KeyError:
+        return pt.get_dataset(f"irds:{source}")
 
 
 class TextSpool:

@@ -15,6 +15,7 @@ from .docstrings import SPLITS, DocstringsDataset, split_of
 from .far_relevant import far_relevant
 from .far_relevant_files import read_far_relevant
 from .folder import FolderDataset
+from .gold import read_squad
 from .html import DecodedDataset
 from .needle import LENGTHS, needle, passkey
 from .published import read_bright, read_colder, read_fineweb_posq, read_longembed, read_mldr, read_squad_posq
@@ -104,6 +105,7 @@ _BY_NAME: dict[str, Callable[[], pt.datasets.Dataset]] = {
 }
 _BY_ARGUMENT: dict[str, tuple[str, Callable[[str], pt.datasets.Dataset]]] = {
     "folder": ("PATH", FolderDataset),
+    "squad": ("PATH", read_squad),
     "far-relevant": ("PATH", read_far_relevant),
     "longembed": ("PATH", read_longembed),
     "bright": ("DOMAIN:PATH", _bright),
@@ -123,7 +125,7 @@ class LongDocDatasetProvider(pt.datasets.DatasetProvider):
 
         Args:
             name: one of `list_dataset_names`, which is read at first use; ``folder:PATH`` for a collection of your own;
-                ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
+                ``squad:PATH``, ``far-relevant:PATH``, ``longembed:PATH``, ``bright:DOMAIN:PATH``, ``mldr:PATH``,
                 ``squad-posq:PATH``, ``fineweb-posq:PATH`` and ``colder:PATH`` for published files; or ``irds:NAME``
                 for a dataset of ir_datasets, its documents decoded.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class SpooledDocuments(Mapping[str, Mapping[str, str]]):
 
 def recount(gold: Iterable[tuple[Any, ...]], documents: Documents, count: Counter) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `PositionedCollection.gold` with `first_token` and `length` by this counter."""
+    # Many questions share a passage. The space before it belongs to its first token, where tokens have spaces.
+    before = cache(lambda docno, start: count([documents[docno]["text"][:start].rstrip()])[0])
+    length = cache(lambda docno: count([documents[docno]["text"]])[0])
     for qid, docno, start, end, _, _, position, passage in gold:
-        text = documents[docno]["text"]
-        # The space before a passage belongs to its first token, where tokens have spaces.
-        yield qid, docno, start, end, *count([text[:start].rstrip(), text]), position, passage
+        yield qid, docno, start, end, before(docno, start), length(docno), position, passage

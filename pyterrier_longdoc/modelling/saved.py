@@ -72,7 +72,7 @@ def save_model(
             "built_from": model.head.built_from(),
             "ready": model.ready,
         },
-        **({} if adapter is None else {"adapter": {"base": adapter.base}}),
+        **({} if adapter is None else {"adapter": {"base": adapter.base, "upon": adapter.upon}}),
     }
     texts = {
         "config.json": _pretty(config),
@@ -175,57 +175,75 @@ def _json(content: Any, **options: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A model as a difference from its backbone.
+    """A model as a difference from its backbone, or from the encoder of another adapter on it, `upon`.
 
     After training with LoRA each matrix differs from the backbone's by a product `B A` of low rank. These products and
-    the few weights outside the backbone take one or two megabytes instead of ninety.
+    the few weights outside the backbone take one or two megabytes instead of ninety. After training all weights a
+    matrix takes one byte a weight, and models that go on from one encoder share its difference.
     """
 
     tensors: dict[str, torch.Tensor]
     base: str
+    upon: str | None = None
 
     @classmethod
-    def of(cls, model: Model, untrained: Model, *, rank: int, largest_error: float) -> Adapter:
+    def of(
+        cls, model: Model, untrained: Model, *, rank: int | None, largest_error: float, upon: str | None = None
+    ) -> Adapter:
         """Return the changes by training since `untrained`, the same model before it; see `compress`."""
-        base = _pretrained(untrained)
+        pretrained = _pretrained(untrained)
+        base = pretrained if upon is None else _with_encoder_of(upon, pretrained)
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        return cls(compress(state, base, rank=rank, largest_error=largest_error), fingerprint(base))
+        tensors = compress(state, base, rank=rank, largest_error=largest_error)
+        return cls(tensors, fingerprint(pretrained), upon)
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
     """Add an adapter to an untrained model; ValueError if it was made for other weights."""
-    pretrained = _pretrained(model)
-    if fingerprint(pretrained) != config["adapter"]["base"]:
+    base, upon = _pretrained(model), config["adapter"].get("upon")
+    if fingerprint(base) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
-    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), pretrained), strict=True)
+    if upon is not None:
+        base = _with_encoder_of(upon, base)
+    model.load_state_dict(restore(load_file(folder / ADAPTER_FILE), base), strict=True)
 
 
 def _pretrained(model: Model) -> dict[str, torch.Tensor]:
     """Return the weights that LoRA adapts: those of the backbone and of a pre-trained aggregator."""
-    prefixes = ("encoder.backbone.", *(f"head.{name}." for name in model.head.pretrained()))
+    prefixes = (_ENCODER, *(f"head.{name}." for name in model.head.pretrained()))
     return {name: value.cpu() for name, value in model.state_dict().items() if name.startswith(prefixes)}
 
 
-_B, _A = "::B", "::A"
+def _with_encoder_of(adapter: str, base: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights with the encoder of a saved adapter in place of the backbone's."""
+    folder, _ = read_config(adapter)
+    differences = load_file(folder / ADAPTER_FILE)
+    return restore({name: value for name, value in differences.items() if name.startswith(_ENCODER)}, base)
+
+
+_ENCODER = "encoder.backbone."
 
 
 def compress(
-    state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], *, rank: int, largest_error: float
+    state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], *, rank: int | None, largest_error: float
 ) -> dict[str, torch.Tensor]:
-    """Return the difference between two states, with matrices as fp16 factors of low rank.
+    """Return the difference between two states, with matrices as fp16 factors of low rank, or as rows of bytes.
 
-    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`; other changed weights, and those not in
-    `base`, stay whole. ValueError if a difference loses more than `largest_error`, relative to its norm.
+    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`, without a rank `name::rows (m, n)` int8 and
+    `name::scales (m, 1)`; other changed weights, and those not in `base`, stay whole. ValueError if a difference loses
+    more than `largest_error`, relative to its norm.
     """
     differences: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         if name not in base:
             differences[name] = _half(value)
         elif not torch.equal(value, base[name]):
-            if value.ndim == 2:
-                differences |= _factors(name, value.double() - base[name].double(), rank, largest_error)
-            else:
+            if value.ndim != 2:
                 differences[name] = _half(value)
+            elif rank is None:
+                differences |= _bytes(name, value - base[name])
+            else:
+                differences |= _factors(name, value.double() - base[name].double(), rank, largest_error)
     return differences
 
 
@@ -233,13 +251,12 @@ def restore(differences: Mapping[str, torch.Tensor], base: Mapping[str, torch.Te
     """Return all weights of the model: those of `base` with the differences from `compress`."""
     state = dict(base)
     for name, value in differences.items():
-        if name.endswith(_A):
-            continue
-        if name.endswith(_B):
-            matrix = name.removesuffix(_B)
-            difference = value.float() @ differences[matrix + _A].float()
-            state[matrix] = base[matrix] + difference
-        else:
+        matrix, _, kind = name.partition("::")
+        if kind == "B":
+            state[matrix] = base[matrix] + value.float() @ differences[matrix + "::A"].float()
+        elif kind == "rows":
+            state[matrix] = base[matrix] + value.float() * differences[matrix + "::scales"]
+        elif not kind:
             state[name] = value.to(base[name].dtype) if name in base else value.float()
     return state
 
@@ -255,7 +272,13 @@ def _factors(name: str, difference: torch.Tensor, rank: int, largest_error: floa
             f"the difference of {name!r} from the backbone is not of rank {rank} ({percent(error, 0)} would be lost): "
             f"raise rank or largest_error, or save the whole model with save()"
         )
-    return {name + _B: b, name + _A: a}
+    return {f"{name}::B": b, f"{name}::A": a}
+
+
+def _bytes(name: str, difference: torch.Tensor) -> dict[str, torch.Tensor]:
+    scales = difference.float().abs().amax(dim=1, keepdim=True) / 127
+    rows = (difference / scales.clamp_min(torch.finfo(torch.float32).tiny)).round().to(torch.int8)
+    return {f"{name}::rows": rows.contiguous(), f"{name}::scales": scales.contiguous()}
 
 
 def _half(value: torch.Tensor) -> torch.Tensor:

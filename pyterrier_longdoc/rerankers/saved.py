@@ -76,9 +76,9 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
     save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)
 
 
-def write_adapter(reranker: Any, untrained: Model, folder: Path, *, rank: int, largest_error: float) -> None:
-    """Write a reranker as its difference from the same model before training."""
-    write(reranker, folder, Adapter.of(reranker.model, untrained, rank=rank, largest_error=largest_error))
+def write_adapter(reranker: Any, untrained: Model, folder: Path, **compression: Any) -> None:
+    """Write a reranker as its difference from the same model before training; see `Adapter.of`."""
+    write(reranker, folder, Adapter.of(reranker.model, untrained, **compression))
 
 
 def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -> str:

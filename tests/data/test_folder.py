@@ -13,6 +13,8 @@ def folder(tmp_path):
         "docs.jsonl": "\n".join(json.dumps(d, ensure_ascii=False) for d in docs) + "\n\n",
         "topics.tsv": "1\twhat is\ta tab\n2\tnaïve query \n",
         "qrels.txt": "1 0 d1 2\n1\t0\td9\t-1\n2 Q0 d2 0\n",
+        "spans.jsonl": '{"qid": "1", "docno": "d1", "start": 5, "end": 9, "answer_start": 6}\n',
+        "splits.tsv": "2\ttest\n1\tdev\n",
     }
     for name, content in files.items():
         (tmp_path / name).write_text(content, "utf-8")
@@ -20,11 +22,11 @@ def folder(tmp_path):
 
 
 def read(dataset):
-    return dataset.documents, *dataset.get_topicsqrels()
+    return dataset.documents, *dataset.get_topicsqrels(), dataset.gold, dataset.splits
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_folder_reads_its_three_files(folder, mark):
+def test_folder_reads_its_files(folder, mark):
     for file in folder.iterdir():
         file.write_bytes(mark + file.read_bytes())
     dataset = FolderDataset(folder)
@@ -35,18 +37,23 @@ def test_folder_reads_its_three_files(folder, mark):
         {"docno": "d2", "text": "", "title": "Two"},
     ]
     assert dataset.text_loader()(pd.DataFrame({"docno": ["d2", "d1"]}))["title"].tolist() == ["Two", ""]
-    with pytest.raises(ValueError, match="variant='test'"):
-        dataset.get_qrels("test")
+    assert dataset.gold.values.tolist() == [["1", "d1", 5, 9, 1, 2, "", ""]]
+    assert dataset.splits == {"test": ["2"], "dev": ["1"]}
+    assert [frame["qid"].tolist() for frame in dataset.get_topicsqrels("dev")] == [["1"], ["1", "1"]]
+    assert dataset.statistics()["queries"].tolist() == [1, 1, 2]
+    with pytest.raises(ValueError, match="variant='train'"):
+        dataset.get_qrels("train")
 
 
 def test_folder_says_what_is_missing(folder):
     with pytest.raises(FileNotFoundError, match=r"nowhere.*docs\.jsonl"):
         FolderDataset(folder / "nowhere")
     (folder / "docs.jsonl").write_text('{"docno": "d1", "text": "one"}\n')
-    (folder / "qrels.txt").unlink()
+    for name in ("qrels.txt", "spans.jsonl", "splits.tsv"):
+        (folder / name).unlink()
     dataset = FolderDataset(folder)
     assert dataset.documents == {"d1": {"docno": "d1", "text": "one"}}  # nobody has a title
-    assert len(dataset.get_topics()) == 2
+    assert (len(dataset.get_topics()), len(dataset.gold), dataset.splits) == (2, 0, {})
     assert [dataset._describe_component(name) for name in ("corpus", "topics", "qrels")] == [True, True, None]
     with pytest.raises(FileNotFoundError, match=r"qrels\.txt"):
         dataset.get_qrels()
@@ -66,6 +73,11 @@ def test_folder_says_what_is_missing(folder):
         ("topics.tsv", "1\tanother", "'1' is there twice"),
         ("qrels.txt", "1 0 d1", "qid iteration docno label"),
         ("qrels.txt", "1 0 d1 yes", "qid iteration docno label"),
+        ("spans.jsonl", '{"qid": "1", "docno": "d9", "start": 0, "end": 1}', "'docno'.*'d9'"),
+        ("spans.jsonl", '{"qid": "1", "docno": "d1", "start": 5, "end": 10}', r"within the 9 characters.*\(5, 10\)"),
+        ("spans.jsonl", '{"qid": "1", "docno": "d1", "end": "5"}', "None, '5'"),
+        ("splits.tsv", "1\ttest", "'1' is there twice"),
+        ("splits.tsv", "3", "qid<tab>variant"),
     ],
 )
 def test_folder_names_the_malformed_line(folder, file, line, message):

@@ -417,6 +417,10 @@ def test_compress_holds_what_has_changed():
         torch.testing.assert_close(restored[name], value, rtol=1e-3, atol=0.02)
     with pytest.raises(ValueError, match="rank 1"):
         compress(state, base, rank=1, largest_error=0.01)
+    in_bytes = compress({**state, "matrix": base["matrix"] + change.abs().tril()}, base, rank=None, largest_error=0.01)
+    assert [in_bytes[f"matrix::{part}"].dtype for part in ("rows", "scales")] == [torch.int8, torch.float32]
+    error = restore(in_bytes, base)["matrix"] - base["matrix"] - change.abs().tril()
+    assert (error.abs() <= change.abs().tril().amax(1, keepdim=True) / 254 + 1e-6).all()
 
 
 @pytest.mark.bytes
@@ -436,6 +440,22 @@ def test_saved_as_a_difference(name, results, tmp_path):
     pd.testing.assert_frame_equal(restored.history, model.history)
     with pytest.raises(ValueError, match="would lose them"):
         restored.apply_attributes(seed=7)(results)
+
+
+@pytest.mark.bytes
+def test_models_share_the_difference_of_their_encoder(results, tmp_path):
+    first = make("MaxP", training=replace(LORA, lora=None)).fit(results, QRELS)
+    first.save_adapter(tmp_path / "first", rank=None)
+    second = make("PARADE-attn", training=LORA).start_from(ld.MaxP.load(tmp_path / "first")).fit(results, QRELS)
+    for upon in (None, str(tmp_path / "first")):
+        second.save_adapter(tmp_path / f"upon {bool(upon)}", largest_error=1.0, rank=2, upon=upon)
+    expected = scores(second, results)
+    restored = scores(ld.PARADE.load(tmp_path / "upon True"), results)
+    np.testing.assert_allclose(restored, expected, atol=0.02 * max(1.0, np.abs(expected).max()))
+    assert (
+        np.abs(scores(ld.PARADE.load(tmp_path / "upon False"), results) - expected).max()
+        > np.abs(restored - expected).max()
+    )
 
 
 @pytest.mark.bytes

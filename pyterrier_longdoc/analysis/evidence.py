@@ -1,0 +1,148 @@
+"""Evidence@k: whether a model's best windows hold the gold text of relevant documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import comb
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..common.arguments import check_arguments
+from ..common.frames import TextField, as_strings, check_columns, field_names, keys_of, strings, texts_of
+from ..experiment.significance import Statistics, compare, correct, resampled_means
+from ..modelling.preselection import BM25Windows, TextPairs
+from ..modelling.tokens import TokenizedText
+
+BASELINES = FIRST, RANDOM, BM25 = "first windows", "random windows", "BM25's best windows"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EvidenceRecall:
+    """How often one of k windows of a relevant document overlaps its gold text: see `evidence_recall`.
+
+    Args:
+        values: a column for each system, and a row for each `fifth, k, qid, docno`. The fifth 0 is the whole document;
+            the fifths 1 to 5 count only the gold text whose middle stands there.
+        missing: number of the queries' documents with gold text that the results lack, or have without windows.
+        statistics: the test, and the level of intervals.
+    """
+
+    values: pd.DataFrame
+    missing: int
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def __repr__(self) -> str:
+        names, queries = ", ".join(map(str, self.values)), self.values.index.unique("qid").size
+        return f"EvidenceRecall({names}; queries: {queries}, missing documents: {self.missing})"
+
+    def _repr_html_(self) -> str:
+        return f"{self.table.to_html(index=False)}<p>missing documents: {self.missing}</p>"
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """`system, k, queries, mean, low, high`: means over queries with their bootstrap intervals."""
+        return self._means(self.values.loc[[0]]).drop(columns="fifth")
+
+    @cached_property
+    def by_fifth(self) -> pd.DataFrame:
+        """The same for each `fifth` of the document, 1 to 5, in which the middle of gold text stands."""
+        return self._means(self.values.drop(index=0, level="fifth"))
+
+    @cached_property
+    def comparisons(self) -> pd.DataFrame:
+        """Each model against each baseline, see `significance.compare`; Holm corrects all p-values of a k together."""
+        by_query = self.values.loc[0].groupby(level=["qid", "k"]).mean().unstack("k")
+        values = {str(name): by_query[name].to_numpy() for name in self.values}
+        measures = [f"evidence@{k}" for k in by_query[FIRST]]
+        table = compare(values, measures, replace(self.statistics, baseline=BASELINES, partner={}, correction=None))
+        table = table[~table["name"].isin(BASELINES)].reset_index(drop=True)
+        for _, p in table.groupby("measure")["p-value"]:
+            corrected = zip(*correct(p.to_numpy(), "holm", self.statistics.alpha), strict=True)
+            table.loc[p.index, ["reject", "p-value corrected"]] = list(corrected)
+        return table
+
+    def _means(self, values: pd.DataFrame) -> pd.DataFrame:
+        s, frames = self.statistics, []
+        for (k, fifth), rows in values.groupby(level=["k", "fifth"]):
+            by_query = rows.groupby(level="qid").mean()
+            low, high = s.interval(resampled_means(by_query.to_numpy(), resamples=s.resamples, seed=s.seed))
+            columns = {"fifth": fifth, "system": list(by_query), "k": k, "queries": len(by_query)}
+            frames.append(pd.DataFrame({**columns, "mean": by_query.mean().to_numpy(), "low": low, "high": high}))
+        return pd.concat(frames, ignore_index=True)
+
+
+def evidence_recall(
+    results: pd.DataFrame | Mapping[str, pd.DataFrame],
+    gold: pd.DataFrame,
+    k: int | Sequence[int] = (1, 3),
+    *,
+    text_field: TextField = "text",
+    text_loader: Any = None,
+) -> EvidenceRecall:
+    """Tell how often one of a model's k best windows of a relevant document has a character of its gold text.
+
+    A query's value is the mean over its documents with gold text that all results have. The baselines take from
+    the windows that the first model has read the first k, k at random (the expected value), or `BM25Windows`' best.
+
+    Args:
+        results: of a model with `explain=True`, or of several by name. The best windows are those with the highest
+            `window_scores`, in a tie the earlier; for attention `frame.assign(window_scores=frame["window_weights"])`.
+        gold: `qid, docno, start, end`: characters of gold text, such as a collection's `.gold`.
+        k: how many windows, one number or several.
+        text_field: the column or columns that the first model made its windows of: its `text_field` without `repeat`.
+        text_loader: supplies the text where the column is absent; as for the models.
+    """
+    frames = dict(results) if isinstance(results, Mapping) else {"model": results}
+    if not frames or set(frames) & set(BASELINES):
+        raise ValueError(f"results={list(frames)} must be of at least one model, and none named like a baseline")
+    ks = np.unique(k).tolist() or [0]
+    check_arguments("int", at_least=1, k=ks[0])
+    check_columns(gold, ("qid", "docno", "start", "end"), "gold")
+    by_pair = gold.groupby([as_strings(gold["qid"]), as_strings(gold["docno"])])
+    gold_of = {pair: rows[["start", "end"]].to_numpy("int64") for pair, rows in by_pair}
+    ranked = {name: _best_first(frame, name) for name, frame in frames.items()}
+    pairs = set(gold_of).intersection(*ranked.values())
+    if not pairs:
+        raise ValueError("gold has no document that all results have for the same query, with windows")
+    first, fields = next(iter(frames.values())), field_names(text_field)
+    check_columns(first, ["query", *(fields if text_loader is None else ())], "results (or give text_loader=)")
+    rows, records = first[[pair in pairs for pair in keys_of(first)]], []
+    texts, queries = texts_of(rows, fields, text_loader), strings(rows["query"], "query")
+    for (qid, docno), query, text in zip(keys_of(rows), queries, texts, strict=True):
+        windows = {name: of_pair[qid, docno] for name, of_pair in ranked.items()}
+        records += [{"qid": qid, "docno": docno, **row} for row in _rows(windows, gold_of[qid, docno], query, text, ks)]
+    qids = set(as_strings(first["qid"]))
+    values = pd.DataFrame(records).set_index(["fifth", "k", "qid", "docno"]).sort_index()
+    return EvidenceRecall(values[[*frames, *BASELINES]], sum(qid in qids for qid, _ in gold_of.keys() - pairs))
+
+
+def _best_first(frame: pd.DataFrame, name: str) -> dict[tuple[str, str], np.ndarray]:
+    """Return the `(N, 2)` windows of each query and document, from the best to the worst."""
+    columns = ["window_spans", "window_scores"]
+    check_columns(frame, ("qid", "docno", *columns), f"results of {name!r} (give the reranker explain=True)")
+    rows = frame.dropna(subset=columns)
+    ranked = [np.stack(spans)[np.argsort(-np.array(by), kind="stable")] for spans, by in rows[columns].to_numpy()]
+    return dict(zip(keys_of(rows), ranked, strict=True))
+
+
+def _rows(windows: dict[str, Any], gold: np.ndarray, query: str, text: str, ks: list[int]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `values` of a document: for its `(G, 2)` gold spans together, and for those in each fifth."""
+    spans = np.array(sorted(next(iter(windows.values())).tolist()))  # (N, 2)
+    if max(spans.max(), gold.max()) > len(text):
+        raise ValueError("windows or gold text end after the text: give text_field= (without repeat) or text_loader=")
+    # Each window is one token, so that BM25 counts the words in exactly its characters.
+    pair = TextPairs([query], [TokenizedText(np.zeros(len(spans)), text, spans)], *np.zeros((2, 1), "int64"))
+    (best,) = BM25Windows(ks[-1]).choose(pair, [[(i, i + 1) for i in range(len(spans))]], ordered=True)
+    windows = {**windows, FIRST: spans, BM25: spans[best]}
+    fifths = 1 + np.minimum(4, 5 * gold.sum(1) // (2 * max(1, len(text))))
+    for fifth in [0, *np.unique(fifths).tolist()]:
+        starts, ends = gold[(fifths == fifth) | (fifth == 0)].T
+        hits = {name: (np.maximum(w[:, :1], starts) < np.minimum(w[:, 1:], ends)).any(1) for name, w in windows.items()}
+        for k in ks:
+            drawn, others = min(k, len(spans)), int((~hits[FIRST]).sum())
+            found = {name: float(of_system[:k].any()) for name, of_system in hits.items()}
+            yield {"fifth": fifth, "k": k, **found, RANDOM: 1 - comb(others, drawn) / comb(len(spans), drawn)}

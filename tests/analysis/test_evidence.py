@@ -1,0 +1,110 @@
+"""Evidence@k: whether the best windows hold the gold text, beside baselines that choose among the same windows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.analysis.evidence import BASELINES, FIRST, RANDOM
+
+from ..support.systems import QUIET, make
+
+pytestmark = QUIET
+FILLER = "the cat and the bird walk to the river in the rain and sing by the old tree "
+
+
+def row(qid, docno, words, scores):
+    text, spans = "".join(f"{word:<20}" for word in words), [(20 * i, 20 * i + 20) for i in range(len(words))]
+    return {"qid": qid, "docno": docno, "query": "fish", "text": text, "window_spans": spans, "window_scores": scores}
+
+
+def gold(*rows):
+    return pd.DataFrame(rows, columns=["qid", "docno", "start", "end"])
+
+
+RESULTS = pd.DataFrame(
+    [
+        row("1", "a", ["cat", "dog", "a fish", "tree", "sun"], [0, 1, 3, 2, 0]),
+        row("1", "b", ["fish", "dog", "cat", "tree", "Fish"], [1, 1, 1, 1, 1]),
+        row("1", "not relevant", ["fish"] * 5, [9, 9, 9, 9, 9]),
+        row("2", "a", ["cat", "dog", "a fish", "tree", "sun"], [0, 5, -1, -2, -3]),
+    ]
+)
+OF_1 = [("1", "a", 45, 50), ("1", "b", 75, 85), ("1", "c", 0, 9)]
+GOLD = gold(*OF_1, ("2", "a", 20, 21), ("2", "a", 0, 1), ("3", "a", 0, 9))
+
+
+def test_known_values():
+    found = ld.evidence_recall(RESULTS, GOLD)
+    # Document b of query 1 has equal scores: the first are the best. Of its two windows with a fish BM25 has the first.
+    at_1 = [[1, 0, 1 / 5, 1], [0, 0, 2 / 5, 0], [1, 1, 2 / 5, 0]]  # documents a and b of query 1, and a of query 2
+    at_3 = [[1, 1, 3 / 5, 1], [0, 0, 9 / 10, 1], [1, 1, 9 / 10, 1]]
+    assert found.values.columns.tolist() == ["model", *BASELINES]
+    np.testing.assert_allclose(found.values.loc[0], [*at_1, *at_3])
+    assert found.table.iloc[0].tolist() == ["model", 1, 2, 0.75, 0.5, 1.0]  # the mean of 1 / 2 and 1
+    fifths = found.by_fifth.query("k == 1").pivot_table("mean", "fifth", "system")
+    assert fifths["model"].to_dict() == {1: 0, 2: 1, 3: 1, 5: 0}
+    assert "queries: 2, missing documents: 1" in repr(found)  # c of query 1; query 3 is not in the results at all
+    assert found._repr_html_().count("<tr") == 1 + 8
+
+
+def test_expected_value_of_random_windows():
+    rng = np.random.default_rng(0)
+    for windows, k in [(5, 1), (8, 3), (9, 4), (2, 3)]:
+        spots = [("1", "a", 20 * i, 20 * i + 1) for i in range(0, windows, 3)]
+        results = pd.DataFrame([row("1", "a", ["x"] * windows, rng.random(windows))])
+        (expected,) = ld.evidence_recall(results, gold(*spots), k).values.loc[0, RANDOM]
+        drawn = [rng.permutation(windows)[:k] % 3 == 0 for _ in range(4000)]
+        assert expected == pytest.approx(np.mean([hits.any() for hits in drawn]), abs=0.04)
+
+
+def test_paired_tests_of_every_model_against_every_baseline():
+    rng = np.random.default_rng(1)
+    rows = [row(str(q), "a", rng.permutation(["fish", "a", "b", "c", "d"]), rng.random(5)) for q in range(30)]
+    good, spots = pd.DataFrame(rows), gold(*[(q, "a", 20 * (q % 5), 20 * (q % 5) + 9) for q in range(30)])
+    good["window_scores"] = [np.eye(5)[q % 5] + 0.6 * rng.random(5) for q in range(30)]
+    found = ld.evidence_recall({"good": good, "other": pd.DataFrame(rows)}, spots, [3, 1])
+    for k in (1, 3):
+        of_k = found.comparisons[found.comparisons["measure"] == f"evidence@{k}"]
+        values = found.values.loc[(0, k)]
+        p = [stats.ttest_rel(values[x], values[y]).pvalue for x, y in of_k[["name", "reference"]].to_numpy()]
+        assert of_k["p-value"].tolist() == pytest.approx(p)
+        holm = np.maximum.accumulate(np.sort(p) * np.arange(6, 0, -1)).clip(max=1)
+        assert of_k["p-value corrected"].to_numpy()[np.argsort(p)] == pytest.approx(holm)
+        assert of_k["reject"].tolist() == (of_k["p-value corrected"] < 0.05).tolist()
+    assert found.comparisons["reject"].sum() not in (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("MaxP", {}), ("PARADE-attn", {}), ("BiEncoder-max", {}), ("FirstP", {}), ("MaxP", {"preselect": ld.FirstK(2)})],
+)
+def test_models(name, changes):
+    text = FILLER * 5 + "a red fish " + FILLER * 4
+    place, reads_it = text.index("fish"), name != "FirstP" and not changes
+    pairs = pd.DataFrame({"qid": [1], "query": "red fish", "docno": [7], "text": text})
+    explained = make(name, explain=True, **changes)(pairs)
+    found = ld.evidence_recall(explained, gold((1, 7, place, place + 4)), 1).values.loc[(0, 1)].iloc[0]
+    (spans,), (start,), (end,) = explained["window_spans"], explained["best_start"], explained["best_end"]
+    share = np.mean(["fish" in text[slice(*span)] for span in spans])
+    assert (share > 0) == reads_it
+    assert found.tolist() == ["fish" in text[start:end], False, pytest.approx(share), reads_it]
+
+
+@pytest.mark.parametrize(
+    ("results", "k", "message"),
+    [
+        (RESULTS.drop(columns="window_scores"), 1, "explain=True"),
+        (RESULTS.drop(columns="text"), 1, "text_loader="),
+        (RESULTS.assign(text="short"), 1, "text_field="),
+        (RESULTS[RESULTS["docno"] == "not relevant"], 1, "gold"),
+        (RESULTS, [0, 1], "k=0"),
+        ({FIRST: RESULTS}, 1, "baseline"),
+    ],
+)
+def test_what_is_refused(results, k, message):
+    with pytest.raises(ValueError, match=message):
+        ld.evidence_recall(results, GOLD, k)
