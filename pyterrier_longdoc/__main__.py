@@ -2,10 +2,9 @@
 
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
-Without arguments it does two things, with the documentation of the installed Python packages and small cross-encoders
-that come with this package, on an encoder from PyPI. It reranks long docstrings with FirstP, MaxP, PARADE and the sum
-of MaxP and BM25, and tests them against BM25. Then it puts the passage that answers a query early into a document,
-anywhere, or far, and tests FirstP and MaxP against a random order.
+Without arguments it does two things, with the documentation of the installed Python packages and this package's own
+models. It reranks long docstrings with FirstP, MaxP, PARADE and BM25 + PARADE, and tests them against BM25. Then it
+puts the passage that answers a query early into a document, anywhere or far, and tests FirstP and MaxP against chance.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .common.frames import TruncationWarning
 from .common.presentation import percent
 from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
-MOVED_SHARE, MOVED_DEPTH = 0.5, 5
+MOVED_SHARE, MOVED_DEPTH = 1 / 3, 5
 """Share of topics, and documents per topic, of the second part, whose effects are large."""
 
 
@@ -60,8 +59,9 @@ def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, An
     variant = None if args.collection else "test-long"
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
-        topics = _sample(dataset.get_topics(variant), args.queries, args.seed)
-        print(f"{len(topics)} topics, {args.depth} documents each, tested against {args.baseline}", flush=True)
+        pool = dataset.get_topics(variant)
+        topics = _sample(pool, args.queries, args.seed)
+        print(f"{len(topics)} of {len(pool)} topics, {args.depth} documents each, baseline {args.baseline}", flush=True)
         results = Experiment(
             demo.pipelines(bm25, dataset.text_loader(), models),
             topics,
@@ -129,8 +129,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "topics to sample, for the second part half as many; 0 takes all (default 40)"
-    parser.add_argument("--queries", type=int, default=40, help=topics)
+    topics = "topics to sample, for the second part a third as many; 0 takes all (default 60)"
+    parser.add_argument("--queries", type=int, default=60, help=topics)
     depth = f"documents to rerank per topic (default 8; the second part takes {MOVED_DEPTH})"
     parser.add_argument("--depth", type=int, default=8, help=depth)
     baseline = "system that the others are tested against (default BM25)"

@@ -24,7 +24,7 @@ from .experiment.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
 MODELS = ("FirstP", "MaxP", "PARADE")
-SUM = "MaxP + BM25"
+SUM = "BM25 + PARADE"
 BEST_WINDOWS = 3
 """Windows of a document that MaxP and PARADE read, to save time: the best ones for the query by BM25."""
 
@@ -88,9 +88,10 @@ def _without_log() -> Iterator[None]:
 
 
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the systems to compare: the first stage, the models behind it, and the sum of MaxP and the first stage."""
-    systems = {name: first_stage >> text_loader >> model for name, model in models.items()}
-    return {"BM25": first_stage, **systems, SUM: first_stage + systems["MaxP"]}
+    """Return the systems to compare, all on the same candidates, which an experiment retrieves once."""
+    candidates, bm25 = first_stage >> text_loader, pt.Transformer.identity()
+    rerankers = {"BM25": bm25, **models, SUM: bm25 + models["PARADE"]}
+    return {name: candidates >> reranker for name, reranker in rerankers.items()}
 
 
 def moved_candidates(topics: pd.DataFrame, depth: int, seed: int = 42) -> dict[str, pd.DataFrame]:
@@ -209,9 +210,8 @@ def readable_table(table: pd.DataFrame, measures: Sequence[Any] = DEMO_MEASURES)
     rows = pd.DataFrame({"system": table["name"]})
     for measure in map(str, measures):
         stars = table[f"{measure} reject"].map({True: " *", False: "  "})
-        p_values = table[f"{measure} p-value corrected"].map(_p_value)
         rows[measure] = table[measure].map("{:.3f}".format)
-        rows[f"{measure} p (Holm)"] = p_values + stars
+        rows[f"{measure} p (Holm)"] = table[f"{measure} p-value corrected"].map(_p_value) + stars
     return rows
 
 

@@ -18,7 +18,7 @@ from pyterrier_longdoc import TruncationWarning, demo
 from pyterrier_longdoc import __main__ as command
 from pyterrier_longdoc.analysis import PositionEffectiveness
 from pyterrier_longdoc.data import DocstringsDataset, provider
-from pyterrier_longdoc.experiment import ExperimentResults, ExperimentWarning, Statistics
+from pyterrier_longdoc.experiment import Experiment, ExperimentResults, ExperimentWarning, Statistics
 from pyterrier_longdoc.modelling.model import Model
 
 from .support import tiny
@@ -32,7 +32,7 @@ FACTS = {
     "glacier": "a glacier is a slow river of ice that forms where snow does not melt",
     "volcano": "a volcano is a mountain that opens downward to a pool of molten rock",
 }
-SYSTEMS = ["BM25", "FirstP", "MaxP", "PARADE", "MaxP + BM25"]
+SYSTEMS = ["BM25", "FirstP", "MaxP", "PARADE", "BM25 + PARADE"]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_collection_of_ones_own(collection, tmp_path, capfd, recwarn, computed
     assert screen(printed.err) == ["Experiment"]
     assert not [each for each in recwarn if issubclass(each.category, TruncationWarning | ExperimentWarning)]
 
-    # The sum has MaxP's scores, and a resumed job those of the first one.
+    # The sum has PARADE's scores, and a resumed job those of the first one.
     assert sum(computed) == 3 * len(FACTS) * len(FACTS)
     computed.clear()
     assert command.main([*arguments, "--resume"]) == 0
@@ -122,6 +122,26 @@ def test_a_collection_of_ones_own(collection, tmp_path, capfd, recwarn, computed
     pd.testing.assert_frame_equal(table, pd.read_csv(out / "natural" / "table.csv").set_index("name"))
     assert command.main(arguments) == 0
     assert sum(computed) == 3 * len(FACTS) * len(FACTS)
+
+
+def test_all_systems_share_one_retrieval(collection):
+    dataset, calls = pt.get_dataset(f"longdoc:folder:{collection}"), []
+    topics = dataset.get_topics()
+    candidates = topics.merge(pd.DataFrame({"docno": list(FACTS), "score": [2.0, 1.0, 1.0, 0.5]}), how="cross")
+
+    def retrieve(queries):
+        calls.append(len(queries))
+        return candidates[candidates["qid"].isin(queries["qid"])]
+
+    bm25, model = pt.apply.generic(retrieve), pt.apply.doc_score(lambda row: row["text"].count("o"))
+    systems = demo.pipelines(bm25, dataset.text_loader(), dict.fromkeys(demo.MODELS, model))
+    with pytest.warns(ExperimentWarning, match="tied scores"):
+        results = Experiment(systems, topics, dataset.get_qrels(), ["AP"])
+    assert results.names == SYSTEMS
+    assert calls == [len(topics)]
+    twice = (bm25 + (bm25 >> dataset.text_loader() >> model))(topics)
+    once = systems[demo.SUM](topics)[twice.columns]
+    pd.testing.assert_frame_equal(once, twice, check_exact=True)
 
 
 def screen(log: str) -> list[str]:
@@ -197,12 +217,12 @@ def around(mean: float, topics: int = 20, spread: float = 0.1) -> list[float]:
 
 
 def test_words_on_documents_as_they_are():
-    values = {"BM25": around(0.6), "FirstP": around(0.4), "MaxP": around(0.61), "MaxP + BM25": around(0.8)}
+    values = {"BM25": around(0.6), "FirstP": around(0.4), "MaxP": around(0.61), "BM25 + PARADE": around(0.8)}
     results = made_up(values, "nDCG@10", baseline=("BM25",), correction="holm")
     (sentence,) = demo.findings(results)
     for clause in (
         "On 20 topics BM25 has an nDCG@10 of 0.60",
-        "significantly above that: MaxP + BM25 (0.80)",
+        "significantly above that: BM25 + PARADE (0.80)",
         "significantly below that: FirstP (0.40)",
         "not significantly different from that: MaxP (0.61, difference ",
     ):
@@ -260,7 +280,7 @@ def test_the_picture_has_a_panel_for_each_part():
     ("arguments", "named"),
     [
         (["--baseline", "PL2"], "PL2"),
-        (["--depth", "0"], "--depth 1, not 40 and 0"),
+        (["--depth", "0"], "--depth 1, not 60 and 0"),
         (["--queries", "-3"], "--queries 0 and --depth 1, not -3"),
         (["--resume", "--output", "no-such-folder"], "nothing to --resume"),
     ],

@@ -4,9 +4,10 @@
 
 Without `--collection`: topics of the docstrings' test split whose relevant document has more than 512 tokens; the
 packaged models never saw any other collection. Reranks BM25's top documents; prints nDCG@10 and reciprocal rank, with
-queries won and lost and p-values (paired t-test, Holm) against BM25. Sums are those of `bm25 + (bm25 >> model)`: scores
-as they are, no weight is tuned; "scaled" brings both to 0..1 for each query before. Then what FirstP and PARADE cost:
-tokens of document read, and the time of one `transform` with everything loaded. Needs the extra `demo`.
+queries won and lost and p-values (paired t-test, Holm) against BM25. Sums are those of
+`bm25 >> (pt.Transformer.identity() + model)`: scores as they are, no weight is tuned; "scaled" brings both to 0..1 for
+each query before. Then what FirstP and PARADE cost: tokens of document read, and the time of one `transform` with
+everything loaded. Needs the extra `demo`.
 """
 
 from __future__ import annotations
