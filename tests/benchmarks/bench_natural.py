@@ -259,7 +259,9 @@ def main() -> None:
         "processor": processor(),
         "threads": torch.get_num_threads(),
     }
-    options = f"--split {args.split} --queries {args.queries} --depth {args.depth} --windows {args.windows}"
+    chosen = "" if args.models == list(MODELS) else f" --models {' '.join(args.models)}"
+    chosen += " --longp CHECKPOINT" if args.longp else ""
+    options = f"--split {args.split} --queries {args.queries} --depth {args.depth} --windows {args.windows}{chosen}"
     command = (
         f"python -m tests.benchmarks.bench_natural PATH --out OUT --collections {' '.join(args.collections)} {options}"
     )

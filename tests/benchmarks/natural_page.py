@@ -180,7 +180,7 @@ def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str
         "on {processor}, threads: {threads}, precision: {dtype}.".format_map(settings),
         _titled("Does what the papers say hold?", "-", VERDICTS_NOTE),
         list_table(_summary(verdicts, collections)),
-        *(_sentences(verdicts[verdicts["claim"] == claim], said) for claim, said in CLAIMS.items()),
+        *(_sentences(rows, CLAIMS[claim]) for claim, rows in verdicts.groupby("claim", sort=False)),
         _titled("The models", "-", list_table(tables["models"].astype(object).fillna("no sum").map(_text))),
         _titled("The collections", "-", list_table(collections.map(_text))),
     ]
@@ -213,6 +213,8 @@ are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's metho
 of windows."""
 
 VERDICTS_NOTE = """\
+The claims are those of Boytsov et al. 2022 and 2025, but for the control.
+
 *seen*: the difference lies significantly where the claim has it; *not reached*: significantly elsewhere, by models of
 one training; *not seen*: neither, and an effect as large as the papers' is excluded; *undecided*: both are possible.
 P-values are those of no difference, intervals of the level at which the claim is tested; Holm's method corrects for

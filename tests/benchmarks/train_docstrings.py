@@ -195,7 +195,7 @@ def best_passage(query: str, text: str, size: int = 60, step: int = 48) -> str:
     windows = [words[start : start + size] for start in range(0, max(1, len(words) - size + step), step)]
     sets = [set(_WORD.findall(" ".join(window).lower())) for window in windows]
     scores = np.zeros(len(windows))
-    for word in set(_WORD.findall(query.lower())):
+    for word in sorted(set(_WORD.findall(query.lower()))):
         there = np.array([word in found for found in sets])
         scores += there * np.log1p((len(sets) - there.sum() + 0.5) / (there.sum() + 0.5))
     return " ".join(windows[int(scores.argmax())])

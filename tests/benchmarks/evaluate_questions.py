@@ -1,0 +1,299 @@
+"""Compares cross-encoders with BM25 on questions with known answers: the first 20 of BM25 are reranked.
+
+    python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
+    python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:docstrings-maxp FOLDER/round1 STATE.safetensors
+    python tests/benchmarks/evaluate_questions.py table FOLDER
+
+`candidates` writes BM25's first 20 for up to 200 questions of each dev split: documents where BM25 leaves something to
+do there, an nDCG@10 of at most .90, else passages among all passages of a collection. `score` reranks them by the
+windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the sum of both with one
+weight for all collections. `evidence` tells how often the best window of the right document has the answer. All choices
+are made by these figures. With `--split test` the same is done once for the test splits: the first look is noted in
+FOLDER/looked.json, and a second one is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+from ir_measures import RR, nDCG
+from safetensors.torch import load_file
+from train_questions import COLLECTIONS, START, TITLE_TOKENS, Collection, Passage, Question, bm25_run
+
+import pyterrier_longdoc as ld
+
+MOST = 0.9
+DEPTH, QUESTIONS = 20, 200
+MEASURES = [nDCG @ 10, RR]
+WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
+"""Of BM25 in the sum."""
+WINDOWS = {"window_size": 100, "stride": 80}
+TEXT = dict.fromkeys(("qid", "query", "docno", "title", "text"), str)
+
+
+# Candidates.
+
+
+def candidates(collections: Path, folder: Path, split: str) -> None:
+    """Write BM25's candidates with texts and labels, a file for each collection."""
+    for name in (*COLLECTIONS, "docstrings"):
+        kinds = ("documents",) if name == "docstrings" else ("documents", "passages") if name != "nq" else ("passages",)
+        for kind in kinds:
+            found = (
+                docstring_candidates(split) if name == "docstrings" else own_candidates(collections / name, split, kind)
+            )
+            found.to_json(folder / f"{split}-{name}-{kind}.jsonl.gz", orient="records", lines=True)
+            shown = f", BM25 {mean_of(found)}" if split == "dev" else ""
+            print(f"{name} {kind}: {found['qid'].nunique()} questions{shown}", flush=True)
+
+
+def own_candidates(folder: Path, split: str, kind: str) -> pd.DataFrame:
+    """Return `qid, query, docno, title, text, score, rank, label` of a folder's questions."""
+    collection = Collection(folder)
+    passages = [p for each in ("train", "dev", "test") for p in collection.passages(each)]
+    questions = collection.questions(split, passages)
+    topics = chosen(pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"]))
+    if kind == "passages":
+        texts = {f"p{i}": (p.title, p.text) for i, p in enumerate(passages)}
+        relevant = {(q.qid, f"p{i}") for q in questions for i in q.gold}
+    else:
+        texts = {d: (str(row.get("title") or ""), str(row["text"])) for d, row in collection.documents.items()}
+        relevant = {(q.qid, passages[i].docno) for q in questions for i in q.gold}
+    return with_texts(bm25_run({d: text for d, (_, text) in texts.items()}, topics, DEPTH), texts, relevant)
+
+
+def docstring_candidates(split: str) -> pd.DataFrame:
+    """Return the same of the docstrings."""
+    dataset = pt.get_dataset("longdoc:docstrings")
+    texts = {entry.docno: ("", entry.text) for entry in dataset.entries}
+    qrels = dataset.get_qrels(split)
+    relevant = set(zip(qrels["qid"], qrels["docno"], strict=True))
+    run = bm25_run({d: text for d, (_, text) in texts.items()}, chosen(dataset.get_topics(split)), DEPTH)
+    return with_texts(run, texts, relevant)
+
+
+def chosen(topics: pd.DataFrame) -> pd.DataFrame:
+    """Return so many topics, always the same."""
+    return topics.sample(min(QUESTIONS, len(topics)), random_state=0) if len(topics) > QUESTIONS else topics
+
+
+def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: set[tuple[str, str]]) -> pd.DataFrame:
+    """Add title, text and label to a run."""
+    found = pd.DataFrame([texts[docno] for docno in run["docno"]], columns=["title", "text"], index=run.index)
+    label = [int(pair in relevant) for pair in zip(run["qid"], run["docno"], strict=True)]
+    missed = {qid for qid, _ in relevant} - set(run["qid"])
+    columns = ["qid", "query", "docno", "title", "text", "score", "rank", "label", "relevant"]
+    counts = pd.Series([qid for qid, _ in relevant if qid not in missed]).value_counts()
+    return run.join(found).assign(label=label, relevant=run["qid"].map(counts))[columns]
+
+
+def read(folder: Path, split: str, *, all_kinds: bool = False) -> dict[str, pd.DataFrame]:
+    """Return the candidates by name of the collection: documents if BM25 leaves something to do, else passages."""
+    found = {}
+    for name in (*COLLECTIONS, "docstrings"):
+        for kind in ("documents", "passages"):
+            file = folder / "data" / f"{split}-{name}-{kind}.jsonl.gz"
+            if file.is_file() and (all_kinds or name not in found):
+                frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna("")
+                by_dev = pd.read_json(folder / "data" / f"dev-{name}-{kind}.jsonl.gz", lines=True, dtype=TEXT)
+                if all_kinds or kind == "passages" or name == "docstrings" or mean_of(by_dev)[0] <= MOST:
+                    found[f"{name}-{kind}" if all_kinds else name] = frame.assign(kind=kind)
+    return found
+
+
+def values_of(frame: pd.DataFrame, score: np.ndarray | pd.Series | None = None) -> pd.DataFrame:
+    """Return nDCG@10 and RR by qid; ties are in the order of BM25."""
+    own = frame if score is None else frame.assign(score=np.asarray(score))
+    own = own.sort_values(["qid", "score"], ascending=[True, False], kind="stable")
+    place = own.groupby("qid").cumcount().to_numpy()
+    gain = own["label"].to_numpy() / np.log2(place + 2) * (place < 10)
+    rr = own["label"].to_numpy() / (place + 1)
+    best = (
+        own.assign(gain=gain, rr=rr).groupby("qid").agg(gain=("gain", "sum"), rr=("rr", "max"), n=("relevant", "first"))
+    )
+    ideal = best["n"].map(lambda n: sum(1 / np.log2(i + 2) for i in range(min(int(n), 10))))
+    return pd.DataFrame({"nDCG@10": best["gain"] / ideal, "RR": best["rr"]})
+
+
+def mean_of(frame: pd.DataFrame, score: Any = None) -> tuple[float, float]:
+    """Return the means of both."""
+    means = values_of(frame, score).mean().round(4)
+    return float(means["nDCG@10"]), float(means["RR"])
+
+
+# Evidence.
+
+
+def evidence(folder: Path, collections: Path, names: list[str], args: argparse.Namespace) -> None:
+    """Print how often the best window of the right document overlaps the gold text, of BM25's ten best windows."""
+    for collection in ("squad", "newwiki", "fairytaleqa", "medquad"):
+        own = Collection(collections / collection)
+        passages = [p for each in ("train", "dev", "test") for p in own.passages(each)]
+        questions = {q.qid: q for q in own.questions(args.split, passages)}
+        asked = pd.DataFrame([(q.qid, q.query) for q in questions.values()], columns=["qid", "query"])
+        asked = asked.sample(min(args.questions, len(asked)), random_state=2, ignore_index=True)
+        places = [spans_of(questions[qid], passages) for qid in asked["qid"]]
+        documents = [passages[questions[qid].gold[0]].docno for qid in asked["qid"]]
+        texts = [str(own.documents[docno]["text"]) for docno in documents]
+        frame = asked.assign(docno=documents, text=texts)
+        for name, best in [(name, 10) for name in names] + [(names[0], 1)]:
+            model = model_of(name, "documents", titles=False, best=best)
+            model.explain = True
+            out = model(frame)
+            found = [
+                any(start < e and s < end for s, e in own_places)
+                for start, end, own_places in zip(out["best_start"], out["best_end"], places, strict=True)
+            ]
+            there = [
+                any(start < e and s < end for start, end in spans for s, e in own_places)
+                for spans, own_places in zip(out["window_spans"], places, strict=True)
+            ]
+            title = (
+                "BM25's best window" if best == 1 else f"{Path(name).name} (gold among the ten: {np.mean(there):.3f})"
+            )
+            print(f"{collection} {title}: {np.mean(found):.3f} of {len(found)}", flush=True)
+
+
+def spans_of(question: Question, passages: list[Passage]) -> list[tuple[int, int]]:
+    """Return the gold characters in the document of the first gold passage: of the answer where it is known."""
+    if question.answer:
+        number, start, end = question.answer
+        return [(passages[number].start + start, passages[number].start + end)]
+    own = [passages[i] for i in question.gold if passages[i].docno == passages[question.gold[0]].docno]
+    return [(p.start, p.start + len(p.text)) for p in own]
+
+
+# Scores.
+
+
+def model_of(name: str, kind: str, *, titles: bool, best: int) -> Any:
+    """Return a model for passages or documents: a packaged one, a folder, or the weights of a training's state."""
+    fields: dict[str, Any] = {}
+    if titles:
+        fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+    if kind == "passages":
+        reading: dict[str, Any] = {"window_size": 256, "stride": 256, "max_doc_len": 256}
+    else:
+        reading = {**WINDOWS, "max_doc_len": None, "preselect": ld.BM25Windows(best)}
+    arguments = {**reading, **fields, "dtype": "bfloat16"}
+    if not name.endswith(".safetensors"):
+        return ld.CrossEncoder.load(name, **arguments)
+    model = ld.CrossEncoder.load(START, **arguments)
+    tensors = {k.removeprefix("model/"): v for k, v in load_file(name).items() if k.startswith("model/")}
+    _, unexpected = model.model.load_state_dict(tensors, strict=False)
+    if unexpected:
+        raise ValueError(f"{name} has {unexpected}")
+    return model
+
+
+def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
+    """Write the scores of models, a file for each collection."""
+    target = folder / "scores"
+    target.mkdir(exist_ok=True)
+    for name in names:
+        short = Path(name).name.removesuffix(".safetensors").replace("longdoc:", "")
+        short += ("+titles" if args.titles else "") + (f"+best{args.best}" if args.best != 3 else "")
+        for collection, frame in read(folder, args.split, all_kinds=bool(args.only)).items():
+            file = target / f"{args.split}-{collection}-{short}.csv"
+            if file.is_file() or (args.only and collection not in args.only):
+                continue
+            own = sampled(frame, args.questions)
+            begin = time.perf_counter()
+            model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best)
+            out = model(own.drop(columns=["score", "rank"]))
+            out[["qid", "docno", "score"]].to_csv(file, index=False)
+            took = time.perf_counter() - begin
+            bm25, alone = mean_of(own), mean_of(own, out["score"])
+            print(f"{short} {collection}: {alone} (BM25 {bm25}) on {own['qid'].nunique()}, {took:.0f} s", flush=True)
+
+
+def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
+    """Return the candidates of so many questions, always the same."""
+    qids = frame["qid"].drop_duplicates()
+    return frame[frame["qid"].isin(qids.sample(min(questions, len(qids)), random_state=1))]
+
+
+def table(folder: Path, split: str, questions: int) -> pd.DataFrame:
+    """Return nDCG@10 and RR of all that is scored."""
+    frames, rows = {n: sampled(f, questions) for n, f in read(folder, split, all_kinds=True).items()}, []
+    short = {name: frame["kind"].iloc[0] for name, frame in read(folder, split).items()}
+    scored: dict[str, dict[str, pd.DataFrame]] = {}
+    for file in sorted((folder / "scores").glob(f"{split}-*.csv")):
+        own = file.name.removeprefix(f"{split}-").removesuffix(".csv")
+        collection = next(n for n in (*frames, *short) if own.startswith(f"{n}-"))
+        model = own.removeprefix(f"{collection}-")
+        if collection in short:
+            collection, model = f"{collection}-{short[collection]}", model
+        found = pd.read_csv(file, dtype={"qid": str, "docno": str})
+        merged = frames[collection].merge(found.rename(columns={"score": "own"}), on=["qid", "docno"])
+        scored.setdefault(model, {})[collection] = merged
+    for model, by in scored.items():
+        sums = {w: [mean_of(f, f["own"] + w * f["score"])[0] for f in by.values()] for w in WEIGHTS}
+        weight = max(sums, key=lambda w: np.mean(sums[w]))
+        for collection, f in by.items():
+            bm25, alone, both = mean_of(f), mean_of(f, f["own"]), mean_of(f, f["own"] + weight * f["score"])
+            rows.append((model, collection, f["qid"].nunique(), *bm25, *alone, *both, weight))
+        means = pd.DataFrame([row[3:9] for row in rows if row[0] == model]).mean()
+        rows.append((model, f"mean of {len(by)}", 0, *means, weight))
+    names = ["BM25 nDCG", "BM25 RR", "alone nDCG", "alone RR", "sum nDCG", "sum RR"]
+    return pd.DataFrame(rows, columns=["model", "collection", "questions", *names, "weight"])
+
+
+def look_once(folder: Path, what: list[str]) -> None:
+    """Note the first look at the test splits; refuse another."""
+    file = folder / "looked.json"
+    if file.is_file():
+        raise SystemExit(f"the test splits were looked at before: {file.read_text(encoding='utf-8')}")
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "looked at": what}
+    file.write_text(json.dumps(note), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    first = commands.add_parser("candidates")
+    first.add_argument("collections", type=Path)
+    first.add_argument("folder", type=Path)
+    second = commands.add_parser("score")
+    second.add_argument("folder", type=Path)
+    second.add_argument("models", nargs="+")
+    second.add_argument("--titles", action="store_true", help="read the title with each window")
+    second.add_argument("--best", type=int, default=3, help="windows of a document that are read")
+    second.add_argument("--questions", type=int, default=QUESTIONS)
+    second.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
+    fourth = commands.add_parser("evidence")
+    fourth.add_argument("folder", type=Path)
+    fourth.add_argument("collections", type=Path)
+    fourth.add_argument("models", nargs="+")
+    fourth.add_argument("--questions", type=int, default=QUESTIONS)
+    third = commands.add_parser("table")
+    third.add_argument("folder", type=Path)
+    third.add_argument("--questions", type=int, default=QUESTIONS)
+    for each in (first, second, third, fourth):
+        each.add_argument("--split", choices=("dev", "test"), default="dev")
+    args = parser.parse_args()
+    if args.split == "test" and args.command in ("score", "evidence"):
+        look_once(args.folder, args.models)
+    if args.command == "candidates":
+        candidates(args.collections, args.folder / "data", args.split)
+    elif args.command == "score":
+        score(args.folder, args.models, args)
+    elif args.command == "evidence":
+        evidence(args.folder, args.collections, args.models, args)
+    else:
+        found = table(args.folder, args.split, args.questions)
+        print(found.to_string(index=False, float_format="{:.4f}".format))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,485 @@
+"""Trains a cross-encoder on questions with known answers, from which the packaged models begin.
+
+    python tests/benchmarks/train_questions.py prepare COLLECTIONS FOLDER
+    python tests/benchmarks/train_questions.py train FOLDER --round 1 --steps 1100
+    python tests/benchmarks/train_questions.py mine FOLDER FOLDER/round1 mined
+    python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --examples mined.jsonl.gz
+
+COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa, medquad and nq: docs.jsonl, topics.tsv, spans.jsonl,
+passages.jsonl, splits.tsv and findable.txt; and of time, cranfield and vaswani, on which nothing is ever trained.
+
+1. `prepare`: for each question of the training splits that BM25 can answer the passage that does, and four others of
+   BM25's best 20 among the passages of the training split; of the docstrings' training split the parts of documents
+   that BM25 finds. Passages with much text of a dev or test split, or of collections never trained on, are left out,
+   and so are questions that are asked there word for word.
+2. `train`: cross entropy over the five, all weights but the embeddings. Half of the examples have the title of the
+   document before the passage, where there are titles, and in some an empty text is one of the negatives.
+3. `mine`: for questions that the first round has not had, the negatives are those of BM25's best that its model scores
+   highest.
+
+Interrupted, a training continues where it was. Needs the extras `demo` and `train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import pyterrier as pt
+from train_docstrings import best_passage, phrases_of
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.language import folded
+from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.data import docstrings
+from pyterrier_longdoc.modelling.backbones.architectures import use_attention
+
+COLLECTIONS = ("squad", "newwiki", "fairytaleqa", "medquad", "nq")
+NEVER = ("time", "cranfield", "vaswani")
+"""On these nothing is trained, and nothing that stands in them."""
+
+DEPTH, NEGATIVES = 20, 4
+HARD, HARD_DEPTH = 2, 6
+"""So many of the negatives are of the best six, the others of the rest."""
+POOL = 12
+"""Of so many of BM25's best a model chooses the negatives of a later round."""
+WORDS, STEP = 135, 45
+"""Longer passages are cut to the best of their windows of so many words, about 180 tokens."""
+SHORT_WORDS = 72
+"""Of windows as models read them in long documents, about 100 tokens."""
+TITLED, SHORT, EMPTY = 0.5, 0.35, 0.05
+"""Shares of the questions: with titles, with short passages where the answer is known, with an empty negative."""
+SHARED, SHARED_OWN = 0.1, 0.5
+"""A passage with a larger share of its 12-word phrases in held-out text is not trained on; in that of its own
+collection, where pages have paragraphs in common that answer nothing, it may be more."""
+ABOVE = 1.0
+"""Of what a model scores so much higher than the answer it is assumed that it answers, too."""
+SAME = 0.5
+"""A passage that has so much of the answering one is no negative."""
+
+TOKENS, TITLE_TOKENS = 200, 32
+START = "longdoc:docstrings-maxp"
+
+_WORD = re.compile(r"\S+")
+
+
+# Collections.
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A part of a document."""
+
+    docno: str
+    title: str
+    text: str
+    start: int = 0
+    lead: str = ""  # the heading, which is a line before it in the document
+
+    @cached_property
+    def phrases(self) -> set[int]:
+        return phrases_of(self.text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, the numbers of the passages that answer it, and the characters of the answer in one of these."""
+
+    qid: str
+    query: str
+    gold: tuple[int, ...]
+    answer: tuple[int, int, int] | None = None  # number of the passage, start and end in it
+
+
+def rows_of(file: Path) -> Iterator[dict[str, object]]:
+    """Yield the objects of a file of JSON lines."""
+    with file.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def pairs_of(file: Path) -> dict[str, str]:
+    """Return what a file of two columns, separated by tabs, says."""
+    with file.open(encoding="utf-8") as lines:
+        return dict(line.rstrip("\n").split("\t", 1) for line in lines)
+
+
+class Collection:
+    """A folder of documents and questions, of which a split is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.folder = folder.name, folder
+        self.documents = {str(row["docno"]): row for row in rows_of(folder / "docs.jsonl")}
+        self.queries = pairs_of(folder / "topics.tsv")
+
+    @cached_property
+    def split_of_query(self) -> dict[str, str]:
+        return pairs_of(self.folder / "splits.tsv")
+
+    @cached_property
+    def split_of_document(self) -> dict[str, str]:
+        lines = (self.folder / "qrels.txt").read_text(encoding="utf-8").split("\n")
+        judged = [line.split() for line in lines if line]
+        return {docno: self.split_of_query[qid] for qid, _, docno, _ in judged}
+
+    def texts(self, *splits: str) -> list[str]:
+        """Return the documents of some splits, of all where none is named."""
+        chosen = [d for d in self.documents if not splits or self.split_of_document[d] in splits]
+        return [str(self.documents[docno]["text"]) for docno in chosen]
+
+    def passages(self, split: str) -> list[Passage]:
+        """Return the passages of a split's documents."""
+        found = []
+        for row in rows_of(self.folder / "passages.jsonl"):
+            docno, start, end = str(row["docno"]), int(str(row["start"])), int(str(row["end"]))
+            if self.split_of_document[docno] == split:
+                document, lead = self.documents[docno], str(row.get("title") or "")
+                text = str(document["text"])[start:end]
+                found.append(Passage(docno, str(document.get("title") or ""), text, start, lead))
+        return found
+
+    def questions(self, split: str, passages: Sequence[Passage]) -> list[Question]:
+        """Return the questions of a split that BM25 can answer."""
+        number = {(passage.docno, passage.start): i for i, passage in enumerate(passages)}
+        spans = defaultdict(list)
+        for row in rows_of(self.folder / "spans.jsonl"):
+            spans[str(row["qid"])].append(row)
+        found = []
+        for qid in (self.folder / "findable.txt").read_text(encoding="utf-8").split():
+            if self.split_of_query[qid] == split:
+                gold = [number[str(row["docno"]), int(str(row["start"]))] for row in spans[qid]]
+                known = [(i, row) for i, row in zip(gold, spans[qid], strict=True) if "answer_start" in row]
+                answer = None
+                for i, row in known[:1]:
+                    places = [int(str(row[name])) - passages[i].start for name in ("answer_start", "answer_end")]
+                    answer = (i, places[0], places[1])
+                found.append(Question(qid, self.queries[qid], tuple(gold), answer))
+        return found
+
+
+def bm25_run(texts: Mapping[str, str], topics: pd.DataFrame, depth: int) -> pd.DataFrame:
+    """Return the best texts for each topic, `qid, query, docno, score, rank`, best first."""
+    import pyterrier_pisa
+
+    with tempfile.TemporaryDirectory() as scratch:
+        index = pyterrier_pisa.PisaIndex(str(Path(scratch) / "index"), text_field="text")
+        index.index([{"docno": docno, "text": text} for docno, text in texts.items()])
+        run = index.bm25(num_results=depth)(topics).sort_values(["qid", "rank"], kind="stable", ignore_index=True)
+    return run[["qid", "query", "docno", "score", "rank"]]
+
+
+def bm25(texts: Sequence[str], topics: pd.DataFrame, depth: int) -> dict[str, list[int]]:
+    """Return the numbers of the best texts for each qid, best first."""
+    run = bm25_run({str(i): text for i, text in enumerate(texts)}, topics, depth)
+    found: dict[str, list[int]] = {}
+    for qid, docno in zip(run["qid"], run["docno"], strict=True):
+        found.setdefault(qid, []).append(int(docno))
+    return found
+
+
+# What is held out.
+
+
+class HeldOut:
+    """Phrases and questions of all dev and test splits, and of the collections that are never trained on."""
+
+    def __init__(self, collections: Path) -> None:
+        self.phrases: dict[str, set[int]] = {}
+        self.queries: dict[str, set[str]] = {}
+        for name in (*COLLECTIONS, *NEVER):
+            collection = Collection(collections / name)
+            splits = () if name in NEVER else ("dev", "test")
+            self.phrases[name] = set().union(*map(phrases_of, collection.texts(*splits)))
+            held = [q for q in collection.queries if not splits or collection.split_of_query[q] in splits]
+            self.queries[name] = {folded(collection.queries[qid]) for qid in held}
+        entries = pt.get_dataset("longdoc:docstrings").entries
+        held = [entry for entry in entries if docstrings.split_of(entry.docno) != "train"]
+        self.phrases["docstrings"] = set().union(*(phrases_of(entry.text) for entry in held))
+        self.queries["docstrings"] = {folded(entry.query) for entry in held if entry.query}
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+
+    def has(self, name: str, phrases: set[int]) -> bool:
+        """Return whether much of a passage of a collection is held out, and count where it stands."""
+        shares = {other: len(phrases & held) / max(1, len(phrases)) for other, held in self.phrases.items()}
+        for other, share in shares.items():
+            for limit in (0.0, SHARED, SHARED_OWN):
+                self.counts[name, other, f"passages that share more than {limit:.0%}"] += share > limit
+        return any(share > (SHARED_OWN if other == name else SHARED) for other, share in shares.items())
+
+    def asks(self, name: str, query: str) -> bool:
+        """Return whether a question of a collection is held out, and count where."""
+        asked = [other for other, held in self.queries.items() if folded(query) in held]
+        for other in asked:
+            self.counts[name, other, "questions"] += 1
+        return bool(asked)
+
+
+# Examples.
+
+
+def examples_of(
+    name: str, passages: Sequence[Passage], questions: Sequence[Question], held: HeldOut, *, pool: bool = False
+) -> pd.DataFrame:
+    """Return `qid, query, docno, title, text, label`, five rows for each question, the answering passage first.
+
+    A `pool` has all of BM25's best that are no answer, of which a model chooses later.
+    """
+    out = {i for i, passage in enumerate(passages) if held.has(name, passage.phrases)}
+    topics = pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"])
+    runs = bm25([p.text for p in passages], topics, DEPTH)
+    rows: list[tuple[object, ...]] = []
+    for question in questions:
+        if held.asks(name, question.query):
+            continue
+        rng = Random(f"questions:{question.qid}")
+        gold = question.answer[0] if question.answer else rng.choice(question.gold)
+        found = [i for i in runs.get(question.qid, []) if i not in out and _differs(passages, i, question.gold)]
+        others = list({folded(passages[i].text): i for i in reversed(found)}.values())[::-1]
+        if gold in out or len(others) < HARD_DEPTH + NEGATIVES - HARD:
+            held.counts[name, "", "questions left out"] += 1
+            continue
+        hard = rng.sample(others[:HARD_DEPTH], HARD)
+        chosen = [gold, *hard, *rng.sample(others[HARD_DEPTH:], NEGATIVES - HARD)]
+        if pool:
+            chosen = [gold, *others[:POOL]]
+        own = _texts(question, [passages[i] for i in chosen], rng)
+        if rng.random() < EMPTY and not pool:
+            own[1 + rng.randrange(NEGATIVES)] = ("", "")
+        for i, (title, text) in zip(chosen, own, strict=True):
+            rows.append((f"{name}:{question.qid}", question.query, f"{name}:{i}", title, text, int(i == gold)))
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "title", "text", "label"])
+
+
+def _differs(passages: Sequence[Passage], number: int, gold: Sequence[int]) -> bool:
+    """Return whether a passage is another text than those that answer."""
+    if number in gold:
+        return False
+    own = passages[number]
+    for other in (passages[i] for i in gold):
+        least = min(len(own.phrases), len(other.phrases))
+        if folded(own.text) == folded(other.text) or (least and len(own.phrases & other.phrases) > SAME * least):
+            return False
+    return True
+
+
+def _texts(question: Question, passages: Sequence[Passage], rng: Random) -> list[tuple[str, str]]:
+    """Return title and text of a question's passages, in one form: with titles, headings, short, or without."""
+    titled, headed = rng.random() < TITLED, rng.random() < 0.5
+    short = rng.random() < SHORT and question.answer is not None
+    found = []
+    for i, passage in enumerate(passages):
+        if i == 0 and question.answer is not None:
+            text = around(passage.text, question.answer[1:], SHORT_WORDS if short else WORDS, rng)
+        else:
+            text = best(question.query, passage.text, SHORT_WORDS if short else WORDS)
+        text = f"{passage.lead}\n{text}" if headed and passage.lead else text
+        found.append((passage.title if titled else "", text))
+    return found
+
+
+def best(query: str, text: str, words: int) -> str:
+    """Return the text, or the window of so many words that has most of the query."""
+    return text if len(text.split()) <= words else best_passage(query, text, words, max(1, words // 3))
+
+
+def around(text: str, answer: Sequence[int], words: int, rng: Random) -> str:
+    """Return the text, or so many words of it in which the answer stands somewhere."""
+    places = [match.span() for match in _WORD.finditer(text)]
+    if len(places) <= words:
+        return text
+    first = next((i for i, (_, end) in enumerate(places) if end > answer[0]), 0)
+    last = next((i for i, (_, end) in enumerate(places) if end >= answer[1]), first)
+    earliest, latest = max(0, min(last + 1 - words, first)), min(first, len(places) - words)
+    start = rng.randint(min(earliest, latest), latest)
+    return text[places[start][0] : places[start + words - 1][1]]
+
+
+def docstring_passages() -> tuple[list[Passage], list[Question]]:
+    """Return the documents of the docstrings' training split, and its topics."""
+    entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
+    passages = [Passage(entry.docno, "", entry.text) for entry in entries]
+    questions = [Question(f"q-{e.docno}", e.query, (i,)) for i, e in enumerate(entries) if e.query]
+    return passages, questions
+
+
+def prepare(collections: Path, folder: Path) -> None:
+    """Write train.jsonl.gz, pool.jsonl.gz and what was left out."""
+    held, parts, pools = HeldOut(collections), [], []
+    for name in (*COLLECTIONS, "docstrings"):
+        if name == "docstrings":
+            passages, questions = docstring_passages()
+        else:
+            collection = Collection(collections / name)
+            passages = collection.passages("train")
+            questions = collection.questions("train", passages)
+        counts = held.counts.copy()
+        pools.append(examples_of(name, passages, questions, held, pool=True))
+        held.counts = counts
+        parts.append(examples_of(name, passages, questions, held))
+        own = parts[-1]
+        words = own["text"].str.split().str.len()
+        print(
+            f"{name}: {len(passages)} passages, {len(questions)} questions, {own['qid'].nunique()} of them trained on, "
+            f"{words.mean():.0f} words a passage, {(own['title'] != '').mean():.0%} with title",
+            flush=True,
+        )
+    pd.concat(parts, ignore_index=True).to_json(folder / "train.jsonl.gz", orient="records", lines=True)
+    pd.concat(pools, ignore_index=True).to_json(folder / "pool.jsonl.gz", orient="records", lines=True)
+    counts = [(*key, count) for key, count in held.counts.items() if count]
+    table = pd.DataFrame(counts, columns=["of", "in", "what", "count"])
+    print(table.to_string(index=False))
+    table.to_csv(folder / "duplicates.csv", index=False)
+
+
+# Negatives that a model chooses.
+
+
+def mine(folder: Path, args: argparse.Namespace) -> None:
+    """Write examples of questions that no round has had, against the others that a model scores highest.
+
+    Those that it scores above the answer by more than `ABOVE` are left out: most are answers that nobody marked.
+    """
+    pool = read_examples(folder / "data" / "pool.jsonl.gz")
+    drawn = {qid for name in args.seen for qid in read_examples(folder / "data" / name)["qid"]}
+    drawn |= set(first_drawn(read_examples(folder / "data" / "train.jsonl.gz"), args.seed, args.steps))
+    qids = pool.loc[~pool["qid"].isin(drawn), "qid"].drop_duplicates()
+    own = pool[pool["qid"].isin(qids.sample(min(args.questions, len(qids)), random_state=args.seed))]
+    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+    model = ld.CrossEncoder.load(
+        args.model, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **fields
+    )
+    scored = model(own)
+    scored.drop(columns=["title", "text"]).to_csv(folder / "data" / f"scored-{args.into}.csv", index=False)
+    hardest(scored).to_json(folder / "data" / f"{args.into}.jsonl.gz", orient="records", lines=True)
+
+
+def first_drawn(examples: pd.DataFrame, seed: int, steps: int) -> list[str]:
+    """Return the questions that a training of so many steps draws."""
+    qids = examples["qid"].drop_duplicates().tolist()
+    Random(f"{seed}:0").shuffle(qids)
+    return qids[: 16 * steps]
+
+
+def hardest(scored: pd.DataFrame) -> pd.DataFrame:
+    """Return for each question the answer and the others with the highest scores, but for those far above it."""
+    answer = scored.loc[scored["label"] > 0].set_index("qid")["score"]
+    above = scored["score"] - scored["qid"].map(answer)
+    usable = scored[(scored["label"] > 0) | (above < ABOVE)].sort_values(
+        ["qid", "label", "score"], ascending=[True, False, False], kind="stable"
+    )
+    usable = usable[usable.groupby("qid").cumcount() <= NEGATIVES]
+    whole = usable.groupby("qid")["qid"].transform("size") == 1 + NEGATIVES
+    chosen = usable.loc[whole, ["qid", "query", "docno", "title", "text", "label"]].reset_index(drop=True)
+    for qid, rows in chosen.groupby("qid").groups.items():
+        rng = Random(f"mined:{qid}")
+        if rng.random() < EMPTY:
+            chosen.loc[rows[1 + rng.randrange(NEGATIVES)], ["title", "text"]] = ""
+    return chosen
+
+
+# Training.
+
+
+def read_examples(file: Path) -> pd.DataFrame:
+    """Return what `prepare` wrote."""
+    text = dict.fromkeys(("qid", "query", "docno", "title", "text"), str)
+    return pd.read_json(file, orient="records", lines=True, dtype={**text, "label": int}).fillna("")
+
+
+def recipe(state: Path | None, steps: int, *, seed: int, dtype: str = "bfloat16", together: int = 8) -> ld.TrainingArgs:
+    """Return how all rounds are trained."""
+    return ld.TrainingArgs(
+        epochs=4,
+        max_steps=steps,
+        loss="cross_entropy",
+        reduction="mean",
+        negatives=NEGATIVES,
+        max_negative_rank=None,
+        queries_per_step=16,
+        queries_per_forward=together,
+        learning_rates={"encoder.": 5e-5, "": 5e-4},
+        schedule="linear",
+        warmup=0.05,
+        weight_decay=0.01,
+        decay="matrices",
+        max_grad_norm=1.0,
+        dropout=0.0,
+        dtype=dtype,
+        checkpoint=state,
+        save_steps=25,
+        seed=seed,
+    )
+
+
+def reader(training: ld.TrainingArgs | None, start: str = START) -> ld.MaxP:
+    """Return the model that reads a passage as one window, begun from a trained one."""
+    fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
+    model = ld.MaxP(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **fields)
+    model.start_from(ld.CrossEncoder.load(start))
+    for parameter in model.model.encoder.backbone.embeddings.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def train(folder: Path, args: argparse.Namespace) -> None:
+    """Train one round, or go on with it."""
+    target, examples = folder / f"round{args.round}", read_examples(folder / "data" / args.examples)
+    if (target / "config.json").is_file():
+        print(f"{target} is there already")
+        return
+    training = recipe(folder / f"state/round{args.round}", args.steps, seed=args.round, dtype=args.dtype)
+    model = reader(training, args.start)
+    model.verbose = True
+    # On a CPU sdpa is slow backwards.
+    use_attention(model.model.encoder.backbone, args.attention)
+    begin = time.perf_counter()
+    model.fit(examples.drop(columns="label"), examples.loc[examples["label"] > 0, ["qid", "docno", "label"]])
+    model.save(target)
+    print(f"\nround {args.round}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string()}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    first = commands.add_parser("prepare")
+    first.add_argument("collections", type=Path)
+    first.add_argument("folder", type=Path)
+    second = commands.add_parser("train")
+    second.add_argument("folder", type=Path)
+    second.add_argument("--round", type=int, default=1)
+    second.add_argument("--steps", type=int, required=True)
+    second.add_argument("--start", default=START)
+    second.add_argument("--examples", default="train.jsonl.gz")
+    second.add_argument("--dtype", default="bfloat16")
+    second.add_argument("--attention", default="eager")
+    third = commands.add_parser("mine")
+    third.add_argument("folder", type=Path)
+    third.add_argument("model")
+    third.add_argument("into", help="name of the examples")
+    third.add_argument("--questions", type=int, default=8000)
+    third.add_argument("--steps", type=int, default=1100, help="of round 1, whose questions are left out")
+    third.add_argument("--seed", type=int, default=1, help="of round 1")
+    third.add_argument("--seen", nargs="*", default=[], help="examples of other rounds, whose questions are left out")
+    args = parser.parse_args()
+    if args.command == "prepare":
+        args.folder.mkdir(parents=True, exist_ok=True)
+        prepare(args.collections, args.folder)
+    elif args.command == "mine":
+        mine(args.folder, args)
+    else:
+        train(args.folder, args)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
