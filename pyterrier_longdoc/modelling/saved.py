@@ -200,7 +200,7 @@ class Adapter:
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
     """Add an adapter to an untrained model; ValueError if it was made for other weights."""
-    base, upon = _pretrained(model), config["adapter"].get("upon")
+    base, upon = _pretrained(model), config["adapter"]["upon"]
     if fingerprint(base) != config["adapter"]["base"]:
         raise ValueError(f"the adapter in {str(folder)!r} was made for other weights than those of {backbone!r}")
     if upon is not None:
