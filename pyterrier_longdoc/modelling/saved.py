@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from ..common.files import replacing
 from ..common.hub import unreachable
 from ..common.packaged import model_folder
-from ..common.presentation import percent
 from ..common.registry import defined_in
 from .backbones.load import SAVED_FORMAT, load_tokenizer
 from .heads import build_head
@@ -187,15 +186,12 @@ class Adapter:
     upon: str | None = None
 
     @classmethod
-    def of(
-        cls, model: Model, untrained: Model, *, rank: int | None, largest_error: float, upon: str | None = None
-    ) -> Adapter:
+    def of(cls, model: Model, untrained: Model, *, upon: str | None = None) -> Adapter:
         """Return the changes by training since `untrained`, the same model before it; see `compress`."""
         pretrained = _pretrained(untrained)
         base = pretrained if upon is None else _with_encoder_of(upon, pretrained)
         state = {name: value.detach().cpu() for name, value in model.state_dict().items()}
-        tensors = compress(state, base, rank=rank, largest_error=largest_error)
-        return cls(tensors, fingerprint(pretrained), upon)
+        return cls(compress(state, base), fingerprint(pretrained), upon)
 
 
 def apply_adapter(model: Model, folder: Path, config: dict[str, Any], backbone: str) -> None:
@@ -224,26 +220,19 @@ def _with_encoder_of(adapter: str, base: dict[str, torch.Tensor]) -> dict[str, t
 _ENCODER = "encoder.backbone."
 
 
-def compress(
-    state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor], *, rank: int | None, largest_error: float
-) -> dict[str, torch.Tensor]:
-    """Return the difference between two states, with matrices as fp16 factors of low rank, or as rows of bytes.
+def compress(state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the difference between two states, with each changed matrix in the smaller of two forms.
 
-    A changed matrix `(m, n)` becomes `name::B (m, r)` and `name::A (r, n)`, without a rank `name::rows (m, n)` int8 and
-    `name::scales (m, 1)`; other changed weights, and those not in `base`, stay whole. ValueError if a difference loses
-    more than `largest_error`, relative to its norm.
+    A matrix `(m, n)` that differs by a low rank becomes `name::B (m, r)` and `name::A (r, n)` in fp16, any other
+    `name::rows (m, n)` int8 and `name::scales (m, 1)`. Changed vectors, and what is not in `base`, stay whole in fp16.
     """
     differences: dict[str, torch.Tensor] = {}
     for name, value in state.items():
-        if name not in base:
+        if name not in base or (value.ndim != 2 and not torch.equal(value, base[name])):
             differences[name] = _half(value)
         elif not torch.equal(value, base[name]):
-            if value.ndim != 2:
-                differences[name] = _half(value)
-            elif rank is None:
-                differences |= _bytes(name, value - base[name])
-            else:
-                differences |= _factors(name, value.double() - base[name].double(), rank, largest_error)
+            difference = value.double() - base[name].double()
+            differences |= _factors(name, difference) or _bytes(name, difference)
     return differences
 
 
@@ -261,18 +250,14 @@ def restore(differences: Mapping[str, torch.Tensor], base: Mapping[str, torch.Te
     return state
 
 
-def _factors(name: str, difference: torch.Tensor, rank: int, largest_error: float) -> dict[str, torch.Tensor]:
+def _factors(name: str, difference: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return a matrix as a product that is smaller than its bytes; nothing if its rank is too high for that."""
     u, s, v = torch.linalg.svd(difference, full_matrices=False)
-    rank_needed = min(rank, int((s > s[0] * 1e-4).sum()))
-    root = s[:rank_needed].sqrt()
-    b, a = _half(u[:, :rank_needed] * root), _half(root[:, None] * v[:rank_needed])
-    error = float((b.double() @ a.double() - difference).norm() / difference.norm())
-    if error > largest_error:
-        raise ValueError(
-            f"the difference of {name!r} from the backbone is not of rank {rank} ({percent(error, 0)} would be lost): "
-            f"raise rank or largest_error, or save the whole model with save()"
-        )
-    return {f"{name}::B": b, f"{name}::A": a}
+    rank = int((s > s[0] * 1e-4).sum())
+    if 2 * rank * sum(difference.shape) >= difference.numel():
+        return {}
+    root = s[:rank].sqrt()
+    return {f"{name}::B": _half(u[:, :rank] * root), f"{name}::A": _half(root[:, None] * v[:rank])}
 
 
 def _bytes(name: str, difference: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -804,34 +804,20 @@ class CrossEncoder(Reranker, pt.Estimator):
         saved.write(self, Path(folder))
         self._note_source(str(folder))
 
-    def save_adapter(
-        self,
-        folder: str | Path,
-        *,
-        rank: int | None = 16,
-        largest_error: float = 0.01,
-        upon: str | None = None,
-    ) -> None:
+    def save_adapter(self, folder: str | Path, *, upon: str | None = None) -> None:
         """Write a trained model as a small difference from its backbone.
 
-        `load` restores it like any other model, if it finds the same backbone. Weights are stored in fp16, which
-        changes scores in the third or fourth digit.
+        `load` restores it like any other model, if it finds the same backbone. A matrix that was trained with LoRA is
+        kept as a product of low rank in fp16, any other in a byte a weight: scores change in the third or fourth digit.
 
         Args:
             folder: created if it does not exist.
-            rank: the highest rank of a difference: the sum of the ranks of all its trainings with LoRA. None writes
-                every weight of a difference, in a byte: after a training of all weights.
-            largest_error: the largest error of a difference of low rank, relative to its norm: raise it for a smaller
-                file with other scores.
             upon: another adapter, on the hub or in this package, from which this model has gone on: only what its
                 encoder has changed since is written, and `load` needs both.
-
-        Raises:
-            ValueError: for a larger error, as after a training without LoRA.
         """
         self._refuse_external("saved")
         untrained = type(self)(**{**arguments_of(self), "device": "cpu"}).model
-        saved.write_adapter(self, untrained, Path(folder), rank=rank, largest_error=largest_error, upon=upon)
+        saved.write_adapter(self, untrained, Path(folder), upon)
 
     @classmethod
     def load(cls, name: str | Path, *, revision: str | None = None, **parameters: Any) -> Any:

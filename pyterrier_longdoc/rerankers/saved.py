@@ -76,9 +76,9 @@ def write(reranker: Any, folder: Path, adapter: Adapter | None = None) -> None:
     save_model(folder, reranker.model, cls=type(reranker), parameters=parameters, adapter=adapter)
 
 
-def write_adapter(reranker: Any, untrained: Model, folder: Path, **compression: Any) -> None:
+def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | None) -> None:
     """Write a reranker as its difference from the same model before training; see `Adapter.of`."""
-    write(reranker, folder, Adapter.of(reranker.model, untrained, **compression))
+    write(reranker, folder, Adapter.of(reranker.model, untrained, upon=upon))
 
 
 def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -> str:

@@ -408,19 +408,18 @@ def test_compress_holds_what_has_changed():
     base = {"matrix": torch.randn(20, 12, generator=rng), "same": torch.randn(8, 8), "bias": torch.zeros(4)}
     change = torch.randn(20, 2, generator=rng) @ torch.randn(2, 12, generator=rng)
     state = {**base, "matrix": base["matrix"] + change, "bias": torch.ones(4), "head": torch.randn(3)}
-    stored = compress(state, base, rank=5, largest_error=0.01)
+    stored = compress(state, base)
     shapes = {name: tuple(value.shape) for name, value in stored.items()}
     assert shapes == {"matrix::B": (20, 2), "matrix::A": (2, 12), "bias": (4,), "head": (3,)}
     restored = restore(stored, base)
     assert restored.keys() == state.keys()
     for name, value in state.items():
         torch.testing.assert_close(restored[name], value, rtol=1e-3, atol=0.02)
-    with pytest.raises(ValueError, match="rank 1"):
-        compress(state, base, rank=1, largest_error=0.01)
-    in_bytes = compress({**state, "matrix": base["matrix"] + change.abs().tril()}, base, rank=None, largest_error=0.01)
+    everywhere = torch.randn(20, 12, generator=rng)
+    in_bytes = compress({**state, "matrix": base["matrix"] + everywhere}, base)
     assert [in_bytes[f"matrix::{part}"].dtype for part in ("rows", "scales")] == [torch.int8, torch.float32]
-    error = restore(in_bytes, base)["matrix"] - base["matrix"] - change.abs().tril()
-    assert (error.abs() <= change.abs().tril().amax(1, keepdim=True) / 254 + 1e-6).all()
+    error = restore(in_bytes, base)["matrix"] - base["matrix"] - everywhere
+    assert (error.abs() <= everywhere.abs().amax(1, keepdim=True) / 254 + 1e-6).all()
 
 
 @pytest.mark.bytes
@@ -445,17 +444,16 @@ def test_saved_as_a_difference(name, results, tmp_path):
 @pytest.mark.bytes
 def test_models_share_the_difference_of_their_encoder(results, tmp_path):
     first = make("MaxP", training=replace(LORA, lora=None)).fit(results, QRELS)
-    first.save_adapter(tmp_path / "first", rank=None)
+    first.save_adapter(tmp_path / "first")
     second = make("PARADE-attn", training=LORA).start_from(ld.MaxP.load(tmp_path / "first")).fit(results, QRELS)
     for upon in (None, str(tmp_path / "first")):
-        second.save_adapter(tmp_path / f"upon {bool(upon)}", largest_error=1.0, rank=2, upon=upon)
-    expected = scores(second, results)
-    restored = scores(ld.PARADE.load(tmp_path / "upon True"), results)
-    np.testing.assert_allclose(restored, expected, atol=0.02 * max(1.0, np.abs(expected).max()))
-    assert (
-        np.abs(scores(ld.PARADE.load(tmp_path / "upon False"), results) - expected).max()
-        > np.abs(restored - expected).max()
-    )
+        second.save_adapter(tmp_path / f"upon {bool(upon)}", upon=upon)
+        restored, expected = scores(ld.PARADE.load(tmp_path / f"upon {bool(upon)}"), results), scores(second, results)
+        np.testing.assert_allclose(restored, expected, atol=0.02 * max(1.0, np.abs(expected).max()))
+    alone, shared = ((tmp_path / f"upon {upon}" / "adapter.safetensors").stat().st_size for upon in (False, True))
+    assert shared < alone
+    encoders = [load_file(tmp_path / f"upon {upon}" / "adapter.safetensors") for upon in (False, True)]
+    assert [any(name.endswith("::rows") for name in tensors) for tensors in encoders] == [True, False]
 
 
 @pytest.mark.bytes
