@@ -1,7 +1,7 @@
 """Compares cross-encoders with BM25 on questions with known answers: the first 20 of BM25 are reranked.
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
-    python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:docstrings-maxp FOLDER/round1 STATE.safetensors
+    python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:maxp FOLDER/round1 STATE.safetensors
     python tests/benchmarks/evaluate_questions.py table FOLDER
 
 `candidates` writes BM25's first 20 for up to 200 questions of each dev split: documents where BM25 leaves something to
@@ -27,9 +27,10 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import RR, nDCG
 from safetensors.torch import load_file
-from train_questions import COLLECTIONS, START, TITLE_TOKENS, Collection, Passage, Question, bm25_run
+from train_questions import COLLECTIONS, TITLE_TOKENS, Collection, Passage, Question, bm25_run
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.packaged import ENCODER
 
 MOST = 0.9
 DEPTH, QUESTIONS = 20, 200
@@ -187,7 +188,8 @@ def model_of(name: str, kind: str, *, titles: bool, best: int) -> Any:
     arguments = {**reading, **fields, "dtype": "bfloat16"}
     if not name.endswith(".safetensors"):
         return ld.CrossEncoder.load(name, **arguments)
-    model = ld.CrossEncoder.load(START, **arguments)
+    model = ld.MaxP(ENCODER, **arguments)
+    model.model.mark_trained({})
     tensors = {k.removeprefix("model/"): v for k, v in load_file(name).items() if k.startswith("model/")}
     _, unexpected = model.model.load_state_dict(tensors, strict=False)
     if unexpected:

@@ -1,7 +1,7 @@
-"""Trains the cross-encoders that this package carries, and stores them as small adapters.
+"""Trains the MaxP from which `train_questions.py` begins, on Python docstrings.
 
     pip install --no-deps --target PACKAGES -r tests/benchmarks/docstring-packages.txt
-    python tests/benchmarks/train_docstrings.py FOLDER PACKAGES [--only maxp ...] [--package] [--threads 2]
+    python tests/benchmarks/train_docstrings.py FOLDER PACKAGES [--threads 2]
 
 All begins with all-MiniLM-L6-v2 (of PyPI), which has never scored a pair of texts, and never sees a topic or a document
 of the dev and test splits of the docstrings:
@@ -12,12 +12,10 @@ of the dev and test splits of the docstrings:
 3. `distilled`: it goes on with the documentation of 250 further packages, on the one window of each document that BM25
    finds best. It learns the differences between the scores of a teacher: the right docstring, and how similar query and
    best passage are to all-MiniLM-L6-v2 as a bi-encoder (margin-MSE, LoRA of rank 32).
-4. `hardened`: it goes on with further topics, against those of BM25's best that the distilled model scores highest, on
-   the three windows of each document that BM25 finds best.
-5. Each model goes on from there with its own windows and head, on topics and negatives found likewise.
+4. `hardened`, `maxp`: it goes on with further topics, against those of BM25's best that the model before it scores
+   highest, on the three windows of each document that BM25 finds best.
 
-Interrupted, it continues where it was. `--package` writes the adapters into the package. Prints the histories. Needs
-the extras `demo` and `train`.
+Interrupted, it continues where it was. Prints the histories. Needs the extras `demo` and `train`.
 """
 
 from __future__ import annotations
@@ -46,16 +44,11 @@ from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.demo import first_stage
 from pyterrier_longdoc.modelling.backbones.architectures import use_attention
 
-MODELS = ("firstp", "maxp", "avgp", "parade-attn", "parade-transformer")
 LABEL_DEPTH, TEACHER_DEPTH = 50, 40
 PAIR_STEPS, LABEL_STEPS = 460, 30
 FURTHER_TOPICS = 9_500
 ROUNDS = {"own": 960, "hardened": 4_800}
 """Topics of the rounds against a model's own negatives, in the order in which they are drawn, 16 a step."""
-RANK, LARGEST_ERROR = 34, 0.4
-"""Of the adapters, which have less than 3 MB each (half the rank where a second encoder aggregates): the trainings have
-a rank of 110 in all, and less than this share of a difference is lost."""
-
 _WORD = re.compile(r"[a-z0-9]+")
 _LETTERS = re.compile(r"[a-z]{2,}")
 WINDOWS = {"window_size": 100, "stride": 80}
@@ -271,20 +264,10 @@ def distilled(state: Path) -> Any:
     return ld.MaxP(ENCODER, max_query_len=32, max_doc_len=800, preselect=best, training=args, **WINDOWS)
 
 
-def own(name: str, state: Path) -> Any:
-    """A model of the package, or `hardened`; training reads the 3 windows of a document that BM25 finds best."""
-    rate = 2e-4 if name == "hardened" else 1e-4
+def hardened(state: Path, rate: float) -> Any:
+    """Training reads the 3 windows of a document that BM25 finds best."""
     args = from_teacher(state, queries_per_forward=4, learning_rates={"encoder.": rate, "": 1e-3}, seed=43)
-    if name == "firstp":
-        return ld.FirstP(ENCODER, max_doc_len=256, training=args)
-    read: dict[str, Any] = {"preselect": ld.BM25Windows(3), "training": args, **WINDOWS}
-    if name == "avgp":
-        return ld.AvgP(ENCODER, window_size=100, preselect=ld.BM25Windows(3), training=args)
-    if name in ("hardened", "maxp"):
-        return ld.MaxP(ENCODER, **read)
-    if name == "parade-attn":
-        return ld.PARADE(ENCODER, aggregation="attn", **read)
-    return ld.PARADE(ENCODER, aggregation="transformer", aggregator=ENCODER, **read)
+    return ld.MaxP(ENCODER, preselect=ld.BM25Windows(3), training=args, **WINDOWS)
 
 
 def trained(name: str, folder: Path, make: Any, fit: Any, start: Any = None) -> Any:
@@ -297,7 +280,7 @@ def trained(name: str, folder: Path, make: Any, fit: Any, start: Any = None) -> 
         model.start_from(start)
     begin = time.perf_counter()
     fit(model)
-    # Training reads little of long documents, the model that is kept all of them (FirstP: what fits its window).
+    # Training reads little of long documents, the model that is kept all of them.
     model.max_doc_len = model.max_windows = model.preselect = None
     model.save(folder / name)
     print(f"\n{name}: {(time.perf_counter() - begin) / 60:.1f} minutes\n{model.history.to_string(index=False)}")
@@ -310,8 +293,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where models and states are kept")
     parser.add_argument("packages", type=Path, help="where further packages are installed")
-    parser.add_argument("--only", nargs="*", default=MODELS, choices=MODELS, help="train these alone")
-    parser.add_argument("--package", action="store_true", help="write the adapters into the package")
     parser.add_argument("--threads", type=int, help="of torch")
     args = parser.parse_args()
     if args.threads:
@@ -329,15 +310,8 @@ def main() -> None:
         chooser = ld.MaxP.load(folder / chosen_by, preselect=ld.BM25Windows(1), dtype="fastest")
         return lambda model: taught.fit(model, taught.round(name, chooser), name)
 
-    start = trained("hardened", folder, partial(own, "hardened"), hard("hardened", "distilled"), start)
-    for name in args.only:
-        model = trained(name, folder, partial(own, name), hard("own", "hardened"), start)
-        if args.package:
-            target = Path(ld.__file__).parent / "models" / f"docstrings-{name}"
-            rank = RANK // 2 if name == "parade-transformer" else RANK
-            model.save_adapter(target, rank=rank, largest_error=LARGEST_ERROR)
-            size = sum(file.stat().st_size for file in target.iterdir())
-            print(f"{target.name}: {size / 2**20:.2f} MiB")
+    start = trained("hardened", folder, partial(hardened, rate=2e-4), hard("hardened", "distilled"), start)
+    trained("maxp", folder, partial(hardened, rate=1e-4), hard("own", "hardened"), start)
 
 
 if __name__ == "__main__":

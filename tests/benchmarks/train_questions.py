@@ -1,12 +1,13 @@
-"""Trains a cross-encoder on questions with known answers, from which the packaged models begin.
+"""Trains the cross-encoder of the packaged models on questions with known answers.
 
     python tests/benchmarks/train_questions.py prepare COLLECTIONS FOLDER
-    python tests/benchmarks/train_questions.py train FOLDER --round 1 --steps 1100
+    python tests/benchmarks/train_questions.py train FOLDER --round 1 --start DOCSTRINGS/maxp --steps 1100
     python tests/benchmarks/train_questions.py mine FOLDER FOLDER/round1 mined
     python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --examples mined.jsonl.gz
 
-COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa, medquad and nq: docs.jsonl, topics.tsv, spans.jsonl,
-passages.jsonl, splits.tsv and findable.txt; and of time, cranfield and vaswani, on which nothing is ever trained.
+DOCSTRINGS is the folder of `train_docstrings.py`. COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa,
+medquad and nq: docs.jsonl, topics.tsv, spans.jsonl, passages.jsonl, splits.tsv and findable.txt; and of time, cranfield
+and vaswani, on which nothing is ever trained.
 
 1. `prepare`: for each question of the training splits that BM25 can answer the passage that does, and four others of
    BM25's best 20 among the passages of the training split; of the docstrings' training split the parts of documents
@@ -69,7 +70,6 @@ SAME = 0.5
 """A passage that has so much of the answering one is no negative."""
 
 TOKENS, TITLE_TOKENS = 200, 32
-START = "longdoc:docstrings-maxp"
 
 _WORD = re.compile(r"\S+")
 
@@ -421,7 +421,7 @@ def recipe(state: Path | None, steps: int, *, seed: int, dtype: str = "bfloat16"
     )
 
 
-def reader(training: ld.TrainingArgs | None, start: str = START) -> ld.MaxP:
+def reader(training: ld.TrainingArgs | None, start: str) -> ld.MaxP:
     """Return the model that reads a passage as one window, begun from a trained one."""
     fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
     model = ld.MaxP(ENCODER, window_size=TOKENS, max_doc_len=TOKENS, training=training, dtype="float32", **fields)
@@ -458,7 +458,7 @@ def main() -> None:
     second.add_argument("folder", type=Path)
     second.add_argument("--round", type=int, default=1)
     second.add_argument("--steps", type=int, required=True)
-    second.add_argument("--start", default=START)
+    second.add_argument("--start", required=True, help="a model on the same encoder")
     second.add_argument("--examples", default="train.jsonl.gz")
     second.add_argument("--dtype", default="bfloat16")
     second.add_argument("--attention", default="eager")

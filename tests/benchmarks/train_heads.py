@@ -1,0 +1,230 @@
+"""Trains PARADE's heads on the windows' vectors of the packaged MaxP, and writes all packaged models.
+
+    python tests/benchmarks/train_heads.py windows COLLECTIONS FOLDER FOLDER/round2
+    python tests/benchmarks/train_heads.py heads FOLDER FOLDER/round2
+    python tests/benchmarks/train_heads.py package FOLDER FOLDER/round2
+
+1. `windows`: for questions of the training splits the document that answers, the same without the passage that does,
+   and others of BM25's best; of each the vectors of BM25's best windows, three or eight, by the encoder of the MaxP.
+2. `heads`: the encoder stays as it is, and only what stands above it learns, by cross entropy over a question's
+   documents. PARADE's attention begins as a soft maximum of MaxP's scores, its transformer with layers of MiniLM.
+3. `package`: FirstP, MaxP and AvgP have the same weights; one adapter holds the encoder, the others stand upon it.
+
+`windows` goes on where it was interrupted. Needs the extras `demo` and `train`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyterrier as pt
+import torch
+from evaluate_questions import WINDOWS
+from torch.nn import functional
+from train_questions import COLLECTIONS, Collection, bm25
+
+import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.packaged import ENCODER
+from pyterrier_longdoc.data import docstrings
+from pyterrier_longdoc.modelling.inputs import Encoded
+
+DOCUMENTS, DEPTH = 6, 15
+"""Documents of a question, the answering one first; the others are of so many of BM25's best."""
+QUESTIONS = 900
+"""Of each collection."""
+BEST = (3, 3, 8)
+"""Windows of a document that are read, by turns."""
+HEADS = {"parade-attn": 1e-3, "parade-transformer": 1e-4}
+"""The rate at which each learns."""
+EPOCHS, STEP = 4, 32
+HELD = 10
+"""One question of so many is not trained on: its loss tells when a head has learnt enough."""
+
+
+# What is learnt from.
+
+
+def questions_of(collections: Path, name: str) -> pd.DataFrame:
+    """Return `qid, query, text, label`: `DOCUMENTS` rows for each question, the answering document first."""
+    if name == "docstrings":
+        entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
+        texts, without = {e.docno: e.text for e in entries}, {}
+        gold = {f"q-{e.docno}": e.docno for e in entries if e.query}
+        queries = {f"q-{e.docno}": str(e.query) for e in entries if e.query}
+    else:
+        collection = Collection(collections / name)
+        passages = collection.passages("train")
+        texts = {p.docno: str(collection.documents[p.docno]["text"]) for p in passages}
+        found = {q.qid: q for q in collection.questions("train", passages)}
+        queries = {qid: question.query for qid, question in found.items()}
+        gold = {qid: passages[question.gold[0]].docno for qid, question in found.items()}
+        without = {}
+        for qid, question in found.items():
+            rest = texts[gold[qid]]
+            for passage in sorted((passages[i] for i in question.gold), key=lambda p: -p.start):
+                if passage.docno == gold[qid]:
+                    rest = rest[: passage.start] + rest[passage.start + len(passage.text) :]
+            without[qid] = rest if len(rest) > len(texts[gold[qid]]) // 2 else ""
+    topics = pd.DataFrame(queries.items(), columns=["qid", "query"])
+    topics = topics.sample(min(QUESTIONS, len(topics)), random_state=0, ignore_index=True)
+    docnos = list(texts)
+    runs, rows = bm25(list(texts.values()), topics, DEPTH), []
+    for qid, query in zip(topics["qid"], topics["query"], strict=True):
+        others = [texts[docnos[i]] for i in runs.get(qid, []) if docnos[i] != gold[qid]]
+        if without.get(qid):
+            others = [without[qid], *Random(qid).sample(others, min(len(others), DOCUMENTS - 2))]
+        elif len(others) >= DOCUMENTS:
+            others = Random(qid).sample(others, DOCUMENTS - 1)
+        if len(others) == DOCUMENTS - 1:
+            rows += [(f"{name}:{qid}", query, text, i == 0) for i, text in enumerate([texts[gold[qid]], *others])]
+    return pd.DataFrame(rows, columns=["qid", "query", "text", "label"])
+
+
+def windows(collections: Path, folder: Path, name: str) -> None:
+    """Write the vectors of all collections' windows, a file for each: `(questions, DOCUMENTS, windows, H)`, fp16."""
+    target = folder / "windows"
+    target.mkdir(exist_ok=True)
+    for collection in (*(c for c in COLLECTIONS if c != "nq"), "docstrings"):
+        file = target / f"{collection}.npz"
+        if file.is_file():
+            continue
+        begin, frame = time.perf_counter(), questions_of(collections, collection)
+        qids = frame["qid"].drop_duplicates().tolist()
+        vectors = np.zeros((len(qids), DOCUMENTS, max(BEST), 384), np.float16)
+        mask = np.zeros(vectors.shape[:3], bool)
+        for turn in range(len(BEST)):
+            model = ld.MaxP.load(name, preselect=ld.BM25Windows(BEST[turn]), dtype="bfloat16", **WINDOWS).model
+            numbers = range(turn, len(qids), len(BEST))
+            own = frame[frame["qid"].isin({qids[i] for i in numbers})]
+            place = [(i, document) for i in numbers for document in range(DOCUMENTS)]
+            with torch.inference_mode(), model.inference():
+                for block, pairs in model.walk(own["query"].tolist(), own["text"].tolist()):
+                    encoded = model.encode(pairs)
+                    for rows, found, there in zip(block.rows, encoded.cls, encoded.mask, strict=True):
+                        for row in rows:
+                            number = int(there.sum())
+                            vectors[place[row]][:number] = found[there].float().numpy()
+                            mask[place[row]][:number] = True
+        np.savez(file, vectors=vectors, mask=mask)
+        print(
+            f"{collection}: {len(qids)} questions, {mask.sum()} windows, {time.perf_counter() - begin:.0f} s",
+            flush=True,
+        )
+
+
+# Heads.
+
+
+def parade(kind: str, start: Any) -> Any:
+    """Return a PARADE with the encoder of a MaxP, before its head has learnt."""
+    aggregation = kind.removeprefix("parade-")
+    aggregator = ENCODER if aggregation == "transformer" else None
+    model = ld.PARADE(ENCODER, aggregation=aggregation, aggregator=aggregator, **WINDOWS)
+    model.start_from(start)
+    head, final = model.model.head, start.model.head.final
+    with torch.no_grad():
+        head.final.weight.copy_(final.weight)
+        head.final.bias.copy_(final.bias)
+        if aggregation == "attn":
+            head.attention.copy_(final.weight[0])
+    return model
+
+
+def loss_of(head: Any, vectors: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of questions, whose first document answers."""
+    count = len(vectors)
+    encoded = Encoded(vectors.flatten(0, 1).float(), mask.flatten(0, 1))
+    scores = head(encoded).view(count, DOCUMENTS)
+    return functional.cross_entropy(scores, torch.zeros(count, dtype=torch.long))
+
+
+def train(kind: str, start: Any, vectors: torch.Tensor, mask: torch.Tensor) -> Any:
+    """Return a PARADE whose head has learnt from windows' vectors."""
+    torch.manual_seed(1)
+    model = parade(kind, start)
+    head, held = model.model.head, torch.arange(len(vectors)) % HELD == 0
+    learnt = torch.nonzero(~held)[:, 0]
+    steps = EPOCHS * (len(learnt) // STEP)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=HEADS[kind], weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 20 * step / steps, 1 - step / steps))
+    for epoch in range(EPOCHS + 1):
+        head.eval()
+        with torch.inference_mode():
+            print(
+                f"{kind} epoch {epoch}: loss of held questions {loss_of(head, vectors[held], mask[held]):.4f}",
+                flush=True,
+            )
+        if epoch == EPOCHS:
+            break
+        head.train()
+        for batch in learnt[torch.randperm(len(learnt))].split(STEP):
+            if len(batch) == STEP:
+                loss = loss_of(head, vectors[batch], mask[batch])
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+                schedule.step()
+    model.model.mark_trained({"trained by": "tests/benchmarks/train_heads.py", "epochs": EPOCHS, "rate": HEADS[kind]})
+    return model
+
+
+def heads(folder: Path, name: str) -> None:
+    """Train both heads, and save the models whole."""
+    files = [np.load(file) for file in sorted((folder / "windows").glob("*.npz"))]
+    vectors, mask = (torch.from_numpy(np.concatenate([file[key] for file in files])) for key in ("vectors", "mask"))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(vectors)))
+    start = ld.MaxP.load(name)
+    for kind in HEADS:
+        train(kind, start, vectors[order], mask[order]).save(folder / kind)
+
+
+# The packaged models.
+
+
+def package(folder: Path, name: str) -> None:
+    """Write the adapters into the package."""
+    models = Path(ld.__file__).parent / "models"
+    trained = ld.MaxP.load(name)
+    made = {
+        "maxp": ld.MaxP(ENCODER, **WINDOWS),
+        "firstp": ld.FirstP(ENCODER),
+        "avgp": ld.AvgP(ENCODER, window_size=100),
+    }
+    for model in made.values():
+        model.start_from(trained)
+        model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
+    made |= {kind: ld.PARADE.load(folder / kind) for kind in HEADS}
+    for short, model in made.items():
+        shutil.rmtree(models / short, ignore_errors=True)
+        model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
+        size = sum(file.stat().st_size for file in (models / short).iterdir())
+        print(f"longdoc:{short}: {size / 1e6:.2f} MB", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    first = commands.add_parser("windows")
+    first.add_argument("collections", type=Path)
+    for each in (first, commands.add_parser("heads"), commands.add_parser("package")):
+        each.add_argument("folder", type=Path)
+        each.add_argument("model", help="the MaxP that has the encoder")
+    args = parser.parse_args()
+    if args.command == "windows":
+        windows(args.collections, args.folder, args.model)
+    else:
+        {"heads": heads, "package": package}[args.command](args.folder, args.model)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
