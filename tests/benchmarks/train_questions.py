@@ -64,6 +64,8 @@ TITLED, SHORT, EMPTY = 0.5, 0.35, 0.05
 SHARED, SHARED_OWN = 0.1, 0.5
 """A passage with a larger share of its 12-word phrases in held-out text is not trained on; in that of its own
 collection, where pages have paragraphs in common that answer nothing, it may be more."""
+SHARES = ["docstrings=2600", "fairytaleqa=1800", "newwiki=1200", "squad=1200", "nq=700", "medquad=500"]
+"""Questions of a later round: the more, the more the first has left to do on dev."""
 ABOVE = 1.0
 """Of what a model scores so much higher than the answer it is assumed that it answers, too."""
 SAME = 0.5
@@ -353,7 +355,11 @@ def mine(folder: Path, args: argparse.Namespace) -> None:
     drawn = {qid for name in args.seen for qid in read_examples(folder / "data" / name)["qid"]}
     drawn |= set(first_drawn(read_examples(folder / "data" / "train.jsonl.gz"), args.seed, args.steps))
     qids = pool.loc[~pool["qid"].isin(drawn), "qid"].drop_duplicates()
-    own = pool[pool["qid"].isin(qids.sample(min(args.questions, len(qids)), random_state=args.seed))]
+    chosen = []
+    for name, number in (share.split("=") for share in args.questions):
+        unseen = qids[qids.str.startswith(f"{name}:")]
+        chosen += unseen.sample(min(int(number), len(unseen)), random_state=args.seed).tolist()
+    own = pool[pool["qid"].isin(chosen)]
     fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
     model = ld.CrossEncoder.load(
         args.model, window_size=TOKENS, stride=TOKENS, max_doc_len=TOKENS, dtype="bfloat16", **fields
@@ -466,7 +472,7 @@ def main() -> None:
     third.add_argument("folder", type=Path)
     third.add_argument("model")
     third.add_argument("into", help="name of the examples")
-    third.add_argument("--questions", type=int, default=8000)
+    third.add_argument("--questions", nargs="+", default=SHARES, metavar="COLLECTION=NUMBER")
     third.add_argument("--steps", type=int, default=1100, help="of round 1, whose questions are left out")
     third.add_argument("--seed", type=int, default=1, help="of round 1")
     third.add_argument("--seen", nargs="*", default=[], help="examples of other rounds, whose questions are left out")
