@@ -3,13 +3,15 @@
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
     python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:maxp FOLDER/round1 STATE.safetensors
     python tests/benchmarks/evaluate_questions.py table FOLDER
+    python tests/benchmarks/evaluate_questions.py goals FOLDER round1 --weight 0.3
 
-`candidates` writes BM25's first 20 for up to 200 questions of each dev split: documents where BM25 leaves something to
-do there, an nDCG@10 of at most .90, else passages among all passages of a collection. `score` reranks them by the
-windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the sum of both with one
-weight for all collections. `evidence` tells how often the best window of the right document has the answer. All choices
-are made by these figures. With `--split test` the same is done once for the test splits: the first look is noted in
-FOLDER/looked.json, and a second one is refused.
+`candidates` writes BM25's first 20 for up to 200 questions of each dev split (500 of a test split): documents where BM25
+leaves something to do there, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
+reranks them by the windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the
+sum of both with one weight for all collections; `goals` tests one of them against BM25. `evidence` tells how often the
+best window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
+done once for the test splits, and for TIME, Cranfield and Vaswani: the first look is noted in FOLDER/looked.json, and a
+second one is refused.
 """
 
 from __future__ import annotations
@@ -27,13 +29,16 @@ import pandas as pd
 import pyterrier as pt
 from ir_measures import RR, nDCG
 from safetensors.torch import load_file
-from train_questions import COLLECTIONS, TITLE_TOKENS, Collection, Passage, Question, bm25_run
+from scipy.stats import ttest_1samp
+from statsmodels.stats.multitest import multipletests
+from train_questions import COLLECTIONS, NEVER, TITLE_TOKENS, Collection, Passage, Question, bm25_run
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
 
 MOST = 0.9
-DEPTH, QUESTIONS = 20, 200
+DEPTH = 20
+QUESTIONS = {"dev": 200, "test": 500}
 MEASURES = [nDCG @ 10, RR]
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
 """Of BM25 in the sum."""
@@ -46,6 +51,10 @@ TEXT = dict.fromkeys(("qid", "query", "docno", "title", "text"), str)
 
 def candidates(collections: Path, folder: Path, split: str) -> None:
     """Write BM25's candidates with texts and labels, a file for each collection."""
+    for name in NEVER if split == "test" else ():
+        found = judged_candidates(collections / name)
+        found.to_json(folder / f"test-{name}-documents.jsonl.gz", orient="records", lines=True)
+        print(f"{name}: {found['qid'].nunique()} topics", flush=True)
     for name in (*COLLECTIONS, "docstrings"):
         kinds = ("documents",) if name == "docstrings" else ("documents", "passages") if name != "nq" else ("passages",)
         for kind in kinds:
@@ -62,7 +71,7 @@ def own_candidates(folder: Path, split: str, kind: str) -> pd.DataFrame:
     collection = Collection(folder)
     passages = [p for each in ("train", "dev", "test") for p in collection.passages(each)]
     questions = collection.questions(split, passages)
-    topics = chosen(pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"]))
+    topics = chosen(pd.DataFrame([(q.qid, q.query) for q in questions], columns=["qid", "query"]), split)
     if kind == "passages":
         texts = {f"p{i}": (p.title, p.text) for i, p in enumerate(passages)}
         relevant = {(q.qid, f"p{i}") for q in questions for i in q.gold}
@@ -78,13 +87,23 @@ def docstring_candidates(split: str) -> pd.DataFrame:
     texts = {entry.docno: ("", entry.text) for entry in dataset.entries}
     qrels = dataset.get_qrels(split)
     relevant = set(zip(qrels["qid"], qrels["docno"], strict=True))
-    run = bm25_run({d: text for d, (_, text) in texts.items()}, chosen(dataset.get_topics(split)), DEPTH)
+    run = bm25_run({d: text for d, (_, text) in texts.items()}, chosen(dataset.get_topics(split), split), DEPTH)
     return with_texts(run, texts, relevant)
 
 
-def chosen(topics: pd.DataFrame) -> pd.DataFrame:
+def judged_candidates(folder: Path) -> pd.DataFrame:
+    """Return the same of a folder with human judgements, all topics."""
+    dataset = pt.get_dataset(f"longdoc:folder:{folder}")
+    texts = {str(row["docno"]): ("", str(row["text"])) for row in dataset.get_corpus_iter(verbose=False)}
+    qrels = dataset.get_qrels().query("label > 0")
+    relevant = set(zip(qrels["qid"], qrels["docno"], strict=True))
+    topics = dataset.get_topics().query("qid in @qrels.qid")
+    return with_texts(bm25_run({d: text for d, (_, text) in texts.items()}, topics, DEPTH), texts, relevant)
+
+
+def chosen(topics: pd.DataFrame, split: str) -> pd.DataFrame:
     """Return so many topics, always the same."""
-    return topics.sample(min(QUESTIONS, len(topics)), random_state=0) if len(topics) > QUESTIONS else topics
+    return topics.sample(QUESTIONS[split], random_state=0) if len(topics) > QUESTIONS[split] else topics
 
 
 def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: set[tuple[str, str]]) -> pd.DataFrame:
@@ -100,15 +119,20 @@ def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: s
 def read(folder: Path, split: str, *, all_kinds: bool = False) -> dict[str, pd.DataFrame]:
     """Return the candidates by name of the collection: documents if BM25 leaves something to do, else passages."""
     found = {}
-    for name in (*COLLECTIONS, "docstrings"):
+    for name in (*COLLECTIONS, "docstrings", *NEVER):
         for kind in ("documents", "passages"):
             file = folder / "data" / f"{split}-{name}-{kind}.jsonl.gz"
             if file.is_file() and (all_kinds or name not in found):
                 frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna("")
-                by_dev = pd.read_json(folder / "data" / f"dev-{name}-{kind}.jsonl.gz", lines=True, dtype=TEXT)
-                if all_kinds or kind == "passages" or name == "docstrings" or mean_of(by_dev)[0] <= MOST:
+                if all_kinds or kind == "passages" or name in ("docstrings", *NEVER) or left_to_do(folder, name):
                     found[f"{name}-{kind}" if all_kinds else name] = frame.assign(kind=kind)
     return found
+
+
+def left_to_do(folder: Path, name: str) -> bool:
+    """Return whether BM25 leaves something to do among a collection's documents, on its dev split."""
+    file = folder / "data" / f"dev-{name}-documents.jsonl.gz"
+    return mean_of(pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna(""))[0] <= MOST
 
 
 def values_of(frame: pd.DataFrame, score: np.ndarray | pd.Series | None = None) -> pd.DataFrame:
@@ -224,9 +248,9 @@ def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
     return frame[frame["qid"].isin(qids.sample(min(questions, len(qids)), random_state=1))]
 
 
-def table(folder: Path, split: str, questions: int) -> pd.DataFrame:
+def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     """Return nDCG@10 and RR of all that is scored."""
-    frames, rows = {n: sampled(f, questions) for n, f in read(folder, split, all_kinds=True).items()}, []
+    frames, rows = {n: sampled(f, args.questions) for n, f in read(folder, split, all_kinds=True).items()}, []
     short = {name: frame["kind"].iloc[0] for name, frame in read(folder, split).items()}
     scored: dict[str, dict[str, pd.DataFrame]] = {}
     for file in sorted((folder / "scores").glob(f"{split}-*.csv")):
@@ -250,6 +274,24 @@ def table(folder: Path, split: str, questions: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "collection", "questions", *names, "weight"])
 
 
+def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
+    """Return a model and its sum with BM25 against BM25: 95 % intervals, paired t-tests, Holm over the whole table."""
+    rows = []
+    for name, frame in read(folder, split).items():
+        file = folder / "scores" / f"{split}-{name}-{args.model}.csv"
+        own = pd.read_csv(file, dtype={"qid": str, "docno": str}).rename(columns={"score": "own"})
+        merged = sampled(frame, args.questions).merge(own, on=["qid", "docno"])
+        bm25 = values_of(merged)["nDCG@10"]
+        for what, value in {"alone": merged["own"], "sum": merged["own"] + args.weight * merged["score"]}.items():
+            values = values_of(merged, value)["nDCG@10"]
+            test = ttest_1samp(values - bm25, 0.0)
+            row = (f"{name} {frame['kind'].iloc[0]}", len(bm25), bm25.mean(), what, values.mean())
+            rows.append((*row, (values - bm25).mean(), *test.confidence_interval(), test.pvalue))
+    names = ["collection", "questions", "BM25", "what", "nDCG@10", "difference", "low", "high", "p"]
+    found = pd.DataFrame(rows, columns=names)
+    return found.assign(**{"p (Holm)": multipletests(found["p"], method="holm")[1]})
+
+
 def look_once(folder: Path, what: list[str]) -> None:
     """Note the first look at the test splits; refuse another."""
     file = folder / "looked.json"
@@ -271,17 +313,22 @@ def main() -> None:
     second.add_argument("models", nargs="+")
     second.add_argument("--titles", action="store_true", help="read the title with each window")
     second.add_argument("--best", type=int, default=3, help="windows of a document that are read")
-    second.add_argument("--questions", type=int, default=QUESTIONS)
+    second.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
     second.add_argument("--only", nargs="+", default=[], help="collections, e.g. medquad-passages")
     fourth = commands.add_parser("evidence")
     fourth.add_argument("folder", type=Path)
     fourth.add_argument("collections", type=Path)
     fourth.add_argument("models", nargs="+")
-    fourth.add_argument("--questions", type=int, default=QUESTIONS)
+    fourth.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
+    fifth = commands.add_parser("goals")
+    fifth.add_argument("folder", type=Path)
+    fifth.add_argument("model", help="as its files of scores are called")
+    fifth.add_argument("--weight", type=float, required=True, help="of BM25 in the sum, chosen on dev")
+    fifth.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
     third = commands.add_parser("table")
     third.add_argument("folder", type=Path)
-    third.add_argument("--questions", type=int, default=QUESTIONS)
-    for each in (first, second, third, fourth):
+    third.add_argument("--questions", type=int, default=max(QUESTIONS.values()))
+    for each in (first, second, third, fourth, fifth):
         each.add_argument("--split", choices=("dev", "test"), default="dev")
     args = parser.parse_args()
     if args.split == "test" and args.command in ("score", "evidence"):
@@ -293,7 +340,8 @@ def main() -> None:
     elif args.command == "evidence":
         evidence(args.folder, args.collections, args.models, args)
     else:
-        found = table(args.folder, args.split, args.questions)
+        make = goals if args.command == "goals" else table
+        found = make(args.folder, args.split, args)
         print(found.to_string(index=False, float_format="{:.4f}".format))
 
 
