@@ -5,8 +5,8 @@
     python tests/benchmarks/evaluate_questions.py table FOLDER
     python tests/benchmarks/evaluate_questions.py goals FOLDER round1 --weight 0.3
 
-`candidates` writes BM25's first 20 for up to 200 questions of each dev split (500 of a test split): documents where BM25
-leaves something to do there, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
+`candidates` writes BM25's first 20 for up to 200 questions of each dev split, or 500 of a test split: documents where
+BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages among all passages of a collection. `score`
 reranks them by the windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the
 sum of both with one weight for all collections; `goals` tests one of them against BM25. `evidence` tells how often the
 best window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
