@@ -52,7 +52,7 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
     if backbone is not None:
         return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
     files = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: CrossEncoder.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in files}
+    return {name: CrossEncoder.load(f"longdoc:{file}", **arguments[name]) for name, file in files}
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:

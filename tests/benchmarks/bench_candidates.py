@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=10, help="of BM25's candidates, for training and test")
     parser.add_argument("--topics", type=int, default=80, help="of the test split")
     parser.add_argument("--rate", type=float, default=3e-5, help="learning rate")
-    parser.add_argument("--model", default="longdoc:docstrings-maxp", help="packaged model or folder to start from")
+    parser.add_argument("--model", default="longdoc:maxp", help="packaged model or folder to start from")
     args = parser.parse_args()
     import pyterrier as pt
     from ir_measures import RR

@@ -49,10 +49,10 @@ from .natural_page import (
 from .replication.replicate import processor
 
 MODELS = {
-    "FirstP": ("longdoc:docstrings-firstp", 1.0),
-    "MaxP": ("longdoc:docstrings-maxp", 1.0),
-    "PARADE attn": ("longdoc:docstrings-parade-attn", 1.0),
-    "PARADE transformer": ("longdoc:docstrings-parade-transformer", 1.0),
+    "FirstP": ("longdoc:firstp", 1.0),
+    "MaxP": ("longdoc:maxp", 1.0),
+    "PARADE attn": ("longdoc:parade-attn", 1.0),
+    "PARADE transformer": ("longdoc:parade-transformer", 1.0),
     "BiEncoder": ("longdoc:minilm-l6", None),
 }
 """The models, and the weight of BM25 in each one's sum; None for no sum."""

@@ -82,8 +82,8 @@ def main() -> None:
         bm25 = first_stage(dataset, Path(scratch) / "index", args.depth) >> dataset.text_loader()
         candidates = bm25(topics)
     models = {
-        "FirstP": ld.FirstP.load("longdoc:docstrings-firstp", dtype=args.dtype),
-        "PARADE": ld.PARADE.load("longdoc:docstrings-parade-attn", dtype=args.dtype, preselect=ld.BM25Windows(3)),
+        "FirstP": ld.FirstP.load("longdoc:firstp", dtype=args.dtype),
+        "PARADE": ld.PARADE.load("longdoc:parade-attn", dtype=args.dtype, preselect=ld.BM25Windows(3)),
     }
     runs, costs = {}, {}
     for name, model in models.items():

@@ -101,7 +101,7 @@ def main() -> None:
         bm25 = first_stage(dataset, Path(scratch) / "index", args.depth)
         systems = {"BM25": bm25}
         for name in args.models:
-            source = f"longdoc:docstrings-{name}" if args.folder is None else args.folder / name
+            source = f"longdoc:{name}" if args.folder is None else args.folder / name
             read: dict[str, Any] = (
                 {"preselect": ld.BM25Windows(args.windows)} if args.windows and name != "firstp" else {}
             )

@@ -66,7 +66,7 @@ def main() -> None:
         runs, told = {"BM25": found}, {}
         for variant, arguments in VARIANTS.items():
             model = ld.CrossEncoder.load(
-                f"longdoc:docstrings-{name}", preselect=preselect, dtype=args.dtype, **arguments
+                f"longdoc:{name}", preselect=preselect, dtype=args.dtype, **arguments
             )
             runs[variant], told[variant] = model(found), model.coverage
         print(f"\n{name}: {told['repeated']}")

@@ -192,7 +192,7 @@ def heads(folder: Path, name: str) -> None:
 
 def package(folder: Path, name: str) -> None:
     """Write the adapters into the package."""
-    models = Path(ld.__file__).parent / "models"
+    models, card = Path(ld.__file__).parent / "models", Path(__file__).with_name("packaged_card.md")
     trained = ld.MaxP.load(name)
     made = {
         "maxp": ld.MaxP(ENCODER, **WINDOWS),
@@ -206,6 +206,8 @@ def package(folder: Path, name: str) -> None:
     for short, model in made.items():
         shutil.rmtree(models / short, ignore_errors=True)
         model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
+        with (models / short / "README.md").open("a", encoding="utf-8") as readme:
+            readme.write(card.read_text(encoding="utf-8"))
         size = sum(file.stat().st_size for file in (models / short).iterdir())
         print(f"longdoc:{short}: {size / 1e6:.2f} MB", flush=True)
 

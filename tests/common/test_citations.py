@@ -117,7 +117,7 @@ def test_architectures_that_were_loaded_are_cited(tmp_path):
 
 def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded():
     assert "hofstatter-2020-improving" not in ld.MaxP().cited()
-    model = ld.MaxP.load("longdoc:docstrings-maxp")
+    model = ld.MaxP.load("longdoc:maxp")
     assert model.is_trained
     assert {"dai-2019-deeper", "hofstatter-2020-improving", "hu-2022-lora"} <= set(model.cited())
     assert "kim-2021-query" in BestResult(model, None, []).citation()
