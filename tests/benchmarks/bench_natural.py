@@ -31,7 +31,7 @@ from ir_measures import RR, nDCG
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.demo import first_stage
+from pyterrier_longdoc.demo import BM25_WEIGHT, first_stage
 from pyterrier_longdoc.experiment.significance import correct
 
 from .natural_page import (
@@ -49,10 +49,10 @@ from .natural_page import (
 from .replication.replicate import processor
 
 MODELS = {
-    "FirstP": ("longdoc:firstp", 1.0),
-    "MaxP": ("longdoc:maxp", 1.0),
-    "PARADE attn": ("longdoc:parade-attn", 1.0),
-    "PARADE transformer": ("longdoc:parade-transformer", 1.0),
+    "FirstP": ("longdoc:firstp", BM25_WEIGHT),
+    "MaxP": ("longdoc:maxp", BM25_WEIGHT),
+    "PARADE attn": ("longdoc:parade-attn", BM25_WEIGHT),
+    "PARADE transformer": ("longdoc:parade-transformer", BM25_WEIGHT),
     "BiEncoder": ("longdoc:minilm-l6", None),
 }
 """The models, and the weight of BM25 in each one's sum; None for no sum."""

@@ -65,9 +65,7 @@ def main() -> None:
     for name in args.models:
         runs, told = {"BM25": found}, {}
         for variant, arguments in VARIANTS.items():
-            model = ld.CrossEncoder.load(
-                f"longdoc:{name}", preselect=preselect, dtype=args.dtype, **arguments
-            )
+            model = ld.CrossEncoder.load(f"longdoc:{name}", preselect=preselect, dtype=args.dtype, **arguments)
             runs[variant], told[variant] = model(found), model.coverage
         print(f"\n{name}: {told['repeated']}")
         for baseline in ("text", "joined"):
