@@ -57,8 +57,9 @@ def questions_of(collections: Path, name: str) -> pd.DataFrame:
     if name == "docstrings":
         entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
         texts, without = {e.docno: e.text for e in entries}, {}
-        gold = {f"q-{e.docno}": e.docno for e in entries if e.query}
-        queries = {f"q-{e.docno}": str(e.query) for e in entries if e.query}
+        long = pt.get_dataset("longdoc:docstrings").get_topics("train-long")  # others have one window or two
+        queries = dict(zip(long["qid"], long["query"], strict=True))
+        gold = {qid: qid.removeprefix("q-") for qid in queries}
     else:
         collection = Collection(collections / name)
         passages = collection.passages("train")
