@@ -38,8 +38,10 @@ from pyterrier_longdoc.modelling.inputs import Encoded
 
 DOCUMENTS, DEPTH = 6, 15
 """Documents of a question, the answering one first; the others are of so many of BM25's best."""
-QUESTIONS = 900
+QUESTIONS = 500
 """Of each collection."""
+DOCUMENT = {**WINDOWS, "max_doc_len": None, "text_field": "text", "repeat": None}
+"""How documents are read by a model that was trained on passages with titles."""
 BEST = (3, 3, 8)
 """Windows of a document that are read, by turns."""
 HEADS = {"parade-attn": 1e-3, "parade-transformer": 1e-4}
@@ -102,7 +104,7 @@ def windows(collections: Path, folder: Path, name: str) -> None:
         vectors = np.zeros((len(qids), DOCUMENTS, max(BEST), 384), np.float16)
         mask = np.zeros(vectors.shape[:3], bool)
         for turn in range(len(BEST)):
-            model = ld.MaxP.load(name, preselect=ld.BM25Windows(BEST[turn]), dtype="bfloat16", **WINDOWS).model
+            model = ld.MaxP.load(name, preselect=ld.BM25Windows(BEST[turn]), dtype="bfloat16", **DOCUMENT).model
             numbers = range(turn, len(qids), len(BEST))
             own = frame[frame["qid"].isin({qids[i] for i in numbers})]
             place = [(i, document) for i in numbers for document in range(DOCUMENTS)]
