@@ -202,7 +202,7 @@ def spans_of(question: Question, passages: list[Passage]) -> list[tuple[int, int
 
 def model_of(name: str, kind: str, *, titles: bool, best: int) -> Any:
     """Return a model for passages or documents: a packaged one, a folder, or the weights of a training's state."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"text_field": "text", "repeat": None}
     if titles:
         fields = {"text_field": ("title", "text"), "repeat": "title", "repeat_tokens": TITLE_TOKENS}
     if kind == "passages":
