@@ -1,7 +1,7 @@
 """Compares cross-encoders with BM25 on questions with known answers: the first 20 of BM25 are reranked.
 
     python tests/benchmarks/evaluate_questions.py candidates COLLECTIONS FOLDER
-    python tests/benchmarks/evaluate_questions.py score FOLDER longdoc:maxp FOLDER/round1 STATE.safetensors
+    python tests/benchmarks/evaluate_questions.py score FOLDER FOLDER/round1 STATE.safetensors
     python tests/benchmarks/evaluate_questions.py table FOLDER
     python tests/benchmarks/evaluate_questions.py goals FOLDER round1 --weight 0.3
 
@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyterrier as pt
-from ir_measures import RR, nDCG
 from safetensors.torch import load_file
 from scipy.stats import ttest_1samp
 from statsmodels.stats.multitest import multipletests
@@ -39,7 +38,6 @@ from pyterrier_longdoc.common.packaged import ENCODER
 MOST = 0.9
 DEPTH = 20
 QUESTIONS = {"dev": 200, "test": 500}
-MEASURES = [nDCG @ 10, RR]
 WEIGHTS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
 """Of BM25 in the sum."""
 WINDOWS = {"window_size": 100, "stride": 80}

@@ -19,6 +19,7 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,17 +30,18 @@ import pyterrier as pt
 import torch
 from evaluate_questions import WINDOWS
 from torch.nn import functional
-from train_questions import COLLECTIONS, Collection, bm25
+from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
-from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.modelling.inputs import Encoded
 
 DOCUMENTS, DEPTH = 6, 15
 """Documents of a question, the answering one first; the others are of so many of BM25's best."""
-QUESTIONS = 900
+QUESTIONS = 500
 """Of each collection."""
+DOCUMENT = {**WINDOWS, "max_doc_len": None, "text_field": "text", "repeat": None}
+"""How documents are read by a model that was trained on passages with titles."""
 BEST = (3, 3, 8)
 """Windows of a document that are read, by turns."""
 HEADS = {"parade-attn": 1e-3, "parade-transformer": 1e-4}
@@ -54,11 +56,12 @@ HELD = 10
 
 def questions_of(collections: Path, name: str) -> pd.DataFrame:
     """Return `qid, query, text, label`: `DOCUMENTS` rows for each question, the answering document first."""
+    without: dict[str, str] = {}
     if name == "docstrings":
-        entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
-        texts, without = {e.docno: e.text for e in entries}, {}
-        gold = {f"q-{e.docno}": e.docno for e in entries if e.query}
-        queries = {f"q-{e.docno}": str(e.query) for e in entries if e.query}
+        texts = {passage.docno: passage.text for passage in docstring_passages()[0]}
+        long = pt.get_dataset("longdoc:docstrings").get_topics("train-long")  # others have one window or two
+        queries = dict(zip(long["qid"], long["query"], strict=True))
+        gold = {qid: qid.removeprefix("q-") for qid in queries}
     else:
         collection = Collection(collections / name)
         passages = collection.passages("train")
@@ -66,13 +69,9 @@ def questions_of(collections: Path, name: str) -> pd.DataFrame:
         found = {q.qid: q for q in collection.questions("train", passages)}
         queries = {qid: question.query for qid, question in found.items()}
         gold = {qid: passages[question.gold[0]].docno for qid, question in found.items()}
-        without = {}
-        for qid, question in found.items():
-            rest = texts[gold[qid]]
-            for passage in sorted((passages[i] for i in question.gold), key=lambda p: -p.start):
-                if passage.docno == gold[qid]:
-                    rest = rest[: passage.start] + rest[passage.start + len(passage.text) :]
-            without[qid] = rest if len(rest) > len(texts[gold[qid]]) // 2 else ""
+        for qid, docno in gold.items():
+            answers = [passages[i] for i in found[qid].gold if passages[i].docno == docno]
+            without[qid] = without_answers(texts[docno], answers)
     topics = pd.DataFrame(queries.items(), columns=["qid", "query"])
     topics = topics.sample(min(QUESTIONS, len(topics)), random_state=0, ignore_index=True)
     docnos = list(texts)
@@ -88,6 +87,14 @@ def questions_of(collections: Path, name: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["qid", "query", "text", "label"])
 
 
+def without_answers(text: str, answers: Sequence[Passage]) -> str:
+    """Return a document without the passages that answer; nothing if these are half of it."""
+    rest = text
+    for passage in sorted(answers, key=lambda answer: -answer.start):
+        rest = rest[: passage.start] + rest[passage.start + len(passage.text) :]
+    return rest if len(rest) > len(text) // 2 else ""
+
+
 def windows(collections: Path, folder: Path, name: str) -> None:
     """Write the vectors of all collections' windows, a file for each: `(questions, DOCUMENTS, windows, H)`, fp16."""
     target = folder / "windows"
@@ -101,7 +108,7 @@ def windows(collections: Path, folder: Path, name: str) -> None:
         vectors = np.zeros((len(qids), DOCUMENTS, max(BEST), 384), np.float16)
         mask = np.zeros(vectors.shape[:3], bool)
         for turn in range(len(BEST)):
-            model = ld.MaxP.load(name, preselect=ld.BM25Windows(BEST[turn]), dtype="bfloat16", **WINDOWS).model
+            model = ld.MaxP.load(name, preselect=ld.BM25Windows(BEST[turn]), dtype="bfloat16", **DOCUMENT).model
             numbers = range(turn, len(qids), len(BEST))
             own = frame[frame["qid"].isin({qids[i] for i in numbers})]
             place = [(i, document) for i in numbers for document in range(DOCUMENTS)]
@@ -192,7 +199,7 @@ def heads(folder: Path, name: str) -> None:
 
 def package(folder: Path, name: str) -> None:
     """Write the adapters into the package."""
-    models = Path(ld.__file__).parent / "models"
+    models, card = Path(ld.__file__).parent / "models", Path(__file__).with_name("packaged_card.md")
     trained = ld.MaxP.load(name)
     made = {
         "maxp": ld.MaxP(ENCODER, **WINDOWS),
@@ -206,6 +213,8 @@ def package(folder: Path, name: str) -> None:
     for short, model in made.items():
         shutil.rmtree(models / short, ignore_errors=True)
         model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
+        with (models / short / "README.md").open("a", encoding="utf-8") as readme:
+            readme.write(card.read_text(encoding="utf-8"))
         size = sum(file.stat().st_size for file in (models / short).iterdir())
         print(f"longdoc:{short}: {size / 1e6:.2f} MB", flush=True)
 
