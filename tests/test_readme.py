@@ -62,7 +62,7 @@ def test_python_blocks_print_what_stands_beneath_them(names, tmp_path):
     outputs = json.loads(done.stdout.splitlines()[-1])
     for (_, name, _, expected), printed in zip(examples, outputs, strict=True):
         if expected:
-            # Names, order and whole numbers are certain; the documentation of other package versions gives other figures.
+            # Names, order and whole numbers are certain; other versions of the documented packages give other figures.
             assert words(printed) == words(expected), name
 
 

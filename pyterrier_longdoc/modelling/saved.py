@@ -228,9 +228,11 @@ def compress(state: Mapping[str, torch.Tensor], base: Mapping[str, torch.Tensor]
     """
     differences: dict[str, torch.Tensor] = {}
     for name, value in state.items():
-        if name not in base or (value.ndim != 2 and not torch.equal(value, base[name])):
+        if name in base and torch.equal(value, base[name]):
+            continue
+        if name not in base or value.ndim != 2:
             differences[name] = _half(value)
-        elif not torch.equal(value, base[name]):
+        else:
             difference = value.double() - base[name].double()
             differences |= _factors(name, difference) or _bytes(name, difference)
     return differences

@@ -19,6 +19,7 @@ import argparse
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,11 +30,10 @@ import pyterrier as pt
 import torch
 from evaluate_questions import WINDOWS
 from torch.nn import functional
-from train_questions import COLLECTIONS, Collection, bm25
+from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.common.packaged import ENCODER
-from pyterrier_longdoc.data import docstrings
 from pyterrier_longdoc.modelling.inputs import Encoded
 
 DOCUMENTS, DEPTH = 6, 15
@@ -56,9 +56,9 @@ HELD = 10
 
 def questions_of(collections: Path, name: str) -> pd.DataFrame:
     """Return `qid, query, text, label`: `DOCUMENTS` rows for each question, the answering document first."""
+    without: dict[str, str] = {}
     if name == "docstrings":
-        entries = [e for e in pt.get_dataset("longdoc:docstrings").entries if docstrings.split_of(e.docno) == "train"]
-        texts, without = {e.docno: e.text for e in entries}, {}
+        texts = {passage.docno: passage.text for passage in docstring_passages()[0]}
         long = pt.get_dataset("longdoc:docstrings").get_topics("train-long")  # others have one window or two
         queries = dict(zip(long["qid"], long["query"], strict=True))
         gold = {qid: qid.removeprefix("q-") for qid in queries}
@@ -69,13 +69,9 @@ def questions_of(collections: Path, name: str) -> pd.DataFrame:
         found = {q.qid: q for q in collection.questions("train", passages)}
         queries = {qid: question.query for qid, question in found.items()}
         gold = {qid: passages[question.gold[0]].docno for qid, question in found.items()}
-        without = {}
-        for qid, question in found.items():
-            rest = texts[gold[qid]]
-            for passage in sorted((passages[i] for i in question.gold), key=lambda p: -p.start):
-                if passage.docno == gold[qid]:
-                    rest = rest[: passage.start] + rest[passage.start + len(passage.text) :]
-            without[qid] = rest if len(rest) > len(texts[gold[qid]]) // 2 else ""
+        for qid, docno in gold.items():
+            answers = [passages[i] for i in found[qid].gold if passages[i].docno == docno]
+            without[qid] = without_answers(texts[docno], answers)
     topics = pd.DataFrame(queries.items(), columns=["qid", "query"])
     topics = topics.sample(min(QUESTIONS, len(topics)), random_state=0, ignore_index=True)
     docnos = list(texts)
@@ -89,6 +85,14 @@ def questions_of(collections: Path, name: str) -> pd.DataFrame:
         if len(others) == DOCUMENTS - 1:
             rows += [(f"{name}:{qid}", query, text, i == 0) for i, text in enumerate([texts[gold[qid]], *others])]
     return pd.DataFrame(rows, columns=["qid", "query", "text", "label"])
+
+
+def without_answers(text: str, answers: Sequence[Passage]) -> str:
+    """Return a document without the passages that answer; nothing if these are half of it."""
+    rest = text
+    for passage in sorted(answers, key=lambda answer: -answer.start):
+        rest = rest[: passage.start] + rest[passage.start + len(passage.text) :]
+    return rest if len(rest) > len(text) // 2 else ""
 
 
 def windows(collections: Path, folder: Path, name: str) -> None:
