@@ -135,7 +135,7 @@ def test_packaged_models_rank(name):
 @pytest.mark.parametrize(
     ("make_bad", "word"),
     [
-        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:docstrings-"),
+        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:avgp, longdoc:firstp"),
         (lambda: ld.MaxP("longdoc:nothing").model, "longdoc:minilm-l6"),
         (lambda: ld.MaxP("longdoc:maxp").model, "load"),
     ],
