@@ -27,7 +27,7 @@ from .common.frames import TruncationWarning
 from .common.presentation import percent
 from .experiment import Experiment, ExperimentResults, ExperimentWarning
 
-MOVED_SHARE, MOVED_DEPTH = 1 / 5, 5
+MOVED_SHARE, MOVED_DEPTH = 1 / 3, 5
 """Share of topics, and documents per topic, of the second part, whose effects are large."""
 
 
@@ -128,7 +128,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "topics to sample, for the second part a fifth as many; 0 takes all (default 100)"
+    topics = "topics to sample, for the second part a third as many; 0 takes all (default 100)"
     parser.add_argument("--queries", type=int, default=100, help=topics)
     depth = f"documents to rerank per topic (default 7; the second part takes {MOVED_DEPTH})"
     parser.add_argument("--depth", type=int, default=7, help=depth)
