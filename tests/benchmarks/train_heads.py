@@ -211,7 +211,7 @@ def package(folder: Path, name: str) -> None:
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
     made |= {kind: ld.PARADE.load(folder / kind) for kind in HEADS}
     for short, model in made.items():
-        if short != "maxp":  # equal to what it stands upon, a byte a weight, so that nothing of the encoder is stored again
+        if short != "maxp":  # the very weights it stands upon, so that nothing of the encoder is stored again
             model.model.encoder.load_state_dict(ld.MaxP.load("longdoc:maxp").model.encoder.state_dict())
         shutil.rmtree(models / short, ignore_errors=True)
         model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
