@@ -261,6 +261,7 @@ def main() -> None:
     }
     chosen = "" if args.models == list(MODELS) else f" --models {' '.join(args.models)}"
     chosen += " --longp CHECKPOINT" if args.longp else ""
+    chosen += "" if args.dtype == "float32" else f" --dtype {args.dtype}"
     options = f"--split {args.split} --queries {args.queries} --depth {args.depth} --windows {args.windows}{chosen}"
     command = (
         f"python -m tests.benchmarks.bench_natural PATH --out OUT --collections {' '.join(args.collections)} {options}"
