@@ -3,7 +3,7 @@
     python -m pyterrier_longdoc [--collection DIR] [--backbone NAME_OR_FOLDER] [--queries N] [--depth N]
 
 Without arguments it does two things, with the documentation of the installed Python packages and this package's own
-models. It reranks long docstrings with FirstP, MaxP, PARADE and BM25 + PARADE, and tests them against BM25. Then it
+models. It reranks docstrings with FirstP, MaxP, PARADE and BM25 + PARADE, and tests them against BM25. Then it
 puts the passage that answers a query early into a document, anywhere or far, and tests FirstP and MaxP against chance.
 """
 
@@ -56,16 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_natural(args: argparse.Namespace, dataset: Any, models: Mapping[str, Any], folder: Path) -> ExperimentResults:
     """Run the first part: BM25, the models and the sum on documents as they are."""
-    variant = None if args.collection else "test-long"
     with tempfile.TemporaryDirectory() as scratch:
         bm25 = demo.first_stage(dataset, Path(scratch) / "index", args.depth)
-        pool = dataset.get_topics(variant)
+        pool = dataset.get_topics()
         topics = _sample(pool, args.queries, args.seed)
         print(f"{len(topics)} of {len(pool)} topics, {args.depth} documents each, baseline {args.baseline}", flush=True)
         results = Experiment(
             demo.pipelines(bm25, dataset.text_loader(), models),
             topics,
-            dataset.get_qrels(variant),
+            dataset.get_qrels(),
             demo.DEMO_MEASURES,
             baseline=args.baseline,
             correction="holm",
@@ -129,10 +128,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--collection", help="folder with docs.jsonl, topics.tsv and qrels.txt (default: docstrings)")
     parser.add_argument("--backbone", help="cross-encoder, name or folder, in place of the packaged ones")
-    topics = "topics to sample, for the second part a third as many; 0 takes all (default 60)"
-    parser.add_argument("--queries", type=int, default=60, help=topics)
-    depth = f"documents to rerank per topic (default 8; the second part takes {MOVED_DEPTH})"
-    parser.add_argument("--depth", type=int, default=8, help=depth)
+    topics = "topics to sample, for the second part a third as many; 0 takes all (default 100)"
+    parser.add_argument("--queries", type=int, default=100, help=topics)
+    depth = f"documents to rerank per topic (default 7; the second part takes {MOVED_DEPTH})"
+    parser.add_argument("--depth", type=int, default=7, help=depth)
     baseline = "system that the others are tested against (default BM25)"
     parser.add_argument("--baseline", default="BM25", choices=("BM25", *demo.MODELS, demo.SUM), help=baseline)
     parser.add_argument("--output", default="longdoc-demo", help="folder for runs, tables and picture")

@@ -24,7 +24,8 @@ from .experiment.significance import p_in_words
 from .modelling.preselection import BM25Windows
 
 MODELS = ("FirstP", "MaxP", "PARADE")
-SUM = "BM25 + PARADE"
+SUM, BM25_WEIGHT = "BM25 + PARADE", 0.3
+"""The sum of both scores, and the weight of BM25 in it; on dev splits .3 to .5 were about equally good."""
 BEST_WINDOWS = 3
 """Windows of a document that MaxP and PARADE read, to save time: the best ones for the query by BM25."""
 
@@ -52,7 +53,7 @@ def rerankers(backbone: str | None = None, score_cache: Path | None = None) -> d
     if backbone is not None:
         return {cls.__name__: cls(backbone, **arguments[cls.__name__]) for cls in (FirstP, MaxP, PARADE)}
     files = zip(MODELS, ("firstp", "maxp", "parade-attn"), strict=True)
-    return {name: CrossEncoder.load(f"longdoc:docstrings-{file}", **arguments[name]) for name, file in files}
+    return {name: CrossEncoder.load(f"longdoc:{file}", **arguments[name]) for name, file in files}
 
 
 def first_stage(dataset: Any, folder: Path, depth: int) -> Any:
@@ -90,7 +91,7 @@ def _without_log() -> Iterator[None]:
 def pipelines(first_stage: Any, text_loader: Any, models: Mapping[str, Any]) -> dict[str, Any]:
     """Return the systems to compare, all on the same candidates, which an experiment retrieves once."""
     candidates, bm25 = first_stage >> text_loader, pt.Transformer.identity()
-    rerankers = {"BM25": bm25, **models, SUM: bm25 + models["PARADE"]}
+    rerankers = {"BM25": bm25, **models, SUM: BM25_WEIGHT * bm25 + models["PARADE"]}
     return {name: candidates >> reranker for name, reranker in rerankers.items()}
 
 

@@ -139,7 +139,7 @@ def test_all_systems_share_one_retrieval(collection):
         results = Experiment(systems, topics, dataset.get_qrels(), ["AP"])
     assert results.names == SYSTEMS
     assert calls == [len(topics)]
-    twice = (bm25 + (bm25 >> dataset.text_loader() >> model))(topics)
+    twice = (demo.BM25_WEIGHT * bm25 + (bm25 >> dataset.text_loader() >> model))(topics)
     once = systems[demo.SUM](topics)[twice.columns]
     pd.testing.assert_frame_equal(once, twice, check_exact=True)
 
@@ -280,7 +280,7 @@ def test_the_picture_has_a_panel_for_each_part():
     ("arguments", "named"),
     [
         (["--baseline", "PL2"], "PL2"),
-        (["--depth", "0"], "--depth 1, not 60 and 0"),
+        (["--depth", "0"], "--depth 1, not 100 and 0"),
         (["--queries", "-3"], "--queries 0 and --depth 1, not -3"),
         (["--resume", "--output", "no-such-folder"], "nothing to --resume"),
     ],

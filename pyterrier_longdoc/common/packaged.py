@@ -14,7 +14,7 @@ _MODELS = Path(__file__).parents[1] / "models"
 
 
 def packaged_models() -> list[str]:
-    """Return the names of the models that `load` finds in this package, `"longdoc:docstrings-maxp"` and so on."""
+    """Return the names of the models that `load` finds in this package, `"longdoc:maxp"` and so on."""
     return sorted(f"{PREFIX}{path.parent.name}" for path in _MODELS.glob("*/config.json"))
 
 

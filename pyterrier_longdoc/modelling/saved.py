@@ -78,7 +78,7 @@ def save_model(
         "pt_meta.json": _pretty({"type": "longdoc_reranker", "format": "hf", "package_hint": "pyterrier-longdoc"}),
         "README.md": _card(cls, parameters),
     }
-    if model.history:
+    if model.recipe is not None:
         texts["training.json"] = _pretty({"args": model.recipe, "history": model.history})
     with ExitStack() as stack, tempfile.TemporaryDirectory(prefix=".tokenizer-", dir=folder) as scratch:
         # No file is replaced before all are written: on a full disk an earlier model stays whole.
@@ -96,7 +96,7 @@ def save_model(
         else:
             temporary_file = stack.enter_context(replacing(folder / ADAPTER_FILE))
             save_file(adapter.tensors, temporary_file, metadata={"format": "pt"})
-    if not model.history:
+    if model.recipe is None:
         (folder / "training.json").unlink(missing_ok=True)  # of an earlier model
 
 

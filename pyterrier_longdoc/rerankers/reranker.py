@@ -825,7 +825,7 @@ class CrossEncoder(Reranker, pt.Estimator):
 
         Args:
             name: a folder, a model on the Hugging Face hub, or a model in this package, e.g.
-                `"longdoc:docstrings-maxp"`.
+                `"longdoc:maxp"`.
             revision: branch, tag or commit on the hub.
             **parameters: constructor arguments to change, e.g. `device="cpu"`.
 

@@ -50,14 +50,13 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=10, help="of BM25's candidates, for training and test")
     parser.add_argument("--topics", type=int, default=80, help="of the test split")
     parser.add_argument("--rate", type=float, default=3e-5, help="learning rate")
-    parser.add_argument("--model", default="longdoc:docstrings-maxp", help="packaged model or folder to start from")
+    parser.add_argument("--model", default="longdoc:maxp", help="packaged model or folder to start from")
     args = parser.parse_args()
     import pyterrier as pt
     from ir_measures import RR
 
     import pyterrier_longdoc as ld
     from pyterrier_longdoc.demo import first_stage
-    from pyterrier_longdoc.training import make_groups
 
     data = collection()
     loader = data.text_loader()
@@ -78,16 +77,11 @@ def main() -> None:
             learning_rates={"": args.rate}, dropout=0.0, dtype="bfloat16",
         )  # fmt: skip
         model = ld.CrossEncoder.load(args.model, training=recipe, text_loader=data)
-        taken = model.training_candidates(run, judged)
-        groups = make_groups(taken, judged, recipe)
         start, earlier = time.perf_counter(), model.history["step"].iloc[-1]
         systems[f"trained on {way}"] = model.fit(run, judged)
         seconds, (*_, loss) = time.perf_counter() - start, model.history["loss"]
-        print(
-            f"judged={way!r}: {len(groups)} queries trained on, {len(taken) - len(run)} documents added, "
-            f"{model.history['step'].iloc[-1] - earlier} steps, mean loss {loss:.3f}, {seconds:.0f} s",
-            flush=True,
-        )
+        steps = model.history["step"].iloc[-1] - earlier
+        print(f"judged={way!r}: {model.trained_on}; {steps} steps, mean loss {loss:.3f}, {seconds:.0f} s", flush=True)
     full = loader(with_relevant(candidates, test, qrels, args.depth))
     scored = {name: model(full) for name, model in systems.items()}
     own = full.merge(candidates[["qid", "docno"]])[["qid", "docno"]]

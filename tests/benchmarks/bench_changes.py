@@ -1,6 +1,6 @@
 """How much scores change with one argument: MaxP as it is beside MaxP with another value, on the same documents.
 
-    python tests/benchmarks/bench_changes.py [--topics 4] [--depth 10] [--model longdoc:docstrings-maxp]
+    python tests/benchmarks/bench_changes.py [--topics 4] [--depth 10] [--model longdoc:maxp]
 
 Reranks BM25's best documents of test topics of `longdoc:docstrings`, in float32 on one thread where nothing else is
 said. Printed for each change: the largest difference of a score, the share of pairs whose scores differ at all, and
@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=4)
     parser.add_argument("--depth", type=int, default=10, help="documents of each")
-    parser.add_argument("--model", default="longdoc:docstrings-maxp", help="a saved or packaged MaxP")
+    parser.add_argument("--model", default="longdoc:maxp", help="a saved or packaged MaxP")
     args = parser.parse_args()
     warnings.simplefilter("ignore", ld.TruncationWarning)
     dataset = pt.get_dataset("longdoc:docstrings")

@@ -79,7 +79,7 @@ def students(backbone: str, teacher: Any, found: Any, qrels: Any, args: argparse
 def main() -> None:
     """Trains both students and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--teacher", default="longdoc:docstrings-maxp", help="packaged model or folder")
+    parser.add_argument("--teacher", default="longdoc:maxp", help="packaged model or folder")
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--queries", type=int, default=1500, help="of the train split")
     parser.add_argument("--epochs", type=int, default=2)

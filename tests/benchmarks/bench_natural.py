@@ -31,7 +31,7 @@ from ir_measures import RR, nDCG
 
 import pyterrier_longdoc as ld
 from pyterrier_longdoc.analysis import PositionEffectiveness
-from pyterrier_longdoc.demo import first_stage
+from pyterrier_longdoc.demo import BM25_WEIGHT, first_stage
 from pyterrier_longdoc.experiment.significance import correct
 
 from .natural_page import (
@@ -49,10 +49,10 @@ from .natural_page import (
 from .replication.replicate import processor
 
 MODELS = {
-    "FirstP": ("longdoc:docstrings-firstp", 1.0),
-    "MaxP": ("longdoc:docstrings-maxp", 1.0),
-    "PARADE attn": ("longdoc:docstrings-parade-attn", 1.0),
-    "PARADE transformer": ("longdoc:docstrings-parade-transformer", 1.0),
+    "FirstP": ("longdoc:firstp", BM25_WEIGHT),
+    "MaxP": ("longdoc:maxp", BM25_WEIGHT),
+    "PARADE attn": ("longdoc:parade-attn", BM25_WEIGHT),
+    "PARADE transformer": ("longdoc:parade-transformer", BM25_WEIGHT),
     "BiEncoder": ("longdoc:minilm-l6", None),
 }
 """The models, and the weight of BM25 in each one's sum; None for no sum."""
@@ -261,6 +261,7 @@ def main() -> None:
     }
     chosen = "" if args.models == list(MODELS) else f" --models {' '.join(args.models)}"
     chosen += " --longp CHECKPOINT" if args.longp else ""
+    chosen += "" if args.dtype == "float32" else f" --dtype {args.dtype}"
     options = f"--split {args.split} --queries {args.queries} --depth {args.depth} --windows {args.windows}{chosen}"
     command = (
         f"python -m tests.benchmarks.bench_natural PATH --out OUT --collections {' '.join(args.collections)} {options}"

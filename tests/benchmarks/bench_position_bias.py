@@ -7,7 +7,7 @@ The collections docstrings-early, -uniform and -far have the same queries and th
 the relevant passage. Candidates are a query's relevant document and others drawn from those of the other queries, so
 that a model that sees nothing relevant is as good as chance; or with --bm25 the best of BM25. They are reranked by the
 packaged MiniLM as bi-encoder over the first or the best window, by FirstP and MaxP with a cross-encoder checkpoint if
-one is given, and by models of any class that `save` wrote or this package carries (MaxP=longdoc:docstrings-maxp); one
+one is given, and by models of any class that `save` wrote or this package carries (MaxP=longdoc:maxp); one
 called FirstP is what the others are tested against. Tables: effectiveness in each collection with intervals and the
 test of each model against its first-window partner, the ratio of worst to best collection, the same by position within
 docstrings-uniform, and the change of the scores when the passage moves through the document. The pictures are in the

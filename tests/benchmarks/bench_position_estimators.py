@@ -1,7 +1,7 @@
 """Which estimator of relevant positions is biased: estimates from a cross-encoder's scores beside known positions.
 
     python tests/benchmarks/bench_position_estimators.py [--collections docstrings-uniform docstrings-long ...]
-        [--queries 40] [--known 10] [--judge longdoc:docstrings-maxp] [--data PATH]
+        [--queries 40] [--known 10] [--judge longdoc:maxp] [--data PATH]
 
 Collections, with their relevant passage at places that are drawn evenly:
 
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--collections", nargs="*", default=list(COLLECTIONS), choices=list(COLLECTIONS))
     parser.add_argument("--queries", type=int, default=40)
     parser.add_argument("--known", type=int, default=10, help="queries whose positions calibrate a threshold")
-    parser.add_argument("--judge", default="longdoc:docstrings-maxp", help="a saved or packaged model")
+    parser.add_argument("--judge", default="longdoc:maxp", help="a saved or packaged model")
     parser.add_argument("--data", type=Path, help="folder with the collection time, which needle is made of")
     args = parser.parse_args()
     if "needle" in args.collections and args.data is None:

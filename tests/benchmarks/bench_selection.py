@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_selection.py [--topics 100] [--depth 20] [--k 1 2 3 5] [--threads 2]
     python tests/benchmarks/bench_selection.py --collection PATH/time --topics 0
-    python tests/benchmarks/bench_selection.py --model longdoc:docstrings-parade-attn --cross-encoder SMALLER
+    python tests/benchmarks/bench_selection.py --model longdoc:parade-attn --cross-encoder SMALLER
 
 Reranks BM25's top documents among those with more than `--min-tokens` tokens, and judges by the relevant ones among
 these. Documents/s are those of one `transform` with everything loaded and nothing remembered, the best of `--rounds`;
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=20, help="documents of a topic, at most")
     parser.add_argument("--min-tokens", type=int, default=1500)
     parser.add_argument("--k", type=int, nargs="*", default=[1, 2, 3, 5])
-    parser.add_argument("--model", default="longdoc:docstrings-maxp", help="a saved model of several windows")
+    parser.add_argument("--model", default="longdoc:maxp", help="a saved model of several windows")
     parser.add_argument("--encoder", default="longdoc:minilm-l6", help="of the bi-encoder; 'none' leaves it out")
     parser.add_argument("--cross-encoder", help="a small one that selects: a saved model, or any checkpoint")
     parser.add_argument("--rounds", type=int, default=1)

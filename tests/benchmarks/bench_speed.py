@@ -78,7 +78,7 @@ def checkpoint(folder: Path) -> str:
     """
     from transformers import BertForSequenceClassification
 
-    scorer = ld.MaxP.load("longdoc:docstrings-maxp", device="cpu").model
+    scorer = ld.MaxP.load("longdoc:maxp", device="cpu").model
     config = copy.deepcopy(scorer.encoder.backbone.config)
     config.num_labels = 1
     model = BertForSequenceClassification(config).eval()

@@ -10,8 +10,8 @@ BM25 leaves something to do on dev, an nDCG@10 of at most .90, else passages amo
 reranks them by the windows that BM25 finds best. `table` shows nDCG@10 and RR of BM25, of each model alone, and of the
 sum of both with one weight for all collections; `goals` tests one of them against BM25. `evidence` tells how often the
 best window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
-done once for the test splits, and for TIME, Cranfield and Vaswani: the first look is noted in FOLDER/looked.json, and a
-second one is refused.
+done once for the test splits, and for TIME, Cranfield and Vaswani: the first look of `score` and of `evidence` is noted
+in FOLDER/looked.json, and a second one is refused.
 """
 
 from __future__ import annotations
@@ -290,14 +290,17 @@ def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     return found.assign(**{"p (Holm)": multipletests(found["p"], method="holm")[1]})
 
 
-def look_once(folder: Path, what: list[str]) -> None:
-    """Note the first look at the test splits; refuse another."""
+def look_once(folder: Path, command: str, what: list[str]) -> None:
+    """Note the first look of a command at the test splits; refuse another one, with other models."""
     file = folder / "looked.json"
-    if file.is_file():
-        raise SystemExit(f"the test splits were looked at before: {file.read_text(encoding='utf-8')}")
+    looked = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if looked.get(command, {}).get("looked at") == what:
+        return  # an interrupted one goes on
+    if command in looked:
+        raise SystemExit(f"the test splits were looked at before: {looked[command]}")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    note = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "looked at": what}
-    file.write_text(json.dumps(note), encoding="utf-8")
+    looked[command] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, "looked at": what}
+    file.write_text(json.dumps(looked), encoding="utf-8")
 
 
 def main() -> None:
@@ -330,7 +333,7 @@ def main() -> None:
         each.add_argument("--split", choices=("dev", "test"), default="dev")
     args = parser.parse_args()
     if args.split == "test" and args.command in ("score", "evidence"):
-        look_once(args.folder, args.models)
+        look_once(args.folder, args.command, args.models)
     if args.command == "candidates":
         candidates(args.collections, args.folder / "data", args.split)
     elif args.command == "score":

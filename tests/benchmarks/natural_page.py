@@ -12,7 +12,7 @@ import pandas as pd
 from pyterrier_longdoc import presets
 from pyterrier_longdoc.experiment.significance import correct, p_in_words
 
-from .replication.rst import list_table
+from .replication.rst import csv_table
 from .replication.verdict import Effect, Estimate, above, at_most, holm_levels, paired, verdict, weakest, within
 
 NATURAL, CONTROLLED = "natural", "controlled"
@@ -177,21 +177,21 @@ def page(tables: Mapping[str, pd.DataFrame], command: str, settings: Mapping[str
         ".. default-role:: code\n\nNatural positions\n=================",
         METHOD.format(**settings),
         f"Made by\n\n.. code-block:: console\n\n    $ {command}",
-        "on {processor}, threads: {threads}, precision: {dtype}.".format_map(settings),
+        MADE_ON.format_map(settings),
         _titled("Does what the papers say hold?", "-", VERDICTS_NOTE),
-        list_table(_summary(verdicts, collections)),
+        csv_table(_summary(verdicts, collections)),
         *(_sentences(rows, CLAIMS[claim]) for claim, rows in verdicts.groupby("claim", sort=False)),
-        _titled("The models", "-", list_table(tables["models"].astype(object).fillna("no sum").map(_text))),
-        _titled("The collections", "-", list_table(collections.map(_text))),
+        _titled("The models", "-", csv_table(tables["models"].astype(object).fillna("no sum").map(_text))),
+        _titled("The collections", "-", csv_table(collections.map(_text))),
     ]
     for name in collections["collection"]:
         parts.append(_titled(name, "-", f"{COLLECTIONS.get(name, (NATURAL, ''))[1]}".strip().capitalize() + "."))
         own = {title: frame[frame["collection"] == name] for title, frame in tables.items() if "collection" in frame}
         for (task, measure), rows in own["positions"].groupby(["task", "measure"], sort=False):
-            parts.append(_titled(f"{measure}, {task}", "~", list_table(_by_group(rows))))
+            parts.append(_titled(f"{measure}, {task}", "~", csv_table(_by_group(rows))))
             parts += _little_left(rows) if measure == "nDCG@10" else []
-        parts.append(_titled("Evidence", "~", list_table(_evidence(own["evidence"], own["evidence tests"]))))
-        parts.append(_titled("Costs", "~", list_table(own["costs"].drop(columns="collection").map(_text))))
+        parts.append(_titled("Evidence", "~", csv_table(_evidence(own["evidence"], own["evidence tests"]))))
+        parts.append(_titled("Costs", "~", csv_table(own["costs"].drop(columns="collection").map(_text))))
     return "\n\n".join(parts) + "\n"
 
 
@@ -211,6 +211,8 @@ BM25 (``+``): paired t-test, alpha 0.05, by Holm's method over all systems and c
 the k best windows of the right document, all of which were read, holds gold text. The first and BM25's best windows
 are among those of MaxP; ``*`` is a difference from BM25's best, by Holm's method over the models and three choices
 of windows."""
+
+MADE_ON = "on {processor}, threads: {threads}, precision: {dtype}, beside other work, so that seconds say little."
 
 VERDICTS_NOTE = """\
 The claims are those of Boytsov et al. 2022 and 2025, but for the control.

@@ -64,7 +64,7 @@ class StandIn:
     """Answers requests by the packaged MaxP's score of each document that a prompt shows."""
 
     def __init__(self) -> None:
-        self.model = ld.MaxP.load("longdoc:docstrings-maxp", dtype="float32")
+        self.model = ld.MaxP.load("longdoc:maxp", dtype="float32")
         self.tokens = Tokens("longdoc:minilm-l6")
         self.score = cache(self._score)
 

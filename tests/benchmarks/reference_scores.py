@@ -162,11 +162,11 @@ for name, make in {
         ld.BiEncoder, similarity="dot", pooling="cls", query_prefix="query: ", passage_prefix="passage: "
     ),
     "BiEncoder avg": minilm(ld.BiEncoder, aggregation="avg", windows=ld.SentenceWindows(max_tokens=100)),
-    "packaged FirstP": lambda: ld.FirstP.load("longdoc:docstrings-firstp", **FP32),
-    "packaged MaxP": lambda: ld.MaxP.load("longdoc:docstrings-maxp", **SHORT),
-    "packaged AvgP": lambda: ld.AvgP.load("longdoc:docstrings-avgp", **SHORT),
-    "packaged PARADE attn": lambda: ld.PARADE.load("longdoc:docstrings-parade-attn", **SHORT),
-    "packaged PARADE transformer": lambda: ld.PARADE.load("longdoc:docstrings-parade-transformer", **SHORT),
+    "packaged FirstP": lambda: ld.FirstP.load("longdoc:firstp", **FP32),
+    "packaged MaxP": lambda: ld.MaxP.load("longdoc:maxp", **SHORT),
+    "packaged AvgP": lambda: ld.AvgP.load("longdoc:avgp", **SHORT),
+    "packaged PARADE attn": lambda: ld.PARADE.load("longdoc:parade-attn", **SHORT),
+    "packaged PARADE transformer": lambda: ld.PARADE.load("longdoc:parade-transformer", **SHORT),
 }.items():
     CONFIGURATIONS[name] = scores(make)
 

@@ -48,7 +48,7 @@ def measured(args: argparse.Namespace) -> np.ndarray:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     frame, _ = collection(args)
-    model = ld.MaxP.load("longdoc:docstrings-maxp", device="cpu")
+    model = ld.MaxP.load("longdoc:maxp", device="cpu")
     model(frame.head(1))
     seconds = []
     for _, block in frame.groupby("qid"):

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--topics", type=int, default=60, help="sample so many; 0 takes all")
     parser.add_argument("--depth", type=int, default=10, help="documents of a topic")
     parser.add_argument("--windows", type=int, default=3, help="that are read of a document; 0 reads all")
-    parser.add_argument("--models", nargs="*", default=["maxp", "parade-attn"], help="of longdoc:docstrings-...")
+    parser.add_argument("--models", nargs="*", default=["maxp", "parade-attn"], help="of longdoc:...")
     parser.add_argument("--dtype", help="float32, bfloat16 or fastest")
     args = parser.parse_args()
     import pyterrier as pt
@@ -65,9 +65,7 @@ def main() -> None:
     for name in args.models:
         runs, told = {"BM25": found}, {}
         for variant, arguments in VARIANTS.items():
-            model = ld.CrossEncoder.load(
-                f"longdoc:docstrings-{name}", preselect=preselect, dtype=args.dtype, **arguments
-            )
+            model = ld.CrossEncoder.load(f"longdoc:{name}", preselect=preselect, dtype=args.dtype, **arguments)
             runs[variant], told[variant] = model(found), model.coverage
         print(f"\n{name}: {told['repeated']}")
         for baseline in ("text", "joined"):

@@ -201,7 +201,7 @@ def package(folder: Path, name: str) -> None:
     """Write the adapters into the package."""
     models, card = Path(ld.__file__).parent / "models", Path(__file__).with_name("packaged_card.md")
     trained = ld.MaxP.load(name)
-    made = {
+    made: dict[str, Any] = {
         "maxp": ld.MaxP(ENCODER, **WINDOWS),
         "firstp": ld.FirstP(ENCODER),
         "avgp": ld.AvgP(ENCODER, window_size=100),
@@ -211,6 +211,8 @@ def package(folder: Path, name: str) -> None:
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
     made |= {kind: ld.PARADE.load(folder / kind) for kind in HEADS}
     for short, model in made.items():
+        if short != "maxp":  # the very weights it stands upon, so that nothing of the encoder is stored again
+            model.model.encoder.load_state_dict(ld.MaxP.load("longdoc:maxp").model.encoder.state_dict())
         shutil.rmtree(models / short, ignore_errors=True)
         model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
         with (models / short / "README.md").open("a", encoding="utf-8") as readme:

@@ -3,7 +3,8 @@
     python tests/benchmarks/train_questions.py prepare COLLECTIONS FOLDER
     python tests/benchmarks/train_questions.py train FOLDER --round 1 --start DOCSTRINGS/maxp --steps 1100
     python tests/benchmarks/train_questions.py mine FOLDER FOLDER/round1 mined
-    python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --examples mined.jsonl.gz
+    python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --steps 400 \
+        --examples mined.jsonl.gz
 
 DOCSTRINGS is the folder of `train_docstrings.py`. COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa,
 medquad and nq: docs.jsonl, topics.tsv, spans.jsonl, passages.jsonl, splits.tsv and findable.txt; and of time, cranfield

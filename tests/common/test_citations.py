@@ -18,7 +18,7 @@ from pyterrier_longdoc.training import BestResult, TrainingArgs
 from pyterrier_longdoc.training.losses import LOSSES
 from pyterrier_longdoc.training.recipe import papers_of_recipe
 
-from ..support import tiny_long
+from ..support import tiny, tiny_long
 
 PACKAGE = Path(ld.__file__).parent
 KEY = re.compile(r"[a-z]+-(19|20)\d\d-[a-z0-9]+")
@@ -115,9 +115,12 @@ def test_architectures_that_were_loaded_are_cited(tmp_path):
     assert "portes-2023-mosaicbert" in ld.LongP("mosaicml/mosaic-bert-base-seqlen-2048").cited()
 
 
-def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded():
-    assert "hofstatter-2020-improving" not in ld.MaxP().cited()
-    model = ld.MaxP.load("longdoc:docstrings-maxp")
+def test_a_trained_model_cites_its_loss_and_adapters_also_when_it_is_loaded(tmp_path):
+    model = ld.MaxP(tiny.encoder(), window_size=20, stride=20, max_query_len=8, device="cpu")
+    assert "hofstatter-2020-improving" not in model.cited()
+    model.model.mark_trained(TrainingArgs(loss="margin_mse", lora=ld.Lora(rank=2)).as_dict())
+    model.save(tmp_path)
+    model = ld.MaxP.load(tmp_path)
     assert model.is_trained
     assert {"dai-2019-deeper", "hofstatter-2020-improving", "hu-2022-lora"} <= set(model.cited())
     assert "kim-2021-query" in BestResult(model, None, []).citation()

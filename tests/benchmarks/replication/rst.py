@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+
 import pandas as pd
 
 from pyterrier_longdoc.experiment import PaperTable
@@ -22,3 +24,9 @@ def list_table(frame: pd.DataFrame) -> str:
     for row in [list(frame.columns), *frame.to_numpy().tolist()]:
         lines += [f"    {'* ' if i == 0 else '  '}- {cell}".rstrip() for i, cell in enumerate(row)]
     return "\n".join(lines)
+
+
+def csv_table(frame: pd.DataFrame) -> str:
+    """Return a frame of texts as a table, a line for each row."""
+    lines = frame.to_csv(index=False, quoting=csv.QUOTE_ALL).splitlines()
+    return "\n".join([".. csv-table::", "    :header-rows: 1", "", *(f"    {line}" for line in lines)])
