@@ -96,7 +96,7 @@ def save_model(
         else:
             temporary_file = stack.enter_context(replacing(folder / ADAPTER_FILE))
             save_file(adapter.tensors, temporary_file, metadata={"format": "pt"})
-    if model.recipe is None:
+    if "training.json" not in texts:
         (folder / "training.json").unlink(missing_ok=True)  # of an earlier model
 
 

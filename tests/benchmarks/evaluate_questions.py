@@ -11,7 +11,7 @@ reranks them by the windows that BM25 finds best. `table` shows nDCG@10 and RR o
 sum of both with one weight for all collections; `goals` tests one of them against BM25. `evidence` tells how often the
 best window of the right document has the answer. All choices are made by these figures. With `--split test` the same is
 done once for the test splits, and for TIME, Cranfield and Vaswani: the first look of `score` and of `evidence` is noted
-in FOLDER/looked.json, and a second one is refused.
+in FOLDER/looked.json; an interrupted one goes on, one with other models is refused.
 """
 
 from __future__ import annotations

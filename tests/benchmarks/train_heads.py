@@ -211,10 +211,11 @@ def package(folder: Path, name: str) -> None:
         model.model.recipe, model.model.history = trained.model.recipe, trained.model.history
     made |= {kind: ld.PARADE.load(folder / kind) for kind in HEADS}
     for short, model in made.items():
-        if short != "maxp":  # the very weights it stands upon, so that nothing of the encoder is stored again
-            model.model.encoder.load_state_dict(ld.MaxP.load("longdoc:maxp").model.encoder.state_dict())
+        upon = None if short == "maxp" else "longdoc:maxp"
+        if upon is not None:  # the very weights it stands upon, so that nothing of the encoder is stored again
+            model.model.encoder.load_state_dict(ld.MaxP.load(upon).model.encoder.state_dict())
         shutil.rmtree(models / short, ignore_errors=True)
-        model.save_adapter(models / short, upon=None if short == "maxp" else "longdoc:maxp")
+        model.save_adapter(models / short, upon=upon)
         with (models / short / "README.md").open("a", encoding="utf-8") as readme:
             readme.write(card.read_text(encoding="utf-8"))
         size = sum(file.stat().st_size for file in (models / short).iterdir())
