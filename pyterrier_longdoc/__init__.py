@@ -38,6 +38,7 @@ _PUBLIC = {
     "papers.protocols": ["protocols"],
     "experiment": ["Experiment", "ExperimentWarning"],
     "scale.disk": ["rerank_to_disk", "merge_run"],
+    "passages": ["Evidence", "Passages"],
     "listwise": [
         "RankGPT", "LLMClient", "OpenAIBackend", "HuggingFaceBackend", "CallableBackend", "Pointwise",
     ],

@@ -36,6 +36,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
+from ..common.language import note_tokenizer
 from ..common.presentation import HIDDEN, Presented, changed_arguments
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
@@ -337,7 +338,11 @@ class Reranker(Presented, pt.Transformer):
         if self.coverage.cut or self.coverage.windows_cut:
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
-        return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+        if not self.explain:
+            return with_scores(inp, scored.scores)
+        results = with_scores(inp, scored.scores, **_columns(scored.explanations))
+        note_tokenizer(results, self.model.tokenizer)
+        return results
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
