@@ -15,10 +15,11 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "rerankers.reranker": ["CrossEncoder", "PrecisionWarning", "UntrainedWarning"],
     "rerankers.models": [
-        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR", "NeuralModel1",
-        "TKL", "LongP",
+        "FirstP", "MaxP", "SumP", "AvgP", "KMaxP", "SoftMaxP", "Birch", "PARADE", "LateIR", "MORESPlus", "CEDR",
+        "NeuralModel1", "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
+    "rerankers.calibrated": ["Above", "Calibrated"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],
@@ -46,7 +47,7 @@ _PUBLIC = {
     "data": ["far_relevant", "read_far_relevant", "from_passage_qrels", "needle"],
     "analysis": [
         "RelevanceJudge", "PassageLocator", "relevant_positions", "position_sensitivity", "effectiveness_by_position",
-        "evidence_recall",
+        "evidence_recall", "reliability",
     ],
     "analysis.invariance": ["check_invariance"],
     "analysis.show": ["show"],

@@ -8,9 +8,6 @@ from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
-
-import pandas as pd
 
 from .packaged import encoder_folder
 
@@ -159,29 +156,6 @@ def named_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
-_ATTRIBUTE = "longdoc_tokenizer"
-_OF_RESULTS: WeakValueDictionary[str, Any] = WeakValueDictionary()
-
-
-def note_tokenizer(results: pd.DataFrame, tokenizer: Any) -> None:
-    """Note in a frame's `attrs` the name of the tokenizer of the model that scored it, for `noted_tokenizer`."""
-    # Not the tokenizer itself: pandas copies attributes with each frame, and writes them as JSON.
-    name = getattr(tokenizer, "name_or_path", "") or f"{type(tokenizer).__name__} {id(tokenizer)}"
-    _OF_RESULTS[name] = tokenizer
-    results.attrs = {**results.attrs, _ATTRIBUTE: name}
-
-
-def noted_tokenizer(results: pd.DataFrame) -> Any:
-    """Return the tokenizer of the model that scored these results, loaded by its name if it is not in memory."""
-    name = results.attrs.get(_ATTRIBUTE)
-    if name is None:
-        raise ValueError(
-            "the results do not say whose tokens to count, as those of a reranker of this package do until they are "
-            "written to a file or merged: give tokenizer=, the name of the model for instance"
-        )
-    return _OF_RESULTS[name] if name in _OF_RESULTS else named_tokenizer(name)
-
-
 def token_counter(tokenizer: Any = None) -> Counter:
     """Return a counter of tokens for the tokenizers of several libraries.
 
@@ -201,7 +175,7 @@ def token_counter(tokenizer: Any = None) -> Counter:
     kinds = (
         ("encode_ordinary", _tiktoken),
         ("encode_batch", _rust),
-        ("num_special_tokens_to_add", _hugging_face),  # and the words of served models
+        ("num_special_tokens_to_add", _hugging_face),  # and `Words`
     )
     return partial(next((kind for method, kind in kinds if hasattr(tokenizer, method)), _function), tokenizer)
 

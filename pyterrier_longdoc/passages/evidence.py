@@ -2,7 +2,6 @@
 
 # Without `from __future__ import annotations`: what the fields are must be known in the modules of subclasses too.
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -10,20 +9,13 @@ import numpy as np
 import pandas as pd
 import pyterrier as pt
 
+from ..common import frames
 from ..common.arguments import argument, validate
-from ..common.frames import (
-    Text,
-    TextField,
-    TruncationWarning,
-    as_document,
-    documents_of,
-    on_lines,
-    validated,
-    window_fields,
-)
-from ..common.language import Counter, noted_tokenizer, token_counter
+from ..common.frames import Document, TextField, TruncationWarning
+from ..common.language import Counter, token_counter
 from ..common.presentation import Presented, changed_arguments
 from ..common.warnings import warn
+from ..modelling.words import Words
 from .excerpts import Budget, ChosenPassages
 
 WINDOWS = ("window_scores", "window_spans")
@@ -35,28 +27,25 @@ class Evidence(Presented, pt.Transformer):
     """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
 
     Reads results of a reranker with `explain=True`: a cross-encoder, a `BiEncoder`, or one of these over a served
-    model. The windows of all documents of a query are taken from the highest `window_scores` to the lowest, equal ones
-    in the order of ranks. One that is too large for what is left is skipped, and smaller ones behind it may still fit.
+    model. The windows of all documents of a query are taken from the highest of `window_scores` to the lowest, equal
+    ones in the order of ranks. One that is too large for what is left is skipped; smaller ones behind it may still fit.
     Text that windows share is handed on, and counted, once.
 
     Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
-    where text between them was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
+    between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
     (characters `(start, end)` of the parts in the document's text) and `evidence_tokens` (of the new text).
 
     Args:
-        tokens: of all texts of a query together, `[...]` and titles included. 2,000 are some 1,500 words, about three
-            pages.
+        tokens: of all texts of a query together, `[...]` and titles included. 2,000 are about three pages.
         at_least: give each document, in the order of ranks, its best windows until it has so many tokens, before the
-            rest is spent. A warning says where the budget or the document has no more.
+            rest is spent. A warning counts documents that have fewer.
         at_most: tokens of one document; None for no limit.
         tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function, such as that
-            of the language model that reads the text. None for the tokenizer of the reranker, which notes its name in
-            the frame's `attrs`; words for a served model without one.
+            of the language model that reads the text. None for that of the reranker, whose name is in the frame's
+            `attrs`; words for a served model without one.
         text_field: the column or columns that the reranker reads. The new text is in the one that is cut into windows,
             or in `text` where several are.
-        repeat: the columns whose text is read with each window, as for the reranker: each is a line before the
-            evidence of a document, unless that is empty.
-        text_loader: supplies the text where the column is absent; as for the reranker.
+        repeat: the columns that are read with each window, as for the reranker: each is a line before the evidence.
 
     Example:
         `bm25 >> ld.MaxP(explain=True) >> ld.Evidence(tokens=2000)`.
@@ -69,14 +58,13 @@ class Evidence(Presented, pt.Transformer):
     tokenizer: Any = None
     text_field: TextField = "text"
     repeat: TextField | None = None
-    text_loader: Any = None
 
     def __post_init__(self) -> None:
         validate(self)
-        window_fields(self.text_field, self.repeat)
+        frames.window_fields(self.text_field, self.repeat)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(changed_arguments(self, ('tokenizer', 'text_loader')))})"
+        return f"{type(self).__name__}({', '.join(changed_arguments(self, ('tokenizer',)))})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the evidence as text.
@@ -92,38 +80,38 @@ class Evidence(Presented, pt.Transformer):
         for of_query in rows.groupby("qid", sort=False, dropna=False).groups.values():
             taken |= self._spend({row: sources[row] for row in of_query}, count)
         texts = [source.text(taken[row]) for row, source in enumerate(sources)]
-        spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
         tokens = np.array(count(texts), dtype="int64")
-        if len(inp):
-            self._warn(inp["qid"], sources, tokens)
-        column, *others = window_fields(self.text_field, self.repeat)
+        self._warn(inp["qid"], np.array([bool(source.document.text.strip()) for source in sources], dtype=bool), tokens)
+        spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
+        column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: texts})
         return out.assign(evidence_spans=pd.Series(spans, index=inp.index, dtype=object), evidence_tokens=tokens)
 
     def _sources(self, inp: pd.DataFrame) -> list["_Source"]:
         """Check the columns, and return the document and windows of each row."""
         try:
-            validated(inp, self.text_field, self.text_loader, self, extra=WINDOWS)
+            frames.validated(inp, self.text_field, None, self, extra=WINDOWS)
         except pt.validate.InputValidationError as error:
-            if {"qid", "docno"} <= set(inp.columns) and (absent := [name for name in WINDOWS if name not in inp]):
-                advice = (
-                    "give the reranker before it explain=True; that is any of this package, over a served model or "
-                    "another reranker too: ld.MaxP(ld.ScoreServer(...)), ld.MaxP(ld.PairScorer(...))"
-                )
+            absent = [name for name in WINDOWS if name not in inp]
+            if absent and {"qid", "query", "docno"} <= set(inp.columns):
+                advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
             raise
-        documents = documents_of(inp, self.text_field, self.repeat, self.text_loader) if len(inp) else []
-        lacking = inp[inp[list(WINDOWS)].isna().any(axis=1)]
-        if len(lacking):
-            raise ValueError(
-                f"Evidence: {len(lacking)} of {len(inp)} rows have no windows, e.g. {lacking['docno'].iloc[0]!r} of "
-                f"query {lacking['qid'].iloc[0]!r}: all must come from a reranker with explain=True"
-            )
+        if not len(inp):
+            return []
+        documents = map(frames.as_document, frames.documents_of(inp, self.text_field, self.repeat, None))
         columns = (inp[name].tolist() for name in ("docno", *WINDOWS))
         return [_Source.of(*row) for row in zip(documents, *columns, strict=True)]
 
     def _counter(self, inp: pd.DataFrame) -> Counter:
-        return token_counter(noted_tokenizer(inp) if self.tokenizer is None and len(inp) else self.tokenizer)
+        if self.tokenizer is not None or not len(inp):
+            return token_counter(self.tokenizer)
+        if frames.TOKENIZER not in inp.attrs:
+            raise ValueError(
+                "Evidence: the results do not say whose tokens to count, as they do until they are written or merged: "
+                "give tokenizer=, the name of the reranker's backbone for instance"
+            )
+        return token_counter(inp.attrs[frames.TOKENIZER] or Words())
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
         """Return the windows of each row of a query, whose rows are in the order of ranks."""
@@ -138,39 +126,36 @@ class Evidence(Presented, pt.Transformer):
                 budget.take(row, number)
         return {row: budget.taken[row] for row in sources}
 
-    def _warn(self, qids: pd.Series, sources: list["_Source"], tokens: np.ndarray) -> None:
+    def _warn(self, qids: pd.Series, texts: np.ndarray, tokens: np.ndarray) -> None:
         """Warn of queries that get nothing, and of documents with less than they were promised."""
-        texts = np.array([bool(source.passages.text.strip()) for source in sources])
-        by_query = pd.DataFrame({"text": texts, "given": tokens > 0}).groupby(qids.to_numpy(), dropna=False).any()
-        if empty := int((by_query["text"] & ~by_query["given"]).sum()):
-            limits = ", ".join(change for change in changed_arguments(self, ()) if "at_most" in change)
-            limits = ", ".join(filter(None, [f"tokens={self.tokens}", limits]))
-            message = f"{empty} of {len(by_query)} queries get no text: none of their windows fits ({limits})"
-            warn(f"Evidence: {message}.", TruncationWarning)
-        if short := int((texts & (tokens < self.at_least)).sum()):
-            message = f"{short} of {len(sources)} documents have fewer than at_least={self.at_least} tokens"
-            warn(f"Evidence: {message}: raise tokens={self.tokens}, or hand on fewer documents.", TruncationWarning)
+        given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
+        empty, short = int((given == 0).sum()), int((tokens[texts] < self.at_least).sum())
+        if empty:
+            message = f"{empty} of {len(given)} queries get no text, as none of their windows fits"
+            warn(f"Evidence: {message} (tokens={self.tokens}, at_most={self.at_most}).", TruncationWarning)
+        if short:
+            message = f"{short} of {sum(texts)} documents have fewer than at_least={self.at_least} tokens"
+            warn(f"Evidence: {message} (tokens={self.tokens}).", TruncationWarning)
 
 
 @dataclass(frozen=True)
 class _Source:
     """A document with its windows."""
 
-    title: str
+    document: Document
     passages: ChosenPassages
-    scores: Sequence[float]
+    scores: list[float]
 
     @classmethod
-    def of(cls, text: Text, docno: Any, scores: Sequence[float], spans: Sequence[Sequence[int]]) -> "_Source":
-        document, windows = as_document(text), [(int(start), int(end)) for start, end in spans]
-        if max((end for _, end in windows), default=0) > len(document):
-            raise ValueError(
-                f"Evidence: windows of {docno!r} end after its text of {len(document)} characters: give the reranker's "
-                f"text_field=, repeat= and text_loader="
-            )
+    def of(cls, document: Document, docno: Any, scores: Any, spans: Any) -> "_Source":
+        is_explained = all(isinstance(values, list | tuple | np.ndarray) for values in (scores, spans))
+        windows = [(int(start), int(end)) for start, end in spans] if is_explained else []
+        if not windows or max(end for _, end in windows) > len(document):
+            problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
+            raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")
         best = np.argsort(-np.asarray(scores, dtype="float64"), kind="stable").tolist()
-        return cls(document.repeated, ChosenPassages(document.text, windows, best, is_complete=False), scores)
+        return cls(document, ChosenPassages(document.text, windows, best, is_complete=False), list(scores))
 
     def text(self, numbers: list[int]) -> str:
         excerpt = self.passages.excerpt(numbers, ends=False)
-        return on_lines(self.title, excerpt) if excerpt else ""
+        return frames.on_lines(self.document.repeated, excerpt) if excerpt else ""

@@ -39,10 +39,7 @@ class ChosenPassages:
         return joined
 
     def excerpt(self, numbers: Collection[int], *, ends: bool = True) -> str:
-        """Return passages in document order, with marks where text was left out; the text for all passages.
-
-        Without `ends` there are marks between passages alone.
-        """
+        """Return passages in order, with marks where text (its `ends`, too) was left out; the text for all passages."""
         if self.is_complete and len(numbers) == len(self.spans):
             return self.text
         parts, end, length = [], 0, len(self.text)
@@ -64,20 +61,12 @@ class ChosenPassages:
 
 
 class Budget:
-    """Tokens that are spent on passages of documents, the most promising first.
-
-    Args:
-        limit: tokens of all documents together.
-        cost: returns the tokens of passages of a document, marks included.
-        at_most: tokens of each document; None for no limit of its own.
-    """
+    """Tokens that are spent on passages of documents; `cost` says what some passages of a document take."""
 
     def __init__(self, limit: int, cost: Callable[[int, list[int]], int], at_most: int | None = None) -> None:
-        self.left = limit
+        self.left, self._cost, self._at_most = limit, cost, limit if at_most is None else at_most
         self.taken: dict[int, list[int]] = defaultdict(list)
         self.spent: Counter[int] = Counter()
-        self._cost = cost
-        self._at_most = limit if at_most is None else at_most
 
     def take(self, document: int, number: int) -> None:
         """Spend tokens on a passage if it fits, and is not taken already."""

@@ -5,7 +5,6 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pyterrier as pt
 
@@ -15,31 +14,27 @@ from ..common.presentation import Presented, changed_arguments
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
 
-SEPARATOR = "%p"
-"""Stands in PyTerrier's names of passages between the document and the number of the passage."""
-
 
 @dataclass(eq=False, repr=False)
 class Passages(Presented, pt.Transformer):
     """Makes each document's windows rows of their own: `d1%p0`, `d1%p1`, ..., as PyTerrier names passages.
 
-    It reads documents (`docno` and the text), to be indexed, or results (`qid, docno` and the text, perhaps `score`),
-    to be reranked. `pt.text.max_passage()` and its relatives make documents of passages again. Each passage has all
-    other columns of its document. The new column `passage_span` has its characters `(start, end)` in the document.
+    It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too).
+    `pt.text.max_passage()` and its relatives make documents of passages again. Passages keep the other columns of their
+    document, and have a new one, `passage_span`: their characters `(start, end)` in it.
 
     Unless `max_windows` of the windows leaves some out, every character is in a passage: what is between two windows is
     at the end of the first, so that disjoint passages joined are the text. A document without text is an empty passage.
 
     Args:
-        windows: how documents are cut. Default: as `pt.text.sliding()`, 150 tokens that begin every 75.
-        tokenizer: a fast Hugging Face tokenizer, or its name, in whose tokens windows are. None: words and punctuation
-            marks.
+        windows: how documents are cut. Default: 150 tokens that begin every 75, as `pt.text.sliding()` has words.
+        tokenizer: whose tokens: a fast Hugging Face tokenizer, or its name. None: words and punctuation marks.
         text_field: the column with the text, or a tuple of columns that are joined by a space. The passage is in this
             column, or in `text` where several are cut.
         repeat: columns of `text_field`, such as the title, that are put before each passage, each as a line.
 
     Example:
-        `ld.Passages(ld.SentenceWindows(max_tokens=100), repeat="title", text_field=("title", "text")) >> indexer`.
+        `ld.Passages(ld.SentenceWindows(max_tokens=100), text_field=("title", "text"), repeat="title") >> indexer`.
     """
 
     windows: Windows = argument(SlidingWindows(150, 75))
@@ -62,26 +57,24 @@ class Passages(Presented, pt.Transformer):
             pt.validate.InputValidationError: if a column is missing.
             ValueError: for a docno with `%p`, of which PyTerrier could make no document again.
         """
-        fields = field_names(self.text_field)
         with pt.validate.any(inp, context=self) as v:
-            v.result_frame(fields)
-            v.document_frame(fields)
-        named = inp["docno"].astype(str)
-        if len(clashes := named[named.str.contains(SEPARATOR, regex=False)]):
-            raise ValueError(
-                f"Passages: docno {clashes.iloc[0]!r} holds {SEPARATOR!r}, which names a passage: rename it"
-            )
+            v.result_frame(field_names(self.text_field))
+            v.document_frame(field_names(self.text_field))
+        docnos = inp["docno"].astype(str).tolist()
+        if clash := next((docno for docno in docnos if "%p" in docno), None):
+            raise ValueError(f"Passages: docno {clash!r} holds '%p', which names passages: rename it")
         documents = documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
-        passages = list(map(self._passages, documents))
-        rows = np.repeat(np.arange(len(inp)), [len(of_document) for of_document in passages])
-        names = [f"{docno}{SEPARATOR}{i}" for docno, of in zip(named, passages, strict=True) for i in range(len(of))]
+        passages = [(row, i, *each) for row, text in enumerate(documents) for i, each in enumerate(self._cut(text))]
         column, *others = window_fields(self.text_field, self.repeat)
-        flat = [passage for of_document in passages for passage in of_document]
-        texts, spans = [text for text, _ in flat], pd.Series([span for _, span in flat], dtype=object)
-        out = inp.iloc[rows].reset_index(drop=True)
-        return out.assign(**{"docno": names, "text" if others else column: texts, "passage_span": spans})
+        return (
+            inp.iloc[[row for row, *_ in passages]]
+            .reset_index(drop=True)
+            .assign(docno=[f"{docnos[row]}%p{i}" for row, i, *_ in passages])
+            .assign(**{"text" if others else column: [text for *_, text, _ in passages]})
+            .assign(passage_span=pd.Series([span for *_, span in passages], dtype=object))
+        )
 
-    def _passages(self, document: Text) -> list[tuple[str, Span]]:
+    def _cut(self, document: Text) -> list[tuple[str, Span]]:
         """Return the text and the characters of each passage."""
         source = as_document(document)
         tokens = tokenized(self.tokenizer, source.text)

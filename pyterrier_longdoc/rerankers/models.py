@@ -122,6 +122,24 @@ class KMaxP(MaxP):
 
 
 @dataclass(eq=False, repr=False)
+class SoftMaxP(MaxP):
+    """A soft maximum of the windows' scores, `t log(mean_i exp(s_i / t))`; windows as in `MaxP`.
+
+    Args:
+        temperature: t: near 0 the best window counts alone, for large ones all count the same. At 1 a window that is a
+            logit worse weighs a third.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("pinheiro-2015-image",)
+
+    _: KW_ONLY
+    temperature: float = argument(1.0, role="head", above=0)
+
+    def head_spec(self) -> HeadSpec:
+        return "softmaxp", {"temperature": float(self.temperature)}
+
+
+@dataclass(eq=False, repr=False)
 class Birch(KMaxP):
     """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
 

@@ -26,6 +26,7 @@ from ..common.arguments import (
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
 from ..common.frames import (
+    TOKENIZER,
     Text,
     TextField,
     TruncationWarning,
@@ -36,7 +37,6 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.language import note_tokenizer
 from ..common.presentation import HIDDEN, Presented, changed_arguments
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
@@ -338,10 +338,9 @@ class Reranker(Presented, pt.Transformer):
         if self.coverage.cut or self.coverage.windows_cut:
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
-        if not self.explain:
-            return with_scores(inp, scored.scores)
-        results = with_scores(inp, scored.scores, **_columns(scored.explanations))
-        note_tokenizer(results, self.model.tokenizer)
+        results = with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+        if self.explain:  # "" stands for words
+            results.attrs[TOKENIZER] = str(getattr(self.model.tokenizer, "name_or_path", ""))
         return results
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
@@ -527,7 +526,7 @@ class CrossEncoder(Reranker, pt.Estimator):
         if self.encoder_class is not WindowEncoder or not getattr(head, "from_scores", False):
             raise ValueError(
                 f"{type(self).__name__} needs more of a window than a score, and {backbone!r} gives no more: use "
-                f"FirstP, MaxP, SumP, AvgP, KMaxP, Birch or LongP (a head of your own says from_scores = True)"
+                f"FirstP, MaxP, SumP, AvgP, KMaxP, SoftMaxP, Birch or LongP (your own head: from_scores = True)"
             )
         names = arguments_of(self, "weights", "computing").keys() - {"batch_size", "seed"}
         unused = [*changed_names(self, names), *(["layout"] if resolve_layout(self.layout).is_for_pairs else [])]
@@ -859,18 +858,21 @@ class CrossEncoder(Reranker, pt.Estimator):
             model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
             model.saved_arguments = saved.argument_reprs(self)
 
-    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
+    def push_to_hub(
+        self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model", artifact: bool = False
+    ) -> str:
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
             repo_id: `user/name`; made if need be.
             private: make it private.
             commit_message: of the upload.
+            artifact: also write it to the data set of this name, where `pt.Artifact.from_hf(repo_id)` looks for it.
 
         Returns:
             The model's address.
         """
         self._refuse_external("saved")
-        address = saved.upload(self, repo_id, private=private, commit_message=commit_message)
+        address = saved.upload(self, repo_id, private=private, commit_message=commit_message, artifact=artifact)
         self._note_source(repo_id)
         return address

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyterrier as pt
+
 from ..common.arguments import OF_THE_MODEL, arguments_of
 from ..common.registry import look_up
 from ..modelling.heads import registered_heads
@@ -81,14 +83,17 @@ def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | Non
     write(reranker, folder, Adapter.of(reranker.model, untrained, upon=upon))
 
 
-def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -> str:
-    """Write a reranker to the Hugging Face hub; return its address."""
+def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str, artifact: bool) -> str:
+    """Write a reranker to the Hugging Face hub, and as an artifact to its data sets; return its address."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
         write(reranker, Path(folder))
         api.create_repo(repo_id, private=private, exist_ok=True)
+        if artifact:  # made here, as `to_hf` with `private=` asks for a function that the hub's client no longer has
+            api.create_repo(repo_id, repo_type="dataset", private=private, exist_ok=True)
+            pt.Artifact.load(folder).to_hf(repo_id)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 
 

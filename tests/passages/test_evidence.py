@@ -106,7 +106,7 @@ def test_limits_of_each_document():
 
 def test_a_budget_that_is_smaller_than_every_window_is_told():
     results = frame(CATS, DOGS, {**CATS, "qid": "2"}, row("empty", "", qid="3"))
-    with pytest.warns(TruncationWarning, match=r"2 of 3 queries get no text: none of their windows fits \(tokens=1\)"):
+    with pytest.warns(TruncationWarning, match=r"2 of 2 queries get no text, as none of their windows fits \(tokens=1"):
         out = evidence(results, 1)
     assert out["text"].tolist() == [""] * 4
     assert out["evidence_spans"].tolist() == [[]] * 4
@@ -156,13 +156,13 @@ def test_frames_without_rows(columns):
 
 def test_what_is_missing_is_named():
     results = frame(CATS, DOGS)
-    with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker .* explain=True"):
+    with pytest.raises(pt.validate.InputValidationError, match=r"window_spans: give the reranker explain=True"):
         evidence(results.drop(columns="window_spans"))
     with pytest.raises(pt.validate.InputValidationError, match="text column"):
         evidence(results.drop(columns="text"))
-    with pytest.raises(ValueError, match="1 of 2 rows have no windows"):
+    with pytest.raises(ValueError, match="windows of 'dogs' are missing"):
         evidence(results.assign(window_scores=[CATS["window_scores"], None]))
-    with pytest.raises(ValueError, match="windows of 'cats' end after its text of 5 characters"):
+    with pytest.raises(ValueError, match="windows of 'cats' end after its text"):
         evidence(results.assign(text="short"))
     with pytest.raises(ValueError, match="whose tokens to count"):
         ld.Evidence()(results)
