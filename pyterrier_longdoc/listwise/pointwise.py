@@ -58,8 +58,7 @@ class Pointwise(LLMReranker):
         llm: an `LLMClient` (cache, prices, spend cap), a backend that gives log-probabilities (`OpenAIBackend`,
             `HuggingFaceBackend`), or a function from messages to a `Reply` with `logprobs`.
         request: the wording; must use `{query}` and `{text}` and ask for yes or no, or for a grade from 0 to `{best}`.
-        grades: how many grades, from 0; then the default `request` asks for one, and the score is the mean of the
-            grades, weighted by their probabilities. Grades without a log-probability count as impossible.
+        grades: how many grades to ask for, from 0: the score is their mean, weighted by their probabilities.
         top_logprobs: log-probabilities to ask a server for; OpenAI gives at most 20.
         preselect, windows, max_doc_len, tokenizer, concurrency, text_field, text_loader, verbose: as for `RankGPT`.
         max_prompt_tokens: most tokens in a prompt, to which a document is shortened: the model's context less one. None
@@ -127,12 +126,9 @@ class Pointwise(LLMReranker):
         return list(zip(strings(inp["query"], "query"), texts, strict=True))
 
     def _prompt(self, query: str, texts: Sequence[str]) -> list[Message]:
-        best = {} if self.grades is None else {"best": self.grades - 1}
-        return [{"role": "user", "content": self._request.format(query=clean(query), text=clean(texts[0]), **best)}]
-
-    @property
-    def _request(self) -> str:
-        return self.request if self.grades is None or self.request != YES_NO else GRADED
+        request = GRADED if self.grades and self.request == YES_NO else self.request
+        values = {"query": clean(query), "text": clean(texts[0]), "best": (self.grades or 2) - 1}
+        return [{"role": "user", "content": request.format(**values)}]
 
     def _score(self, qid: str, query: str, text: str, budget: PromptBudget) -> float:
         """Return log p(yes) - log p(no), or the expected grade; NaN if the model does not give what that needs."""
@@ -161,7 +157,7 @@ class Pointwise(LLMReranker):
         super()._check()
         check_gives_logprobs(self.client, type(self).__name__)
         allowed = {"query", "text", *(["best"] if self.grades else [])}
-        check_template("request", self._request, allowed, required={"query", "text"})
+        check_template("request", self.request, allowed, required={"query", "text"})
 
 
 def _failures_at_the_bottom(scores: np.ndarray, qids: pd.Series) -> np.ndarray:

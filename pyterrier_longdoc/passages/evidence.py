@@ -13,7 +13,7 @@ from ..common import frames
 from ..common.arguments import argument, validate
 from ..common.frames import Document, TextField, TruncationWarning
 from ..common.language import Counter, token_counter
-from ..common.presentation import Presented, changed_arguments
+from ..common.presentation import Presented, ShowsChanges
 from ..common.warnings import warn
 from ..modelling.words import Words
 from .excerpts import Budget, ChosenPassages
@@ -23,7 +23,7 @@ WINDOWS = ("window_scores", "window_spans")
 
 
 @dataclass(eq=False, repr=False)
-class Evidence(Presented, pt.Transformer):
+class Evidence(ShowsChanges, Presented, pt.Transformer):
     """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
 
     Reads results of a reranker with `explain=True`: a cross-encoder, a `BiEncoder`, or one of these over a served
@@ -63,9 +63,6 @@ class Evidence(Presented, pt.Transformer):
         validate(self)
         frames.window_fields(self.text_field, self.repeat)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(changed_arguments(self, ('tokenizer',)))})"
-
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a new frame with the evidence as text.
 
@@ -73,22 +70,24 @@ class Evidence(Presented, pt.Transformer):
             pt.validate.InputValidationError: if a column is missing; the message says where windows come from.
             ValueError: if a row has no windows, or they end after its text, or if nothing says whose tokens to count.
         """
-        sources, count = self._sources(inp), self._counter(inp)
-        rows = inp.reset_index(drop=True)
+        self._check(inp)
+        documents = frames.documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
+        columns = [inp[name].tolist() for name in ("docno", *WINDOWS)]
+        sources = [_Source.of(*row) for row in zip(map(frames.as_document, documents), *columns, strict=True)]
+        rows, count = inp.reset_index(drop=True), self._counter(inp)
         rows = rows.sort_values("rank", kind="stable") if "rank" in rows else rows
         taken: dict[int, list[int]] = {}
         for of_query in rows.groupby("qid", sort=False, dropna=False).groups.values():
             taken |= self._spend({row: sources[row] for row in of_query}, count)
         texts = [source.text(taken[row]) for row, source in enumerate(sources)]
-        tokens = np.array(count(texts), dtype="int64")
-        self._warn(inp["qid"], np.array([bool(source.document.text.strip()) for source in sources], dtype=bool), tokens)
         spans = [source.passages.pieces(taken[row]) for row, source in enumerate(sources)]
+        tokens = np.array(count(texts), dtype="int64")
+        self._warn(inp["qid"], [bool(source.document.text.strip()) for source in sources], tokens)
         column, *others = frames.window_fields(self.text_field, self.repeat)
         out = inp.assign(**{"text" if others else column: texts})
         return out.assign(evidence_spans=pd.Series(spans, index=inp.index, dtype=object), evidence_tokens=tokens)
 
-    def _sources(self, inp: pd.DataFrame) -> list["_Source"]:
-        """Check the columns, and return the document and windows of each row."""
+    def _check(self, inp: pd.DataFrame) -> None:
         try:
             frames.validated(inp, self.text_field, None, self, extra=WINDOWS)
         except pt.validate.InputValidationError as error:
@@ -97,11 +96,6 @@ class Evidence(Presented, pt.Transformer):
                 advice = "give the reranker explain=True; ld.MaxP(ld.PairScorer(...)) has them for any other reranker"
                 error.args = (f"Evidence lacks the column(s) {', '.join(absent)}: {advice}",)
             raise
-        if not len(inp):
-            return []
-        documents = map(frames.as_document, frames.documents_of(inp, self.text_field, self.repeat, None))
-        columns = (inp[name].tolist() for name in ("docno", *WINDOWS))
-        return [_Source.of(*row) for row in zip(documents, *columns, strict=True)]
 
     def _counter(self, inp: pd.DataFrame) -> Counter:
         if self.tokenizer is not None or not len(inp):
@@ -126,16 +120,17 @@ class Evidence(Presented, pt.Transformer):
                 budget.take(row, number)
         return {row: budget.taken[row] for row in sources}
 
-    def _warn(self, qids: pd.Series, texts: np.ndarray, tokens: np.ndarray) -> None:
+    def _warn(self, qids: pd.Series, texts: list[bool], tokens: np.ndarray) -> None:
         """Warn of queries that get nothing, and of documents with less than they were promised."""
         given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
-        empty, short = int((given == 0).sum()), int((tokens[texts] < self.at_least).sum())
-        if empty:
-            message = f"{empty} of {len(given)} queries get no text, as none of their windows fits"
-            warn(f"Evidence: {message} (tokens={self.tokens}, at_most={self.at_most}).", TruncationWarning)
-        if short:
-            message = f"{short} of {sum(texts)} documents have fewer than at_least={self.at_least} tokens"
-            warn(f"Evidence: {message} (tokens={self.tokens}).", TruncationWarning)
+        problems = {
+            f"of {len(given)} queries get no text, as none of their windows fits": int((given == 0).sum()),
+            f"of {sum(texts)} documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).sum(),
+        }
+        for problem, number in problems.items():
+            if number:
+                limits = f"tokens={self.tokens}, at_most={self.at_most}"
+                warn(f"Evidence: {number} {problem} ({limits}).", TruncationWarning)
 
 
 @dataclass(frozen=True)
@@ -148,8 +143,8 @@ class _Source:
 
     @classmethod
     def of(cls, document: Document, docno: Any, scores: Any, spans: Any) -> "_Source":
-        is_explained = all(isinstance(values, list | tuple | np.ndarray) for values in (scores, spans))
-        windows = [(int(start), int(end)) for start, end in spans] if is_explained else []
+        # A union of results has rows without windows.
+        windows = [(int(start), int(end)) for start, end in spans] if np.ndim(scores) else []
         if not windows or max(end for _, end in windows) > len(document):
             problem = "end after its text: give text_field= and repeat= as" if windows else "are missing: all rows need"
             raise ValueError(f"Evidence: windows of {docno!r} {problem} those of a reranker with explain=True")

@@ -10,18 +10,18 @@ import pyterrier as pt
 
 from ..common.arguments import argument, check_type
 from ..common.frames import Text, TextField, as_document, documents_of, field_names, on_lines, window_fields
-from ..common.presentation import Presented, changed_arguments
+from ..common.presentation import Presented, ShowsChanges
 from ..modelling.tokens import Span, tokenized
 from ..modelling.windows import SlidingWindows, Windows
 
 
 @dataclass(eq=False, repr=False)
-class Passages(Presented, pt.Transformer):
+class Passages(ShowsChanges, Presented, pt.Transformer):
     """Makes each document's windows rows of their own: `d1%p0`, `d1%p1`, ..., as PyTerrier names passages.
 
-    It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too).
-    `pt.text.max_passage()` and its relatives make documents of passages again. Passages keep the other columns of their
-    document, and have a new one, `passage_span`: their characters `(start, end)` in it.
+    It reads documents to be indexed (`docno` and the text), or results to be reranked (`qid`, too), and keeps the other
+    columns; `pt.text.max_passage()` and its relatives make documents of passages again. The new column `passage_span`
+    has the characters `(start, end)` of a passage in its document.
 
     Unless `max_windows` of the windows leaves some out, every character is in a passage: what is between two windows is
     at the end of the first, so that disjoint passages joined are the text. A document without text is an empty passage.
@@ -47,9 +47,6 @@ class Passages(Presented, pt.Transformer):
         check_type(Windows, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
         window_fields(self.text_field, self.repeat)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(changed_arguments(self, ('tokenizer',)))})"
-
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return a row for each passage, in the order of documents and passages, with a new index.
 
@@ -66,13 +63,10 @@ class Passages(Presented, pt.Transformer):
         documents = documents_of(inp, self.text_field, self.repeat, None) if len(inp) else []
         passages = [(row, i, *each) for row, text in enumerate(documents) for i, each in enumerate(self._cut(text))]
         column, *others = window_fields(self.text_field, self.repeat)
-        return (
-            inp.iloc[[row for row, *_ in passages]]
-            .reset_index(drop=True)
-            .assign(docno=[f"{docnos[row]}%p{i}" for row, i, *_ in passages])
-            .assign(**{"text" if others else column: [text for *_, text, _ in passages]})
-            .assign(passage_span=pd.Series([span for *_, span in passages], dtype=object))
-        )
+        rows, numbers, texts, spans = map(list, zip(*passages, strict=True)) if passages else ([], [], [], [])
+        names = [f"{docnos[row]}%p{number}" for row, number in zip(rows, numbers, strict=True)]
+        out = inp.iloc[rows].reset_index(drop=True).assign(docno=names, passage_span=pd.Series(spans, dtype=object))
+        return out.assign(**{"text" if others else column: texts})
 
     def _cut(self, document: Text) -> list[tuple[str, Span]]:
         """Return the text and the characters of each passage."""

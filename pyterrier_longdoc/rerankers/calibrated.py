@@ -16,7 +16,7 @@ from scipy.special import expit
 from ..common.arguments import argument, arguments_of, check_type, validate
 from ..common.files import import_extra
 from ..common.frames import numbers, relevance_of
-from ..common.presentation import Presented, changed_arguments
+from ..common.presentation import Presented, ShowsChanges, changed_arguments
 from ..common.warnings import warn
 from .reranker import CrossEncoder
 
@@ -24,7 +24,7 @@ FILE = "calibration.json"
 """Beside a saved model."""
 
 FEWEST = 20
-"""Relevant documents that `fit` needs, and others: this package's choice, a slope's error is then about a fourth."""
+"""Relevant documents that `fit` needs, and others; fewer say too little, in the experience of this package."""
 
 
 @dataclass(eq=False, repr=False)
@@ -135,20 +135,13 @@ def _features(results: pd.DataFrame, names: list[str]) -> np.ndarray:
 
 
 @dataclass(eq=False, repr=False)
-class Above(Presented, pt.Transformer):
-    """Drops documents whose `probability` is below a threshold, and warns of queries that are left without any.
-
-    Args:
-        threshold: the smallest probability that stays, from 0 to 1.
-    """
+class Above(ShowsChanges, Presented, pt.Transformer):
+    """Drops documents whose `probability` is below `threshold`, and warns of queries that are left without any."""
 
     threshold: float = argument(at_least=0, at_most=1)
 
     def __post_init__(self) -> None:
         validate(self)
-
-    def __repr__(self) -> str:
-        return f"Above({self.threshold})"
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the rows that stay, in their order and with new ranks."""

@@ -49,12 +49,10 @@ class Api(NamedTuple):
     fields: Mapping[str, Any] = {}
     count_field: str | None = None
     """The field of a request with the number of texts."""
-    truncation: Mapping[str, Any] = {}
-    """Fields that let the server cut long inputs; none if it always does."""
+    truncation: Mapping[str, Any] | None = {}
+    """Fields that let the server cut long inputs; none if it always does, None if it always refuses them."""
     info_path: str | None = None
     """Where the server tells how much its model takes."""
-    refuses: bool = False
-    """Whether it refuses long inputs and cannot be told to cut them."""
 
 
 APIS = {
@@ -79,7 +77,7 @@ APIS = {
         "/rerank", "query", "documents", "relevance_score", "results", fields={"raw_scores": True}, count_field="top_n"
     ),
     # ggml-org/llama.cpp, tools/server/README.md; its scores are logits
-    "llama.cpp": Api("/v1/rerank", "query", "documents", "relevance_score", "results", refuses=True),
+    "llama.cpp": Api("/v1/rerank", "query", "documents", "relevance_score", "results", truncation=None),
 }
 
 
@@ -181,11 +179,7 @@ class ScoreServer(ExternalScorer):
 
     def warning(self) -> str | None:
         """Return a warning about servers that cut windows silently."""
-        if (
-            APIS[self.api].truncation
-            or APIS[self.api].refuses
-            or (self.tokenizer is not None and self.longest_input is not None)
-        ):
+        if APIS[self.api].truncation != {} or (self.tokenizer is not None and self.longest_input is not None):
             return None
         return f"{self!r} may cut windows silently; tokenizer= and longest_input= of its model make them fit."
 

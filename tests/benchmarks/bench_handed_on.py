@@ -3,7 +3,8 @@
     python -m tests.benchmarks.bench_anytime record PATH/fairytaleqa PATH/newwiki --to FOLDER
     python -m tests.benchmarks.bench_handed_on PATH/fairytaleqa PATH/newwiki --to FOLDER [--plot FILE.svg]
 
-The scores of all windows of BM25's candidates, by a packaged MaxP, are those that `bench_anytime.py record` wrote. Of the test queries with a relevant document in BM25's first 10, the first 10 documents by MaxP are handed on, right and
+The scores of all windows of BM25's candidates, by a packaged MaxP, are those that `bench_anytime.py record` wrote. Of
+the test queries with a relevant document in BM25's first 10, the first 10 documents by MaxP are handed on, right and
 wrong ones. Evidence recall is the share of a query's gold characters (`spans.jsonl`) in the text; tokens are MaxP's.
 
 - `Evidence`: by MaxP's scores, over all documents;

@@ -100,7 +100,7 @@ def test_limits_of_each_document():
     assert evidence(results, 8, at_least=1)["text"].tolist() == ["A cat purrs. Dogs bark", "Snow.", "No cat."]
     assert evidence(results, 7, at_least=2)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
     assert evidence(results, at_most=3)["text"].tolist() == ["A cat purrs.", "Rain. Snow.", "No cat."]
-    with pytest.warns(TruncationWarning, match="2 of 3 documents have fewer than at_least=3 tokens"):
+    with pytest.warns(TruncationWarning, match="2 of 3 documents have less than at_least=3"):
         assert evidence(results, at_least=3)["text"].tolist()[1:] == ["Rain. Snow.", "No cat."]
 
 

@@ -130,7 +130,7 @@ def test_above_says_which_queries_are_left_without():
         }
     ).set_axis([5, 6, 7, 8])
     before = frame.copy()
-    with pytest.warns(UserWarning, match=r"Above\(0.5\): 1 of 2 queries are left without a document"):
+    with pytest.warns(UserWarning, match=r"Above\(threshold=0.5\): 1 of 2 queries are left without a document"):
         out = ld.Above(0.5)(frame)
     assert out["docno"].tolist() == ["a", "d"]
     assert out["rank"].tolist() == [1, 0]
