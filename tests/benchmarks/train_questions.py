@@ -477,6 +477,7 @@ def train(folder: Path, args: argparse.Namespace) -> None:
     """Train one round, or go on with it."""
     target = folder / f"round{args.round}"
     examples = pd.concat([read_examples(folder / "data" / name) for name in args.examples], ignore_index=True)
+    examples = examples.astype({"title": object, "text": object})  # of joined columns pandas copies all to take a few
     if (target / "config.json").is_file():
         print(f"{target} is there already")
         return
