@@ -6,7 +6,7 @@
     python tests/benchmarks/train_questions.py train FOLDER --round 2 --start FOLDER/round1 --steps 400 \
         --examples mined.jsonl.gz
     python tests/benchmarks/train_questions.py cloze COLLECTIONS FOLDER
-    python tests/benchmarks/train_questions.py train FOLDER --round 3 --start longdoc:maxp --steps 720 \
+    python tests/benchmarks/train_questions.py train FOLDER --round 3 --start longdoc:maxp --steps 1440 \
         --examples train.jsonl.gz cloze.jsonl.gz
 
 DOCSTRINGS is the folder of `train_docstrings.py`. COLLECTIONS holds a folder each of squad, newwiki, fairytaleqa,
