@@ -36,7 +36,7 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, Presented, changed_arguments
+from ..common.presentation import HIDDEN, Presented, changed_arguments, composed
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
 from ..common.warnings import SeenWarnings, added_up, count_empty, first_time, warn, warn_of_cuts, warn_of_empty
@@ -154,6 +154,13 @@ class Reranker(Presented, pt.Transformer):
 
     sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
+
+    _own_doc: ClassVar[str | None] = __doc__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._own_doc = vars(cls).get("__doc__")
+        cls.__doc__ = composed(cls, Reranker)
 
     def __post_init__(self) -> None:
         check_roles(self)
@@ -339,6 +346,33 @@ class Reranker(Presented, pt.Transformer):
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
         return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
 
+    def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
+        """Rank plain texts for one query.
+
+        Args:
+            query: the query.
+            texts: N texts; `text_field` must be one column.
+
+        Returns:
+            Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
+
+        Raises:
+            ValueError: if query or texts are no strings.
+
+        Example:
+            `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
+        """
+        check_type(str, "a text", query=query)
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("texts must be a list of texts")
+        if not isinstance(self.text_field, str):
+            raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
+        frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
+        frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: list(texts)})
+        found = self.transform(frame).sort_values("rank", ignore_index=True).drop(columns=["qid", "query", "docno"])
+        first = ["number", "score", "rank", self.text_field]
+        return found[[*first, *found.columns.difference(first, sort=False)]]
+
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
         return documents_of(frame, self.text_field, self.repeat, self.text_loader)
@@ -433,8 +467,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             own.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
-
     Attributes:
         trained_on: the queries of the last `fit`, and why it left out others; None before.
     """
@@ -448,6 +480,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
+    argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
     head_name: ClassVar[str] = ""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
