@@ -91,7 +91,3 @@ class BiEncoder(Reranker):
         if self.aggregation == "first":
             return Truncate(self.window_size)
         return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
-
-    def check(self) -> None:
-        super().check()
-        self.make_windows()

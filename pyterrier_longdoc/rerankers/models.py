@@ -140,7 +140,9 @@ class KMaxP(MaxP):
 
 @dataclass(eq=False, repr=False)
 class Birch(KMaxP):
-    """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
+    """Scores of the best sentences, mixed with the first stage's score (Yilmaz et al. 2019).
+
+    `score = a * first-stage score + (1 - a) * sum_i weights_i f(query, sentence_(i))`, `f` the cross-encoder.
 
     The first-stage score is the input's `score` column. The paper finds `a` and `weights` by grid search, which
     `pt.GridSearch` can do. Window arguments of `MaxP` do not apply: windows are sentences.
@@ -149,6 +151,9 @@ class Birch(KMaxP):
         first_stage_weight: `a`, between 0 and 1.
         k: how many sentences count.
         weights: of the best sentence, the second best and so on; None averages.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.Birch(first_stage_weight=0.4)`
     """
 
     _: KW_ONLY
@@ -342,12 +347,17 @@ class LateIR(SeparateReranker):
 class MORESPlus(SeparateReranker):
     """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
 
+    `score = u · decoder(query, E(w_1), ..., E(w_n))`, with an encoder `E` of windows.
+
     Its published code is incomplete, and the implementation of Boytsov et al. 2025 did not beat BM25. Windows are those
     of `MaxP`, encoded without the query and remembered. Must be trained.
 
     Args:
         backbone: BART, whose encoder reads the windows and whose decoder the query.
         cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
+
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.MORESPlus()).fit(topics, qrels)`
     """
 
     head_name: ClassVar[str] = "firstp"
