@@ -920,7 +920,7 @@ class CrossEncoder(Reranker, pt.Estimator):
             The model's address.
         """
         self._refuse_external("saved")
-        card = {"license": license, "datasets": None if datasets is None else list(datasets)}
-        address = saved.upload(self, repo_id, private=private, commit_message=commit_message, **card)
+        how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
+        address = saved.upload(self, repo_id, **how)
         self._note_source(repo_id)
         return address

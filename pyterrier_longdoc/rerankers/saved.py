@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,13 @@ def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | Non
 
 
 def upload(
-    reranker: Any, repo_id: str, *, private: bool, commit_message: str, license: str | None, datasets: list[str] | None
+    reranker: Any,
+    repo_id: str,
+    *,
+    private: bool,
+    commit_message: str,
+    license: str | None,
+    datasets: Sequence[str] | None,
 ) -> str:
     """Write a reranker to the Hugging Face hub, with a card of its own; return its address."""
     import huggingface_hub
@@ -92,7 +99,7 @@ def upload(
         write(reranker, Path(folder))
         file = Path(folder, "README.md")
         card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
-        card.data.license, card.data.datasets = license, datasets
+        card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
         card.text = card.text.replace(ITS_NAME, repo_id)
         card.text += "" if reranker.trained_on is None else f"\nTraining data: {reranker.trained_on}.\n"
         file.write_text(str(card), encoding="utf-8")
