@@ -26,10 +26,9 @@ WINDOWS = ("window_scores", "window_spans")
 class Evidence(ShowsChanges, Presented, pt.Transformer):
     """Replaces texts by their best windows: a budget of tokens over all documents of a query, spent on the best scores.
 
-    Reads results of a reranker with `explain=True`: a cross-encoder, a `BiEncoder`, or one of these over a served
-    model. The windows of all documents of a query are taken from the highest of `window_scores` to the lowest, equal
-    ones in the order of ranks. One that is too large for what is left is skipped; smaller ones behind it may still fit.
-    Text that windows share is handed on, and counted, once.
+    Reads results of any reranker of this package with `explain=True`. The windows of all documents of a query are taken
+    from the highest of `window_scores` to the lowest, equal ones in the order of ranks. One that is too large for what
+    is left is skipped; smaller ones behind it may still fit. Text that windows share is handed on, and counted, once.
 
     Returns the same rows, order, index, scores and ranks. The text is the document's windows in its order, with `[...]`
     between them where text was left out, and empty for a document that gets nothing. New columns: `evidence_spans`
@@ -40,11 +39,11 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         at_least: give each document, in the order of ranks, its best windows until it has so many tokens, before the
             rest is spent. A warning counts documents that have fewer.
         at_most: tokens of one document; None for no limit.
-        tokenizer: counts tokens: a Hugging Face tokenizer or its name, a tiktoken encoding or a function, such as that
-            of the language model that reads the text. None for that of the reranker, whose name is in the frame's
+        tokenizer: counts tokens, for instance as the language model does that reads the text: a Hugging Face tokenizer
+            or its name, a tiktoken encoding or a function. None for the reranker's, whose name is in the frame's
             `attrs`; words for a served model without one.
-        text_field: the column or columns that the reranker reads. The new text is in the one that is cut into windows,
-            or in `text` where several are.
+        text_field: what the reranker reads. The new text is in the column that is cut into windows, or in `text` where
+            several are.
         repeat: the columns that are read with each window, as for the reranker: each is a line before the evidence.
 
     Example:
@@ -101,10 +100,8 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         if self.tokenizer is not None or not len(inp):
             return token_counter(self.tokenizer)
         if frames.TOKENIZER not in inp.attrs:
-            raise ValueError(
-                "Evidence: the results do not say whose tokens to count, as they do until they are written or merged: "
-                "give tokenizer=, the name of the reranker's backbone for instance"
-            )
+            whose = "the results do not say whose tokens to count, as they do until they are written or merged"
+            raise ValueError(f"Evidence: {whose}: give tokenizer=, the name of the reranker's backbone for instance")
         return token_counter(inp.attrs[frames.TOKENIZER] or Words())
 
     def _spend(self, sources: dict[int, "_Source"], count: Counter) -> dict[int, list[int]]:
@@ -124,7 +121,7 @@ class Evidence(ShowsChanges, Presented, pt.Transformer):
         """Warn of queries that get nothing, and of documents with less than they were promised."""
         given = pd.Series(tokens[texts]).groupby(qids.to_numpy()[texts], dropna=False).sum()
         problems = {
-            f"of {len(given)} queries get no text, as none of their windows fits": int((given == 0).sum()),
+            f"of {len(given)} queries get no text, as none of their windows fits": (given == 0).sum(),
             f"of {sum(texts)} documents have less than at_least={self.at_least}": (tokens[texts] < self.at_least).sum(),
         }
         for problem, number in problems.items():

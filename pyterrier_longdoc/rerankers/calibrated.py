@@ -24,7 +24,7 @@ FILE = "calibration.json"
 """Beside a saved model."""
 
 FEWEST = 20
-"""Relevant documents that `fit` needs, and others; fewer say too little, in the experience of this package."""
+"""Relevant documents that `fit` needs, and others: this package's choice."""
 
 
 @dataclass(eq=False, repr=False)
@@ -66,37 +66,29 @@ class Calibrated(Presented, pt.Estimator):
 
     def transform(self, inp: pd.DataFrame) -> pd.DataFrame:
         """Return the model's results with `probability`; ValueError before `fit`."""
-        results = self.model.transform(inp)
-        if not len(results):
-            return results.assign(probability=np.zeros(0))
-        if self.calibration is None:
+        results, found = self.model.transform(inp), self.calibration
+        if found is None and len(results):
             raise ValueError(f"{self!r} knows no probabilities: call fit(results, qrels), or Calibrated.load(folder)")
-        logits = _features(results, self.calibration["of"]) @ self.calibration["weights"] + self.calibration["bias"]
-        steps = self.calibration["steps"]
-        return results.assign(probability=expit(logits) if steps is None else np.interp(logits, *steps))
+        if found is None or not len(results):
+            return results.assign(probability=np.zeros(len(results)))
+        logits = _features(results, found["of"]) @ found["weights"] + found["bias"]
+        return results.assign(probability=np.interp(logits, *found["steps"]) if found["steps"] else expit(logits))
 
     def fit(self, results: pd.DataFrame, qrels: pd.DataFrame, *_: Any) -> "Calibrated":
         """Learn from candidates, as the model reads them, and `qid, docno, label`; validation data has no effect.
 
-        Queries without a label do not count. Those that trained the model are no good: it is surer of them.
-
-        Raises:
-            ValueError: with fewer than 20 relevant documents, or fewer than 20 others.
-            ImportError: without scikit-learn.
+        Queries without a label do not count. Those that trained the model are no good: it is surer of them. ValueError
+        with fewer than 20 relevant documents, or fewer than 20 others; ImportError without scikit-learn.
         """
-        linear, isotonic = (
-            import_extra(f"sklearn.{name}", "analysis", "Calibrated.fit needs scikit-learn")
-            for name in ("linear_model", "isotonic")
-        )
+        libraries = ("sklearn.linear_model", "sklearn.isotonic")
+        linear, isotonic = (import_extra(name, "analysis", "Calibrated.fit needs scikit-learn") for name in libraries)
         results = self.model.transform(results)
         relevant = relevance_of(results, qrels, judged_only=self.judged_only)
         results, relevant = results[~np.isnan(relevant)], relevant[~np.isnan(relevant)] > 0
         ones, zeros = int(relevant.sum()), int((~relevant).sum())
         if min(ones, zeros) < FEWEST:
-            raise ValueError(
-                f"Calibrated.fit: too few judged documents: {ones} of the results are relevant, {zeros} are not, and "
-                f"{FEWEST} of each are needed: give more queries with qrels, or more candidates"
-            )
+            found = f"{ones} of the results are relevant, {zeros} are not, and {FEWEST} of each are needed"
+            raise ValueError(f"Calibrated.fit: too few judged documents: {found}: give more queries with qrels")
         names = ["score", *(["window_scores"] if "window_scores" in results else [])]
         x = _features(results, names)
         mean, scale = x.mean(0), np.maximum(x.std(0), 1e-9)
