@@ -26,7 +26,6 @@ from ..common.arguments import (
 from ..common.citations import papers_of
 from ..common.coverage import Coverage, Explanation, Scored, in_words
 from ..common.frames import (
-    TOKENIZER,
     Text,
     TextField,
     TruncationWarning,
@@ -127,7 +126,7 @@ class Reranker(Presented, pt.Transformer):
             over windows, None for models without), `window_spans` (characters of each window in the text, or in the
             joined text of several columns without those of `repeat`), `best_start` and `best_end` (characters of the
             window with the highest score), `query_terms` (the share of each query token in the score, None for models
-            that cannot tell).
+            that cannot tell), `window_tokenizer` (the tokenizer's name; "" for words).
         trust_remote_code: run modelling code from the backbone's checkpoint.
         verbose: show progress bars; `fit` also tells what it trains on and where it goes on.
         seed: of random first weights, of the choice of windows and, if the recipe has none, of the training.
@@ -339,7 +338,7 @@ class Reranker(Presented, pt.Transformer):
         """
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **(_columns([]) if self.explain else {}))
+            return with_scores(inp, [], **(_columns([], None) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
         if self.verbose:
             with work_bar(type(self).__name__, " characters", shown=True) as bar:
@@ -356,10 +355,8 @@ class Reranker(Presented, pt.Transformer):
         if self.coverage.cut or self.coverage.windows_cut:
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
-        results = with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
-        if self.explain:  # "" stands for words
-            results.attrs[TOKENIZER] = str(getattr(self.model.tokenizer, "name_or_path", ""))
-        return results
+        columns = _columns(scored.explanations, self.model.tokenizer) if self.explain else {}
+        return with_scores(inp, scored.scores, **columns)
 
     def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
         """Rank plain texts for one query.
@@ -434,7 +431,7 @@ class Reranker(Presented, pt.Transformer):
             warn(message, category)
 
 
-def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+def _columns(explanations: list[Explanation], tokenizer: Any) -> dict[str, list[Any] | np.ndarray]:
     best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
     return {
         "window_scores": [explanation.scores for explanation in explanations],
@@ -443,6 +440,7 @@ def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarra
         "best_start": best[:, 0],
         "best_end": best[:, 1],
         "query_terms": [explanation.query_terms for explanation in explanations],
+        "window_tokenizer": [str(getattr(tokenizer, "name_or_path", ""))] * len(explanations),
     }
 
 
