@@ -19,6 +19,7 @@ _PUBLIC = {
         "TKL", "LongP",
     ],
     "rerankers.biencoder": ["BiEncoder"],
+    "rerankers.maxsim": ["MaxSim", "MaxSimWindows"],
     "rerankers.external": ["PairScorer"],
     "rerankers.served": ["ScoreServer"],
     "rerankers.selectors": ["EmbeddingWindows", "CrossEncoderWindows"],

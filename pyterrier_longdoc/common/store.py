@@ -6,8 +6,13 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
+
+from .caches import MakeArrays
 
 Key = str | bytes
 """A hash of all that a value depends on, in hexadecimal digits or bytes."""
@@ -28,6 +33,8 @@ class Store:
     Args:
         path: the file; it is made with its folder when the first value is stored.
     """
+
+    schema: ClassVar[tuple[str, ...]] = (_SCHEMA,)
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -70,10 +77,75 @@ class Store:
         # No write-ahead log: it does not work on the network drives of clusters.
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as connection, connection:
-                connection.execute(_SCHEMA)
+                for statement in self.schema:
+                    connection.execute(statement)
                 yield connection
         except sqlite3.DatabaseError as error:
             raise ValueError(
                 f"cache {str(self.path)!r} cannot be used ({error}): give a file that this package made, or the name "
                 f"of a new one in a folder that can be written to"
             ) from error
+
+
+class ArrayStore(Store):
+    """A SQLite file of `(T, E)` arrays in fp16 by key, within a bound.
+
+    Several processes may use it at the same time. The arrays that were stored first go first; their place in the file is
+    used again.
+
+    Args:
+        path: the file; it is made with its folder when the first array is stored.
+        max_bytes: most bytes of all arrays.
+    """
+
+    schema = (
+        "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, size INTEGER NOT NULL, "
+        "width INTEGER NOT NULL, value BLOB NOT NULL)",
+        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # else sizes are read with the arrays
+    )
+
+    def __init__(self, path: str | Path, max_bytes: int) -> None:
+        super().__init__(path)
+        self.max_bytes = max_bytes
+
+    def __len__(self) -> int:
+        return sum(count for (count,) in self._select("SELECT count(*) FROM arrays"))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all arrays."""
+        return sum(size or 0 for (size,) in self._select("SELECT sum(size) FROM arrays"))
+
+    def through(self, setting: bytes, sequences: Sequence[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
+        """Return the fp16 arrays of distinct token sequences and a setting; `make` makes those not in the file."""
+        keys = [blake2b(setting + sequence.tobytes(), digest_size=16).digest() for sequence in sequences]
+        arrays: dict[bytes, np.ndarray] = {}
+        for start in range(0, len(keys), _LOOKUP):
+            batch = keys[start : start + _LOOKUP]
+            marks = ",".join("?" * len(batch))
+            rows = self._select(f"SELECT key, width, value FROM arrays WHERE key IN ({marks})", batch)
+            arrays |= {key: np.frombuffer(value, np.float16).reshape(-1, width).copy() for key, width, value in rows}
+        missing = [i for i, key in enumerate(keys) if key not in arrays]
+        if missing:
+            made = make([sequences[i] for i in missing])
+            new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, made, strict=True)}
+            self._put(new)
+            arrays |= new
+        return [arrays[key] for key in keys]
+
+    def _put(self, arrays: Mapping[bytes, np.ndarray]) -> None:
+        rows = [
+            (key, array.nbytes, array.shape[1], array.tobytes())
+            for key, array in arrays.items()
+            if array.nbytes <= self.max_bytes
+        ]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._connected() as connection:
+            connection.executemany("INSERT OR IGNORE INTO arrays (key, size, width, value) VALUES (?, ?, ?, ?)", rows)
+            excess = (connection.execute("SELECT sum(size) FROM arrays").fetchone()[0] or 0) - self.max_bytes
+            last = 0
+            for number, size in connection.execute("SELECT number, size FROM arrays ORDER BY number"):
+                if excess <= 0:
+                    break
+                excess, last = excess - size, number
+            connection.execute("DELETE FROM arrays WHERE number <= ?", (last,))

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -144,7 +144,7 @@ class Cutters(NamedTuple):
     query: str
 
     @classmethod
-    def of(cls, request: Settings, fitted: Settings) -> Cutters:
+    def of(cls, request: Settings, fitted: Settings, longest_query: str) -> Cutters:
         """Return the arguments of requested settings and of the same settings, fitted to the backbone."""
         rule = fitted.windows_argument or "the longest input of the backbone"
         if rule == "window_size":
@@ -152,7 +152,7 @@ class Cutters(NamedTuple):
         choice = rule if fitted.max_windows is None else f"max_windows={fitted.max_windows}"
         query = f"max_query_len={fitted.max_query_len}"
         if request.max_query_len is None:
-            query = f"the longest input of the backbone, which takes {fitted.max_query_len}"
+            query = f"{longest_query}, which takes {fitted.max_query_len}"
         if fitted.preselect is not None:
             choice = f"preselect={fitted.preselect!r}"
         if fitted.layout.shared_budget:
@@ -256,7 +256,7 @@ class Model(nn.Module):
         self.settings: Settings = self.encoder.settings
         self.format: InputFormat = self.encoder.format
         self.precision = None if self.encoder.reads_text else dtype_name(settings.dtype)
-        self._cutters = Cutters.of(settings, self.settings)
+        self._cutters = Cutters.of(settings, self.settings, self.encoder.longest_query)
         self.to(settings.device)
         if self.encoder.reads_text:
             self.double()  # so that a single window's score is the scorer's
@@ -484,6 +484,7 @@ class Model(nn.Module):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
+            places = self._query_places(encoded, pairs)
         explanations = []
         for i, (query, number) in enumerate(zip(pairs.query, pairs.document, strict=True)):
             document, spans = pairs.texts[number], pairs.spans[number]
@@ -496,7 +497,18 @@ class Model(nn.Module):
                     query_terms=None if terms is None else list(zip(tokens, terms[i].tolist(), strict=False)),
                 )
             )
+            if places is not None:
+                terms_of_places = [(token, part) for token, _, _, part in places[i]]
+                explanations[i] = replace(explanations[i], query_terms=terms_of_places, query_places=places[i])
         return explanations
+
+    def _query_places(self, encoded: Encoded, pairs: ReadPairs) -> list[list[tuple[str, int, int, float]]] | None:
+        """Return for each document where each query token has its maximum; None for heads without maxima of tokens."""
+        if encoded.places is None:
+            return None
+        found = self.encoder.query_places(encoded, pairs, self.head.token_windows(encoded))
+        name = self.tokenizer.convert_ids_to_tokens
+        return [[(name(token), *where) for token, *where in row] for row in found]
 
     # Its weights.
 

@@ -320,7 +320,7 @@ class Reranker(Presented, pt.Transformer):
         """
         validated(inp, self.text_field, self.text_loader, self)
         if not len(inp):
-            return with_scores(inp, [], **(_columns([]) if self.explain else {}))
+            return with_scores(inp, [], **(self.explanation_columns([]) if self.explain else {}))
         queries, texts = strings(inp["query"], "query"), self.documents(inp)
         if self.verbose:
             with work_bar(type(self).__name__, " characters", shown=True) as bar:
@@ -337,7 +337,20 @@ class Reranker(Presented, pt.Transformer):
         if self.coverage.cut or self.coverage.windows_cut:
             self.warn_of_cuts(self.coverage)
         warn_of_empty(self, self.coverage, inp, map(is_blank, texts))
-        return with_scores(inp, scored.scores, **(_columns(scored.explanations) if self.explain else {}))
+        columns = self.explanation_columns(scored.explanations) if self.explain else {}
+        return with_scores(inp, scored.scores, **columns)
+
+    def explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+        """Return the columns that `explain` adds."""
+        best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
+        return {
+            "window_scores": [explanation.scores for explanation in explanations],
+            "window_weights": [explanation.weights for explanation in explanations],
+            "window_spans": [explanation.spans for explanation in explanations],
+            "best_start": best[:, 0],
+            "best_end": best[:, 1],
+            "query_terms": [explanation.query_terms for explanation in explanations],
+        }
 
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
@@ -383,18 +396,6 @@ class Reranker(Presented, pt.Transformer):
         """Warn once for each category in this transformer, or in the system that runs it."""
         if first_time(self.warned, category, type(self).__name__):
             warn(message, category)
-
-
-def _columns(explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
-    best = np.array([explanation.spans[explanation.best] for explanation in explanations], "int64").reshape(-1, 2)
-    return {
-        "window_scores": [explanation.scores for explanation in explanations],
-        "window_weights": [explanation.weights for explanation in explanations],
-        "window_spans": [explanation.spans for explanation in explanations],
-        "best_start": best[:, 0],
-        "best_end": best[:, 1],
-        "query_terms": [explanation.query_terms for explanation in explanations],
-    }
 
 
 @dataclass(eq=False, repr=False)

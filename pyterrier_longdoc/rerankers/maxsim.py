@@ -1,0 +1,147 @@
+"""Late interaction over long documents, and its use as a selector of windows."""
+
+# Without `from __future__ import annotations`: modules of subclasses need the types of the fields, too.
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..common.arguments import argument, check_type
+from ..common.caches import CACHED_BYTES
+from ..common.coverage import Explanation, Scored
+from ..common.store import ArrayStore
+from ..modelling.backbones.load import Backbone
+from ..modelling.encoder import WindowEncoder
+from ..modelling.inputs import Settings
+from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
+from ..modelling.model import Model
+from ..modelling.weights import HeadSpec
+from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
+from ..training import TrainingArgs
+from .reranker import CrossEncoder
+from .selectors import CrossEncoderWindows
+
+DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
+"""A public late-interaction model (149M parameters, vectors of 128 numbers)."""
+
+
+@dataclass(eq=False, repr=False)
+class MaxSim(CrossEncoder):
+    """Late interaction: for each query token its best match among the document's tokens (Khattab & Zaharia 2020).
+
+    The score is `sum_q max_t q.t`. Windows are encoded apart from the query, and `t` runs over the vectors of all their
+    tokens, so that the whole document counts however long it is. These vectors serve all queries and are remembered.
+
+    A checkpoint's own prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
+
+    Args:
+        backbone: a late-interaction checkpoint of sentence-transformers (`MultiVectorEncoder`), PyLate or Stanford's
+            ColBERT, on the hub or in a folder, with weights in safetensors. Any other encoder gets a random projection
+            to 128 dimensions and must be trained.
+        aggregation: `"document"`, the maximum over all windows for each query token, or `"max"`, the score of the best
+            window.
+        window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
+        stride: tokens from one window's start to the next one's; None for windows that do not overlap. Overlaps do no
+            harm to a maximum, but take time and memory.
+        max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads.
+        token_pooling: how many neighbours in meaning share one vector, e.g. 2 (Clavié et al. 2024): vectors take so much
+            less memory and are a little less exact. None for what the checkpoint says; 1 for no pooling.
+        cached_bytes: most memory for the vectors of windows. A token takes 512 bytes with 128 dimensions, or half of it
+            with a `vector_cache`.
+        vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
+            They are rounded to fp16 before they are compared, whether they have been stored before or not: scores differ
+            in the fourth digit from those without.
+        vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
+        training: the recipe of `fit`; None for `TrainingArgs()` with a learning rate of 1e-5, and 1e-4 for the projection.
+
+    With `explain=True` the column `query_terms` has each token of the query, as it is read, and what it adds to the score,
+    and `query_places` the same with the characters where its best match stands: `(token, start, end, part)`. `start` and
+    `end` are equal, the start of a window, for a special token or a title, and those of the window with pooled tokens.
+
+    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `pooling`, `template` and `layout` are refused.
+    """
+
+    backbone: str | Path = argument(DEFAULT_LATE_INTERACTION, role="checkpoint")
+    _: KW_ONLY
+    aggregation: str = argument("document", role="head", choices=("document", "max"))
+    window_size: int | None = argument(None, role="windows", at_least=1)
+    stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")
+    max_query_len: int | None = argument(None, role="input", at_least=1)
+    token_pooling: float | None = argument(None, role="input", at_least=1)
+    cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
+    vector_cache: str | Path | None = argument(None, role="computing")
+    vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
+
+    papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
+    encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
+    sized_by: ClassVar[str] = "window_size"
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model and the pooling of tokens."""
+        return [*super().cited(), *(["clavie-2024-reducing"] if self.token_pooling else [])]
+
+    def default_windows(self) -> Windows:
+        if self.stride is None or self.window_size is None:
+            return GreedyChunks(self.window_size)
+        return SlidingWindows(self.window_size, self.stride)
+
+    def head_spec(self) -> HeadSpec:
+        return "maxsim", {"aggregation": self.aggregation}
+
+    def load_backbone(self) -> Backbone:
+        return load_token_backbone(str(self.backbone), seed=self.seed, trust_remote_code=self.trust_remote_code)
+
+    def default_training(self) -> TrainingArgs:
+        return TrainingArgs(learning_rates={"encoder.": 1e-5, "encoder.representation.": 1e-4, "": 1e-4})
+
+    def check(self) -> None:
+        super().check()
+        self.refuse("pooling", "template", "layout", why="reads query and text separately")
+
+    def settings(self) -> Settings:
+        return replace(super().settings(), token_pooling=self.token_pooling)
+
+    def set_up(self, model: Model | None) -> Model:
+        model = super().set_up(model)
+        encoder: Any = model.encoder
+        encoder.cache.max_bytes = self.cached_bytes
+        return model
+
+    def describe(self) -> dict[str, Any]:
+        """See the base class; vectors that are stored are rounded."""
+        return {**super().describe(), "vectors": "float32" if self.vector_cache is None else "float16"}
+
+    def score(self, queries: Sequence[str], texts: Sequence[Any], bar: Any = None) -> Scored:
+        """See the base class; vectors in the `vector_cache` are read from it, but not by the validation of `fit`."""
+        encoder: Any = self.model.encoder
+        stores = self.vector_cache is not None and not self._validating
+        encoder.store = ArrayStore(self.vector_cache, self.vector_cache_bytes) if stores else None  # type: ignore[arg-type]
+        return super().score(queries, texts, bar)
+
+    def explanation_columns(self, explanations: list[Explanation]) -> dict[str, list[Any] | np.ndarray]:
+        """See the base class; with the place of each query token's maximum."""
+        places = [explanation.query_places for explanation in explanations]
+        return {**super().explanation_columns(explanations), "query_places": places}
+
+
+@dataclass(frozen=True)
+class MaxSimWindows(CrossEncoderWindows):
+    """Keeps the `k` windows that a late-interaction model scores best.
+
+    The model remembers the vectors of windows, so that a candidate of several queries is encoded once.
+
+    Args:
+        k: how many windows.
+        model: a `MaxSim`; it gets each window as a document.
+
+    Example:
+        `ld.MaxP(preselect=ld.MaxSimWindows(3, ld.MaxSim()))`.
+    """
+
+    papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_type(MaxSim, "a MaxSim", model=self.model)
