@@ -67,7 +67,7 @@ class _ShownDocument:
     spans: list[tuple[int, int]]
     scores: list[float]
     weights: list[float] | None
-    places: list[tuple[int, int]]  # where query tokens have their maximum, in order, without overlaps
+    places: list[tuple[int, int]]  # where query tokens have their maximum
 
     @property
     def best(self) -> int:
@@ -164,8 +164,8 @@ def show(
     """Show the ranked documents of a query with their windows shaded, and the best window marked.
 
     Needs results of a model with `explain=True`. Each part of the text begins where a window starts, next to its number
-    and score. With results of `MaxSim` the tokens are bold where a query token has its maximum. A character has the shade of the highest of its windows; scores are compared over all these documents,
-    weights within a document.
+    and score. A character has the shade of the highest of its windows; scores are compared over all these documents,
+    weights within a document. Bold is what has the maximum of a query token (`MaxSim`).
 
     Args:
         results: `qid, query, docno, score`, `rank` if there is one, the text, `window_spans` and `window_scores`.
@@ -233,7 +233,7 @@ def _shown_document(row: dict[Any, Any], text: str) -> _ShownDocument:
         [(int(start), int(end)) for start, end in spans or ()],
         list(map(float, scores or ())),
         None if weights is None else list(map(float, weights)),
-        sorted({(int(start), int(end)) for _, start, end, _ in _list_or_none(row.get("query_places")) or () if start < end}),
+        [(start, end) for _, start, end, _ in _list_or_none(row.get("query_places")) or () if start < end],
     )
 
 

@@ -34,6 +34,7 @@ class Store:
         path: the file; it is made with its folder when the first value is stored.
     """
 
+    table: ClassVar[str] = "store"
     schema: ClassVar[tuple[str, ...]] = (_SCHEMA,)
 
     def __init__(self, path: str | Path) -> None:
@@ -43,17 +44,17 @@ class Store:
         return f"{type(self).__name__}({str(self.path)!r})"
 
     def __len__(self) -> int:
-        return sum(count for (count,) in self._select("SELECT count(*) FROM store"))
+        return sum(count for (count,) in self._select(f"SELECT count(*) FROM {self.table}"))
 
     def get_many(self, keys: Iterable[Key]) -> dict[Key, Any]:
         """Return the stored values among these keys."""
-        key_list, values = list(keys), dict[Key, Any]()
-        for start in range(0, len(key_list), _LOOKUP):
-            batch = key_list[start : start + _LOOKUP]
+        return {key: json.loads(value) for key, value in self._rows(list(keys))}
+
+    def _rows(self, keys: Sequence[Key]) -> Iterator[tuple[Any, Any]]:
+        for start in range(0, len(keys), _LOOKUP):
+            batch = keys[start : start + _LOOKUP]
             marks = ",".join("?" * len(batch))
-            rows = self._select(f"SELECT key, value FROM store WHERE key IN ({marks})", batch)
-            values |= {key: json.loads(value) for key, value in rows}
-        return values
+            yield from self._select(f"SELECT key, value FROM {self.table} WHERE key IN ({marks})", batch)
 
     def put_many(self, items: Mapping[Key, Any]) -> None:
         """Store JSON-able values; after an interruption all of them or none."""
@@ -88,64 +89,44 @@ class Store:
 
 
 class ArrayStore(Store):
-    """A SQLite file of `(T, E)` arrays in fp16 by key, within a bound.
-
-    Several processes may use it at the same time. The arrays that were stored first go first; their place in the file is
-    used again.
+    """A SQLite file of `(T, E)` arrays in fp16 by key; within a bound, for which those that were stored first go.
 
     Args:
         path: the file; it is made with its folder when the first array is stored.
-        max_bytes: most bytes of all arrays.
+        max_bytes: most bytes of all arrays; the file uses the place of those that went again.
     """
 
+    table = "arrays"
     schema = (
-        "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE NOT NULL, size INTEGER NOT NULL, "
-        "width INTEGER NOT NULL, value BLOB NOT NULL)",
-        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # else sizes are read with the arrays
+        "CREATE TABLE IF NOT EXISTS arrays (number INTEGER PRIMARY KEY, key BLOB UNIQUE, size INTEGER, value BLOB)",
+        "CREATE INDEX IF NOT EXISTS sizes ON arrays (number, size)",  # without it sizes are read with the arrays
     )
 
     def __init__(self, path: str | Path, max_bytes: int) -> None:
         super().__init__(path)
         self.max_bytes = max_bytes
 
-    def __len__(self) -> int:
-        return sum(count for (count,) in self._select("SELECT count(*) FROM arrays"))
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all arrays."""
-        return sum(size or 0 for (size,) in self._select("SELECT sum(size) FROM arrays"))
-
-    def through(self, setting: bytes, sequences: Sequence[np.ndarray], make: MakeArrays) -> list[np.ndarray]:
+    def through(
+        self, setting: bytes, sequences: Sequence[np.ndarray], make: MakeArrays, *, width: int
+    ) -> list[np.ndarray]:
         """Return the fp16 arrays of distinct token sequences and a setting; `make` makes those not in the file."""
         keys = [blake2b(setting + sequence.tobytes(), digest_size=16).digest() for sequence in sequences]
-        arrays: dict[bytes, np.ndarray] = {}
-        for start in range(0, len(keys), _LOOKUP):
-            batch = keys[start : start + _LOOKUP]
-            marks = ",".join("?" * len(batch))
-            rows = self._select(f"SELECT key, width, value FROM arrays WHERE key IN ({marks})", batch)
-            arrays |= {key: np.frombuffer(value, np.float16).reshape(-1, width).copy() for key, width, value in rows}
+        arrays = {key: np.frombuffer(value, np.float16).reshape(-1, width) for key, value in self._rows(keys)}
         missing = [i for i, key in enumerate(keys) if key not in arrays]
         if missing:
             made = make([sequences[i] for i in missing])
             new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, made, strict=True)}
             self._put(new)
             arrays |= new
-        return [arrays[key] for key in keys]
+        return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written
 
     def _put(self, arrays: Mapping[bytes, np.ndarray]) -> None:
-        rows = [
-            (key, array.nbytes, array.shape[1], array.tobytes())
-            for key, array in arrays.items()
-            if array.nbytes <= self.max_bytes
-        ]
+        rows = [(key, a.nbytes, a.tobytes()) for key, a in arrays.items() if a.nbytes <= self.max_bytes]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
-            connection.executemany("INSERT OR IGNORE INTO arrays (key, size, width, value) VALUES (?, ?, ?, ?)", rows)
-            excess = (connection.execute("SELECT sum(size) FROM arrays").fetchone()[0] or 0) - self.max_bytes
-            last = 0
-            for number, size in connection.execute("SELECT number, size FROM arrays ORDER BY number"):
-                if excess <= 0:
-                    break
-                excess, last = excess - size, number
-            connection.execute("DELETE FROM arrays WHERE number <= ?", (last,))
+            connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
+            sizes = connection.execute("SELECT number, size FROM arrays ORDER BY number DESC").fetchall()
+            totals = np.cumsum([size for _, size in sizes])
+            first_out = int(np.searchsorted(totals, self.max_bytes, side="right"))
+            if first_out < len(sizes):
+                connection.execute("DELETE FROM arrays WHERE number <= ?", (sizes[first_out][0],))

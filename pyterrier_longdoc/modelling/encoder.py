@@ -48,9 +48,6 @@ MatchFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tenso
 """From one layer's `(V', Q, H)` query states and `(V', T, H)` window states, and `(V', Q, T)` bool, whether two tokens
 are the same word piece, to `(V', Q, T)` matches."""
 
-QueryPlace = tuple[int, int, int, float]
-"""The id of a query token, the characters where its maximum stands, and what it adds to the score."""
-
 States = tuple[torch.Tensor, ...]
 """`(V', T', H)` states of the last layer alone, or of every layer, the embeddings included."""
 
@@ -74,8 +71,6 @@ class WindowEncoder(nn.Module):
     """Whether it reads texts in place of token ids."""
     own_representation = False
     """Whether its representation is of use in encoders of its class alone."""
-    longest_query = "the longest input of the backbone"
-    """What limits queries if the user does not."""
 
     build_backbone = staticmethod(build_backbone)
     """Rebuilds the backbone of a saved model."""
@@ -133,10 +128,6 @@ class WindowEncoder(nn.Module):
         words = backbone.model.get_input_embeddings().weight
         cls, sep = (0 if i is None else i for i in (tokenizer.cls_token_id, tokenizer.sep_token_id))
         return WarmStart(backbone.final, words[cls], words[sep])
-
-    def query_places(self, encoded: Encoded, pairs: Any, windows: torch.Tensor) -> list[list[QueryPlace]]:
-        """Return for each document where each query token has its maximum; `windows (B, Q)` says in which window."""
-        raise NotImplementedError
 
     # Encoding.
 
@@ -219,10 +210,7 @@ class WindowEncoder(nn.Module):
     def token_states(
         self, batch: WindowBatch, coverage: Coverage | None = None, kept: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        """Return V tensors `(T, H)`, the last layer's states in fp32, with those of special tokens.
-
-        `kept (V, T)` bool says of which tokens; None for all that are real.
-        """
+        """Return V tensors `(T, H)`, the last layer's states in fp32 of real tokens, or of those in `kept (V, T)`."""
         states: dict[int, torch.Tensor] = {}
         order = torch.argsort(batch.lengths, stable=True)
         for rows, encoded, mask in self._passes(batch, order, coverage):

@@ -157,7 +157,7 @@ class InputFormat:
         marks_sentences: whether the first special token stands before each sentence of a text, too.
         spread: `(longest, step)`: inputs of up to `longest` tokens use every `step`-th position; see
             `biencoder.spread_positions`.
-        vectors: which tokens get vectors of their own, see `maxsim.VectorRules`; None elsewhere.
+        vectors: which tokens get vectors of their own, see `TokenVectors`; None elsewhere.
     """
 
     prefix: tuple[int, ...]

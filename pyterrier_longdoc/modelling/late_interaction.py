@@ -84,9 +84,7 @@ class SeparateEncoder(WindowEncoder):
         """Return the states of distinct token sequences and a setting; `make` makes those that are not remembered."""
         return self.cache.through(key, sequences, make)
 
-    def token_vectors(
-        self, batch: WindowBatch, form: InputFormat, coverage: Coverage | None
-    ) -> Iterable[torch.Tensor]:
+    def token_vectors(self, batch: WindowBatch, form: InputFormat, coverage: Coverage | None) -> Iterable[torch.Tensor]:
         """Yield the `(T, E)` states of each input of a batch, in fp32, as they are remembered."""
         return (self.projection(state).float() for state in self.token_states(batch, coverage))
 

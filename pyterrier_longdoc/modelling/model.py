@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -144,7 +144,7 @@ class Cutters(NamedTuple):
     query: str
 
     @classmethod
-    def of(cls, request: Settings, fitted: Settings, longest_query: str) -> Cutters:
+    def of(cls, request: Settings, fitted: Settings) -> Cutters:
         """Return the arguments of requested settings and of the same settings, fitted to the backbone."""
         rule = fitted.windows_argument or "the longest input of the backbone"
         if rule == "window_size":
@@ -152,7 +152,7 @@ class Cutters(NamedTuple):
         choice = rule if fitted.max_windows is None else f"max_windows={fitted.max_windows}"
         query = f"max_query_len={fitted.max_query_len}"
         if request.max_query_len is None:
-            query = f"{longest_query}, which takes {fitted.max_query_len}"
+            query = f"the longest query of the checkpoint, which takes {fitted.max_query_len}"
         if fitted.preselect is not None:
             choice = f"preselect={fitted.preselect!r}"
         if fitted.layout.shared_budget:
@@ -256,7 +256,7 @@ class Model(nn.Module):
         self.settings: Settings = self.encoder.settings
         self.format: InputFormat = self.encoder.format
         self.precision = None if self.encoder.reads_text else dtype_name(settings.dtype)
-        self._cutters = Cutters.of(settings, self.settings, self.encoder.longest_query)
+        self._cutters = Cutters.of(settings, self.settings)
         self.to(settings.device)
         if self.encoder.reads_text:
             self.double()  # so that a single window's score is the scorer's
@@ -506,8 +506,8 @@ class Model(nn.Module):
         """Return for each document where each query token has its maximum; None for heads without maxima of tokens."""
         if encoded.places is None:
             return None
-        found = self.encoder.query_places(encoded, pairs, self.head.token_windows(encoded))
-        name = self.tokenizer.convert_ids_to_tokens
+        encoder, name = cast(Any, self.encoder), self.tokenizer.convert_ids_to_tokens
+        found = encoder.query_places(encoded, pairs, self.head.token_windows(encoded))
         return [[(name(token), *where) for token, *where in row] for row in found]
 
     # Its weights.

@@ -87,7 +87,7 @@ def exchange_head(model: Any, head: HeadSpec, seed: int) -> bool:
 def start_from(model: Any, other: Any) -> str | None:
     """Take over another model's encoder, and its head or what fits of it; return how the encoders differ if they do.
 
-    From a bi-encoder only the backbone is taken: no head was trained on its states. So it is between `MaxSim` and others.
+    From a bi-encoder only the backbone is taken: no head was trained on its states. So between `MaxSim` and others.
     """
     encoder, other_encoder = model.encoder, other.encoder
     is_other_kind = encoder.own_representation != other_encoder.own_representation

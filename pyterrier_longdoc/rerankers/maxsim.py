@@ -29,36 +29,33 @@ DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
 
 @dataclass(eq=False, repr=False)
 class MaxSim(CrossEncoder):
-    """Late interaction: for each query token its best match among the document's tokens (Khattab & Zaharia 2020).
+    """Late interaction: each query token's best match among all tokens of a document (Khattab & Zaharia 2020).
 
     The score is `sum_q max_t q.t`. Windows are encoded apart from the query, and `t` runs over the vectors of all their
-    tokens, so that the whole document counts however long it is. These vectors serve all queries and are remembered.
-
-    A checkpoint's own prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
+    tokens. These serve all queries and are remembered. A checkpoint's own prompts or marker tokens, query expansion,
+    skip list, projection, normalisation and lengths count.
 
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers (`MultiVectorEncoder`), PyLate or Stanford's
-            ColBERT, on the hub or in a folder, with weights in safetensors. Any other encoder gets a random projection
-            to 128 dimensions and must be trained.
-        aggregation: `"document"`, the maximum over all windows for each query token, or `"max"`, the score of the best
-            window.
+            ColBERT, with weights in safetensors. Any other encoder gets a random projection to 128 features and must be
+            trained.
+        aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
         window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
-        stride: tokens from one window's start to the next one's; None for windows that do not overlap. Overlaps do no
-            harm to a maximum, but take time and memory.
+        stride: tokens from one window's start to the next one's; None for windows without overlap, which does no harm
+            to a maximum, but takes time and memory.
         max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads.
-        token_pooling: how many neighbours in meaning share one vector, e.g. 2 (Clavié et al. 2024): vectors take so much
-            less memory and are a little less exact. None for what the checkpoint says; 1 for no pooling.
-        cached_bytes: most memory for the vectors of windows. A token takes 512 bytes with 128 dimensions, or half of it
+        token_pooling: how many tokens alike share one vector, e.g. 2 (Clavié et al. 2024), to save memory; None for what
+            the checkpoint says, 1 for no pooling.
+        cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
             with a `vector_cache`.
         vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
-            They are rounded to fp16 before they are compared, whether they have been stored before or not: scores differ
-            in the fourth digit from those without.
+            They are rounded to fp16 before they are compared, stored before or not: scores differ in the fourth digit.
         vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
-        training: the recipe of `fit`; None for `TrainingArgs()` with a learning rate of 1e-5, and 1e-4 for the projection.
+        training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 
-    With `explain=True` the column `query_terms` has each token of the query, as it is read, and what it adds to the score,
-    and `query_places` the same with the characters where its best match stands: `(token, start, end, part)`. `start` and
-    `end` are equal, the start of a window, for a special token or a title, and those of the window with pooled tokens.
+    `explain=True` adds the column `query_places`: `(token, start, end, part)` for each token of the query as it is read,
+    with the characters of its best match and its part in the score. They are those of the window for pooled tokens;
+    `start` and `end` are equal, the window's start, for special tokens and titles.
 
     All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `pooling`, `template` and `layout` are refused.
     """

@@ -32,16 +32,16 @@ class MaxSimHead(Head, name="maxsim"):
 
     def forward(self, encoded: Encoded) -> torch.Tensor:
         maxima = _maxima(encoded)
-        if self.aggregation == "document":
-            return _sum(maxima.amax(1)).float()
-        return _sum(maxima).amax(1).float()
+        return (maxima.amax(1).sum(-1) if self.aggregation == "document" else maxima.sum(-1).amax(1)).float()
 
     def token_windows(self, encoded: Encoded) -> torch.Tensor:
         """Return the `(B, Q)` window that counts for each query token."""
         maxima = _maxima(encoded)
-        if self.aggregation == "document":
-            return maxima.argmax(1)
-        return _sum(maxima).argmax(1, keepdim=True).expand(-1, maxima.shape[2])
+        return (
+            maxima.argmax(1)
+            if self.aggregation == "document"
+            else maxima.sum(-1, True).argmax(1).expand_as(maxima[:, 0])
+        )
 
     def warm_start(self, start: WarmStart) -> bool:
         """Take over nothing; scores make sense if the projection is the checkpoint's."""
@@ -49,9 +49,5 @@ class MaxSimHead(Head, name="maxsim"):
 
 
 def _maxima(encoded: Encoded) -> torch.Tensor:
-    return encoded.cls.masked_fill(~encoded.mask.unsqueeze(-1), -torch.inf)  # (B, N, Q)
-
-
-def _sum(maxima: torch.Tensor) -> torch.Tensor:
-    """Sum over query tokens in float64: in fp32 the padding beside longer queries might change the last digit."""
-    return maxima.sum(-1, dtype=torch.float64)
+    # In float64: sums in fp32 might depend on the padding beside longer queries.
+    return encoded.cls.double().masked_fill(~encoded.mask.unsqueeze(-1), -torch.inf)  # (B, N, Q)
