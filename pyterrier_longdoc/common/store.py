@@ -116,17 +116,14 @@ class ArrayStore(Store):
         if missing:
             made = make([sequences[i] for i in missing])
             new = {keys[i]: array.astype(np.float16) for i, array in zip(missing, made, strict=True)}
-            self._put(new)
+            self._put([(key, a.nbytes, a.tobytes()) for key, a in new.items() if a.nbytes <= self.max_bytes])
             arrays |= new
         return [arrays[key].copy() for key in keys]  # torch wants arrays that can be written
 
-    def _put(self, arrays: Mapping[bytes, np.ndarray]) -> None:
-        rows = [(key, a.nbytes, a.tobytes()) for key, a in arrays.items() if a.nbytes <= self.max_bytes]
+    def _put(self, rows: Sequence[tuple[bytes, int, bytes]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected() as connection:
             connection.executemany("INSERT OR IGNORE INTO arrays (key, size, value) VALUES (?, ?, ?)", rows)
             sizes = connection.execute("SELECT number, size FROM arrays ORDER BY number DESC").fetchall()
-            totals = np.cumsum([size for _, size in sizes])
-            first_out = int(np.searchsorted(totals, self.max_bytes, side="right"))
-            if first_out < len(sizes):
-                connection.execute("DELETE FROM arrays WHERE number <= ?", (sizes[first_out][0],))
+            kept = int(np.searchsorted(np.cumsum([size for _, size in sizes]), self.max_bytes, side="right"))
+            connection.executemany("DELETE FROM arrays WHERE number = ?", [(number,) for number, _ in sizes[kept:]])

@@ -31,7 +31,7 @@ from .heads.base import WarmStart
 from .inputs import NOTHING, Encoded, InputFormat, Pairs, Settings, WindowBatch
 from .late_interaction import SeparateEncoder
 from .token_vectors import TokenVectors
-from .tokens import Span, TokenizedText
+from .tokens import Span
 from .weights import fingerprint
 
 
@@ -59,8 +59,14 @@ class MaxSimEncoder(SeparateEncoder):
 
     def __init__(self, backbone: Backbone) -> None:
         self.vectors_of = TokenVectors(**(backbone.options.vectors or {}))
+        self.names = backbone.tokenizer.convert_ids_to_tokens
         super().__init__(backbone)
         self.store: ArrayStore | None = None
+
+    @property
+    def query_form(self) -> InputFormat:
+        """The format of queries."""
+        return self.format.query_format or self.format
 
     @property
     def projection(self) -> nn.Module:
@@ -109,7 +115,7 @@ class MaxSimEncoder(SeparateEncoder):
 
     def forward(self, pairs: Pairs, *, coverage: Coverage | None = None, **_: Any) -> Encoded:
         """Compare P queries and documents: `cls (P, N, Q)` has each query vector's maximum in each window."""
-        queries = self.states(pairs.queries, self.format.query_format or self.format, coverage)
+        queries = self.states(pairs.queries, self.query_form, coverage)
         windows = iter(self.states(list(chain.from_iterable(pairs.documents)), self.format, coverage))
         documents = [[next(windows) for _ in document] for document in pairs.documents]
         joined = [torch.cat(document) for document in documents]
@@ -118,8 +124,6 @@ class MaxSimEncoder(SeparateEncoder):
                 _maxima(queries[q], joined[d], list(map(len, documents[d])))
                 for q, d in zip(pairs.query, pairs.document, strict=True)
             ]
-            if self.vectors_of.mean:
-                found = [(maxima / maxima.shape[1], places) for maxima, places in found]
         maxima, places = (_padded(parts) for parts in zip(*found, strict=True))
         counts = torch.tensor(pairs.counts, device=maxima.device)
         mask = torch.arange(maxima.shape[1], device=maxima.device) < counts.unsqueeze(1)
@@ -129,33 +133,34 @@ class MaxSimEncoder(SeparateEncoder):
 
     def query_places(
         self, encoded: Encoded, pairs: Any, windows: torch.Tensor
-    ) -> list[list[tuple[int, int, int, float]]]:
-        """Return for each pair the id of each query token, the characters where its maximum stands, and what it adds.
+    ) -> list[list[tuple[str, int, int, float]]]:
+        """Return for each pair each query token, the characters where its maximum stands, and its part in the score.
 
         `windows (P, Q)` says in which window the maximum counts.
         """
-        found, values, places = [], encoded.cls.tolist(), [] if encoded.places is None else encoded.places.tolist()
+        places: Any = encoded.places
+        found = []
         for i, (q, d) in enumerate(zip(pairs.query, pairs.document, strict=True)):
-            document, spans = pairs.texts[d], pairs.spans[d]
-            tokens, _ = _tokens(pairs.queries[q], self.format.query_format or self.format)
-            row = []
-            for j, (token, n) in enumerate(zip(tokens, windows[i].tolist(), strict=False)):
-                characters = self._characters(document, spans[n], pairs.documents[d][n], places[i][n][j])
-                row.append((token, *characters, values[i][n][j]))
+            row: list[tuple[str, int, int, float]] = []
+            names = self.names(_tokens(pairs.queries[q], self.query_form)[0])
+            for j, (name, n) in enumerate(zip(names, windows[i].tolist(), strict=False)):
+                start, end = self._characters(pairs, d, n, int(places[i, n, j]))
+                row.append((name, start, end, float(encoded.cls[i, n, j])))
             found.append(row)
         return found
 
-    def _characters(self, document: TokenizedText, span: Span, window: np.ndarray, vector: int) -> Span:
-        """Return the characters of a window's vector: a token's, or the whole window's if several tokens share it.
+    def _characters(self, pairs: Any, document: int, n: int, vector: int) -> Span:
+        """Return the characters of a vector of a document's window; those of the window if its tokens are pooled.
 
         Special tokens, and those of titles, have none: they stand before the window's first character.
         """
-        start, end = document.characters(span)
+        text, span, window = pairs.texts[document], pairs.spans[document][n], pairs.documents[document][n]
+        start, end = text.characters(span)
         if self.format.vectors.pooling > 1:
             return start, end
         title_size = len(window) - (span[1] - span[0])
         token = span[0] + _tokens(window, self.format)[1][vector] - title_size
-        return document.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)
+        return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)
 
 
 def _with_vectors(form: InputFormat, how: TokenVectors) -> InputFormat:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -484,31 +484,26 @@ class Model(nn.Module):
             scores = self.head.window_scores(encoded).tolist()
             weights = self.head.window_weights(encoded)
             terms = self.head.query_contributions(encoded) if isinstance(self.head, TokenHead) else None
-            places = self._query_places(encoded, pairs)
-        explanations = []
+        explanations, places = [], None
+        if encoded.places is not None:
+            places = cast(Any, self.encoder).query_places(encoded, pairs, self.head.token_windows(encoded))
         for i, (query, number) in enumerate(zip(pairs.query, pairs.document, strict=True)):
-            document, spans = pairs.texts[number], pairs.spans[number]
-            tokens = [] if terms is None else self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
+            document, spans, query_terms = pairs.texts[number], pairs.spans[number], None
+            if terms is not None:
+                tokens = self.tokenizer.convert_ids_to_tokens(pairs.queries[query].tolist())
+                query_terms = list(zip(tokens, terms[i].tolist(), strict=False))
+            elif places is not None:
+                query_terms = [(token, part) for token, _, _, part in places[i]]
             explanations.append(
                 Explanation(
                     spans=list(map(document.characters, spans)),
                     scores=scores[i][: len(spans)],
                     weights=None if weights is None else weights[i, : len(spans)].tolist(),
-                    query_terms=None if terms is None else list(zip(tokens, terms[i].tolist(), strict=False)),
+                    query_terms=query_terms,
+                    query_places=None if places is None else places[i],
                 )
             )
-            if places is not None:
-                terms_of_places = [(token, part) for token, _, _, part in places[i]]
-                explanations[i] = replace(explanations[i], query_terms=terms_of_places, query_places=places[i])
         return explanations
-
-    def _query_places(self, encoded: Encoded, pairs: ReadPairs) -> list[list[tuple[str, int, int, float]]] | None:
-        """Return for each document where each query token has its maximum; None for heads without maxima of tokens."""
-        if encoded.places is None:
-            return None
-        encoder, name = cast(Any, self.encoder), self.tokenizer.convert_ids_to_tokens
-        found = encoder.query_places(encoded, pairs, self.head.token_windows(encoded))
-        return [[(name(token), *where) for token, *where in row] for row in found]
 
     # Its weights.
 

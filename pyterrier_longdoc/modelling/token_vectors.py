@@ -23,15 +23,13 @@ class TokenVectors:
     Attributes:
         query_prefix, document_prefix: marker token or prompt before every query, or document.
         query_length, document_length: most tokens, special ones included; None if only the backbone limits them.
-        expand_to: queries of fewer tokens are filled up to this number; 0 for no expansion.
-        expand_with: the id of the token that fills them, `[MASK]` in ColBERT.
+        expand_to, expand_with: queries of fewer tokens are filled up to this number, with the token of this id.
         attends: whether the encoder attends to these tokens.
         skipped: ids of tokens that have no vector.
         skips_in: `"query"` and `"document"`: where these are skipped.
         normalize: whether vectors have length 1.
         mean: whether the score is the mean over the query's tokens in place of the sum.
-        pooling: how many tokens of a document share a vector; 1 for no pooling.
-        protected: tokens at the beginning that are not pooled.
+        pooling, protected: how many tokens of a document share a vector, except so many at its beginning.
         pooling_normalizes: whether pooled vectors get length 1 again.
         trained: whether the projection is the checkpoint's.
         side: `"query"` or `"document"`, in the format of an input.
@@ -79,7 +77,9 @@ class TokenVectors:
         """Return the projected states `(T, E)` of an input as vectors that are compared."""
         if self.normalize:
             vectors = nn.functional.normalize(vectors, dim=-1)
-        return vectors if self.pooling == 1 or self.side == "query" else self.pooled(vectors)
+        if self.side == "query":
+            return vectors / len(vectors) if self.mean else vectors
+        return vectors if self.pooling == 1 else self.pooled(vectors)
 
     def pooled(self, vectors: torch.Tensor) -> torch.Tensor:
         """Return about `T / pooling` of `(T, E)` vectors of length 1: the means of clusters by Ward's method.

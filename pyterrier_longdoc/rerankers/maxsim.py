@@ -9,18 +9,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..common.arguments import argument, check_type
-from ..common.caches import CACHED_BYTES
 from ..common.coverage import Explanation, Scored
 from ..common.store import ArrayStore
 from ..modelling.backbones.load import Backbone
 from ..modelling.encoder import WindowEncoder
 from ..modelling.inputs import Settings
 from ..modelling.maxsim import MaxSimEncoder, load_token_backbone
-from ..modelling.model import Model
 from ..modelling.weights import HeadSpec
 from ..modelling.windows import GreedyChunks, SlidingWindows, Windows
 from ..training import TrainingArgs
-from .reranker import CrossEncoder
+from .models import SeparateReranker
 from .selectors import CrossEncoderWindows
 
 DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
@@ -28,7 +26,7 @@ DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
 
 
 @dataclass(eq=False, repr=False)
-class MaxSim(CrossEncoder):
+class MaxSim(SeparateReranker):
     """Late interaction: each query token's best match among all tokens of a document (Khattab & Zaharia 2020).
 
     The score is `sum_q max_t q.t`. Windows are encoded apart from the query, and `t` runs over the vectors of all their
@@ -37,15 +35,13 @@ class MaxSim(CrossEncoder):
 
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers (`MultiVectorEncoder`), PyLate or Stanford's
-            ColBERT, with weights in safetensors. Any other encoder gets a random projection to 128 features and must be
-            trained.
+            ColBERT. Any other encoder gets a random projection to 128 features and must be trained.
         aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
         window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
         stride: tokens from one window's start to the next one's; None for windows without overlap, which does no harm
             to a maximum, but takes time and memory.
         max_query_len: read only so many tokens of a query; None for as many as the checkpoint reads.
-        token_pooling: how many tokens alike share one vector, e.g. 2 (Clavié et al. 2024), to save memory; None for what
-            the checkpoint says, 1 for no pooling.
+        token_pooling: how many tokens alike share a vector, e.g. 2 (Clavié et al. 2024); None for the checkpoint's.
         cached_bytes: most memory for the vectors of windows: with 128 features a token takes 512 bytes, or half of it
             with a `vector_cache`.
         vector_cache: a file that keeps the vectors of windows by content, weights and settings, for later processes.
@@ -53,9 +49,9 @@ class MaxSim(CrossEncoder):
         vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
         training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 
-    `explain=True` adds the column `query_places`: `(token, start, end, part)` for each token of the query as it is read,
-    with the characters of its best match and its part in the score. They are those of the window for pooled tokens;
-    `start` and `end` are equal, the window's start, for special tokens and titles.
+    `explain=True` adds a column `query_places`: `(token, start, end, part)` for each token of the query as it is read,
+    with the characters of its best match (of the window if tokens are pooled; none, where it begins, for special tokens
+    and titles) and its part in the score.
 
     All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `pooling`, `template` and `layout` are refused.
     """
@@ -63,17 +59,15 @@ class MaxSim(CrossEncoder):
     backbone: str | Path = argument(DEFAULT_LATE_INTERACTION, role="checkpoint")
     _: KW_ONLY
     aggregation: str = argument("document", role="head", choices=("document", "max"))
-    window_size: int | None = argument(None, role="windows", at_least=1)
-    stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")
+    window_size: int | None = argument(None, role="windows", at_least=1)  # type: ignore[assignment]
+    stride: int | None = argument(None, role="windows", at_least=1, needs="window_size")  # type: ignore[assignment]
     max_query_len: int | None = argument(None, role="input", at_least=1)
     token_pooling: float | None = argument(None, role="input", at_least=1)
-    cached_bytes: int = argument(CACHED_BYTES, role="computing", at_least=1)
     vector_cache: str | Path | None = argument(None, role="computing")
     vector_cache_bytes: int = argument(10 * 2**30, role="computing", at_least=1, needs="vector_cache")
 
     papers: ClassVar[tuple[str, ...]] = ("khattab-2020-colbert", "santhanam-2022-colbertv2")
     encoder_class: ClassVar[type[WindowEncoder]] = MaxSimEncoder
-    sized_by: ClassVar[str] = "window_size"
 
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model and the pooling of tokens."""
@@ -95,16 +89,10 @@ class MaxSim(CrossEncoder):
 
     def check(self) -> None:
         super().check()
-        self.refuse("pooling", "template", "layout", why="reads query and text separately")
+        self.refuse("layout", why="reads query and text separately")
 
     def settings(self) -> Settings:
         return replace(super().settings(), token_pooling=self.token_pooling)
-
-    def set_up(self, model: Model | None) -> Model:
-        model = super().set_up(model)
-        encoder: Any = model.encoder
-        encoder.cache.max_bytes = self.cached_bytes
-        return model
 
     def describe(self) -> dict[str, Any]:
         """See the base class; vectors that are stored are rounded."""

@@ -30,8 +30,14 @@ _OF_PYLATE = {"query_prefix", "document_prefix", "do_query_expansion", "skiplist
 
 _MODULES = ("Dense", "MultiVectorMask", "Normalize", "HierarchicalTokenPooling")
 
-Settings = dict[str, Any]
-"""Some attributes of `TokenVectors`; the skipped tokens as words."""
+_NAMES = {
+    "skiplist_words": "skipped",
+    "skiplist_tasks": "skips_in",
+    "pool_factor": "pooling",
+    "num_protected_tokens": "protected",
+    "normalize_embeddings": "pooling_normalizes",
+}
+"""From the settings of these modules to attributes of `TokenVectors`."""
 
 
 def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVectors, RepresentationSteps]:
@@ -61,7 +67,7 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
         projection.load_state_dict({"0.linear.weight": weight})
     if is_pylate:
         _register(tokenizer, (settings["query_prefix"], settings["document_prefix"]))
-    settings["skipped"] = _ids(tokenizer, settings["skipped"])
+    settings["skipped"] = _ids(tokenizer, settings["skipped"] or ())
     filler = settings.pop("token", None) or tokenizer.mask_token or tokenizer.eos_token
     if settings.get("expand_to"):
         (settings["expand_with"],) = _ids(tokenizer, [filler]) or (tokenizer.unk_token_id,)
@@ -70,7 +76,7 @@ def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVect
 
 def _read_modules(
     name: str, modules: Sequence[dict[str, Any]], general: dict[str, Any], *, is_pylate: bool
-) -> tuple[Settings, list[tuple[Step, str]]]:
+) -> tuple[dict[str, Any], list[tuple[Step, str]]]:
     kinds, paths = [module["type"].rsplit(".", 1)[-1] for module in modules], [module["path"] for module in modules]
     config = read_json(name, str(Path(paths[0], "sentence_bert_config.json"))) or {}
     if kinds[0] != "Transformer" or "message" in config.get("modality_config", {}):
@@ -78,9 +84,9 @@ def _read_modules(
     lengths = {**_pylate_lengths(general), **config} if is_pylate else config
     longest, expansion = lengths.get("max_seq_length"), lengths.get("query_expansion") or {}
     is_fixed = expansion.get("strategy") == "fixed"
-    settings: Settings = {
+    settings: dict[str, Any] = {
         "normalize": is_pylate,
-        "skipped": _or(general.get("skiplist_words"), string.punctuation) if is_pylate else (),  # PyLate's default
+        "skipped": general.get("skiplist_words"),
         "mean": general.get("similarity_fn_name") == "meanmaxsim",
         "query_length": expansion["length"] if is_fixed else lengths.get("query_length") or longest,
         "document_length": lengths.get("document_length") or longest,
@@ -88,50 +94,30 @@ def _read_modules(
         "attends": expansion.get("attend", False),
         "token": expansion.get("token"),
     }
+    if is_pylate and settings["skipped"] is None:
+        settings["skipped"] = string.punctuation
     for side in ("query", "document"):
         marker, prompt = general.get(f"{side}_prefix") or "", (general.get("prompts") or {}).get(side) or ""
         settings[f"{side}_prefix"] = marker + prompt.removeprefix(marker)
     layers: list[tuple[Step, str]] = []
     for place, (kind, path) in enumerate(zip(kinds[1:], paths[1:], strict=True)):
         config = read_json(name, f"{path}/config.json") or {}
-        names = {config.get(f"module_{part}_name") or _TOKENS for part in ("input", "output")}
-        in_order = kind != "Dense" or len(layers) == place
-        if (
-            kind not in _MODULES
-            or not in_order
-            or names != {_TOKENS}
-            or "HierarchicalTokenPooling" in kinds[1 : place + 1]
-        ):
+        fields = {config.get(f"module_{part}_name") or _TOKENS for part in ("input", "output")}
+        in_order = (kind != "Dense" or len(layers) == place) and _MODULES[-1] not in kinds[1 : place + 1]
+        is_simple = config.get("tasks", ["document"]) == ["document"] and not config.get("keep_only_token_ids")
+        if kind not in _MODULES or not in_order or not is_simple or fields != {_TOKENS}:
             raise ValueError(
                 f"checkpoint {name!r} consists of the modules {', '.join(kinds)}, and MaxSim cannot apply the {kind} in "
-                f"{path!r}: after the Transformer it knows {', '.join(_MODULES)} over {_TOKENS!r}, in this order"
+                f"{path!r} ({config}): it knows {', '.join(_MODULES)} over {_TOKENS!r}, in this order"
             )
         if kind == "Dense":
             layers.append((dense_step(name, path, {**config, "module_input_name": _TOKENS}, _TOKENS), path))
+        elif kind == "Normalize":
+            settings["normalize"] = True
         else:
-            settings |= _of_module(name, kind, config)
+            config = {"normalize_embeddings": False, **config}  # the default for files without it
+            settings |= {_NAMES[key]: value for key, value in config.items() if key in _NAMES and value is not None}
     return settings, layers
-
-
-def _of_module(name: str, kind: str, config: dict[str, Any]) -> Settings:
-    if config.get("keep_only_token_ids") or config.get("tasks", ["document"]) != ["document"]:
-        raise ValueError(f"checkpoint {name!r} keeps certain tokens only, or pools those of queries: MaxSim cannot")
-    if kind == "Normalize":
-        return {"normalize": True}
-    if kind == "MultiVectorMask":
-        return {
-            "skipped": config.get("skiplist_words") or (),
-            "skips_in": _or(config.get("skiplist_tasks"), ["document"]),
-        }
-    return {
-        "pooling": config.get("pool_factor", 1.0),
-        "protected": config.get("num_protected_tokens", 1),
-        "pooling_normalizes": config.get("normalize_embeddings", False),
-    }
-
-
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
 
 
 def _pylate_lengths(general: dict[str, Any]) -> dict[str, Any]:
