@@ -89,8 +89,8 @@ class TokenVectors:
         first, rest = vectors[: self.protected], vectors[self.protected :]
         count = max(int(len(rest) // self.pooling), 1)
         if count < len(rest):
-            values = rest.detach().cpu()
-            distances = (1 - values @ values.T).clamp_(0, 2).numpy()
+            values = rest.detach().cpu().numpy()
+            distances = (1 - values @ values.T).clip(0, 2)
             tree = hierarchy.linkage(squareform(distances, checks=False), method="ward")
             labels = hierarchy.fcluster(tree, t=count, criterion="maxclust")
             numbers = torch.from_numpy(np.unique(labels, return_inverse=True)[1]).to(rest.device)

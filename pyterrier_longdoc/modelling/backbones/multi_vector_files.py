@@ -114,9 +114,9 @@ def _read_modules(
             layers.append((dense_step(name, path, {**config, "module_input_name": _TOKENS}, _TOKENS), path))
         elif kind == "Normalize":
             settings["normalize"] = True
-        else:
-            config = {"normalize_embeddings": False, **config}  # the default for files without it
-            settings |= {_NAMES[key]: value for key, value in config.items() if key in _NAMES and value is not None}
+        elif kind == "HierarchicalTokenPooling":
+            settings["pooling_normalizes"] = False  # the default for files without it
+        settings |= {_NAMES[key]: value for key, value in config.items() if key in _NAMES and value is not None}
     return settings, layers
 
 
