@@ -27,7 +27,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModel, BertConfig, ModernBertConfig, PreTrainedTokenizerFast
 
 FOLDER = Path(__file__).parents[1] / "support" / "late_interaction"
-WORDS = "the cat dog river city old new snow rain walk find red tree in of and a".split()
+WORDS = ["the", "cat", "dog", "river", "city", "old", "new", "snow", "rain", "walk", "find", "red", "tree"]
+WORDS += ["in", "of", "and", "a"]
 SPECIALS = ["[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 QUERIES = [
     "Old dog",
@@ -111,7 +112,7 @@ def keep(name: str, library: str, save: Callable[[str], Any], scores: torch.Tens
 
 
 def sentence_transformers() -> None:
-    """Plain, with prompts and two dense layers; expanded to a fixed length; expanded and attended, with pooled tokens."""
+    """Plain, with prompts and two dense layers; expanded to a length; expanded and attended, with pooled tokens."""
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling, MultiVectorMask
@@ -184,7 +185,8 @@ def colbert() -> None:
         vectors = model.queryFromText(QUERIES)
         documents, mask = model.doc(*model.doc_tokenizer.tensorize(TEXTS), keep_dims="return_mask")
         rows = [
-            [float(colbert_score(q[None], d[None], m[None], config)) for d, m in zip(documents, mask)] for q in vectors
+            [float(colbert_score(q[None], d[None], m[None], config)) for d, m in zip(documents, mask, strict=True)]
+            for q in vectors
         ]
         keep("colbert", "colbert-ai", model.save, torch.tensor(rows))
 

@@ -94,12 +94,9 @@ def test_long_documents_are_maxima_over_hand_made_windows(name):
     model = reference(folder)
     windows = [" ".join(words[a:b]) for a, b in ((0, 7), (7, 14), (14, 21))]
     text = " ".join(words[:21])
-    size = len(ld.MaxSim(folder).model.tokenize([windows[0]])[0])
     sizes = [len(tokens) for tokens in ld.MaxSim(folder).model.tokenize(windows)]
-    if len(set(sizes)) > 1:  # words of several tokens: windows by words
-        cut = {"windows": ld.SlidingWords(7, 7)}
-    else:
-        cut = {"window_size": size}
+    # Words may have several tokens.
+    cut = {"windows": ld.SlidingWords(7, 7)} if len(set(sizes)) > 1 else {"window_size": sizes[0]}
     found = ld.MaxSim(folder, explain=True, **cut)(frame(["old dog"], [text])).iloc[0]
     assert len(found.window_scores) == 3
     assert found.score == pytest.approx(by_hand(model, "old dog", windows), abs=1e-5)
