@@ -51,8 +51,8 @@ class MaxSimEncoder(SeparateEncoder):
     """Encodes queries and windows separately, and finds each query token's maximum in every window.
 
     Attributes:
-        store: keeps the vectors of windows on disk in fp16; they are rounded before they are compared, so that it makes
-            no difference whether they were stored before. None keeps fp32 vectors in memory alone.
+        store: keeps the vectors of windows on disk in fp16, and rounds new ones, so that it makes no difference which
+            were stored before; None keeps them in memory alone, in fp32.
     """
 
     own_representation = True
@@ -64,18 +64,12 @@ class MaxSimEncoder(SeparateEncoder):
         self.store: ArrayStore | None = None
 
     @property
-    def query_form(self) -> InputFormat:
-        """The format of queries."""
-        return self.format.query_format or self.format
-
-    @property
     def projection(self) -> nn.Module:
         return self.representation
 
     def make_format(self, backbone: Backbone) -> InputFormat:
         how = self.vectors_of
-        form = prefixed_format(backbone, {"query prompt": how.query_prefix, "document prompt": how.document_prefix})
-        return _with_vectors(form, how)
+        return prefixed_format(backbone, {"query prompt": how.query_prefix, "document prompt": how.document_prefix})
 
     def use(self, settings: Settings) -> None:
         how, form = self.vectors_of, self.input_format
@@ -86,7 +80,9 @@ class MaxSimEncoder(SeparateEncoder):
         if how.document_length and not has_size:
             settings = settings.within(max(1, how.document_length - form.specials))
         super().use(settings)
-        self.format = _with_vectors(self.format, replace(how, pooling=settings.token_pooling or how.pooling))
+        how = replace(how, pooling=settings.token_pooling or how.pooling)
+        self.query_form: Any = replace(self.format.query_format or form, vectors=replace(how, side="query"))
+        self.format = replace(self.format, vectors=how, query_format=self.query_form)
 
     def take_over(self, backbone: Any, tokenizer: Any) -> WarmStart:
         return replace(super().take_over(backbone, tokenizer), compares_tokens=self.vectors_of.trained)
@@ -161,11 +157,6 @@ class MaxSimEncoder(SeparateEncoder):
         title_size = len(window) - (span[1] - span[0])
         token = span[0] + _tokens(window, self.format)[1][vector] - title_size
         return text.characters((token, token + 1)) if span[0] <= token < span[1] else (start, start)
-
-
-def _with_vectors(form: InputFormat, how: TokenVectors) -> InputFormat:
-    query = replace(form.query_format or form, vectors=replace(how, side="query"))
-    return replace(form, vectors=how, query_format=query)
 
 
 def _maxima(query: torch.Tensor, document: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -113,9 +113,7 @@ class MaxSim(SeparateReranker):
 
 @dataclass(frozen=True)
 class MaxSimWindows(CrossEncoderWindows):
-    """Keeps the `k` windows that a late-interaction model scores best.
-
-    The model remembers the vectors of windows, so that a candidate of several queries is encoded once.
+    """Keeps the `k` windows that a late-interaction model, which encodes them once for all queries, scores best.
 
     Args:
         k: how many windows.

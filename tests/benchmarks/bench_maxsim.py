@@ -7,8 +7,8 @@
 query, another one with the vectors in memory, and another one with the vectors on disk alone, as a new process has
 them; and the bytes of a token on disk. Weights do not matter: MaxSim has the packaged encoder with a random projection.
 
-`quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text (`longdoc:folder:PATH`). nDCG@10 over
-BM25's best documents, alone and in a sum with BM25 by a weight chosen on the dev split, beside the packaged MaxP
+`quality`: MODEL is a folder that `MaxSim.save` wrote, COLLECTION one with gold text (`longdoc:folder:PATH`). nDCG@10
+over BM25's best documents, alone and in a sum with BM25 by a weight chosen on the dev split, beside the packaged MaxP
 and BiEncoder and MaxP over each selector's three best windows; and evidence@1 and @3 of the windows by four selectors.
 Needs the extra `demo`. All figures are in float32.
 """
