@@ -6,13 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from html import escape
+from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyterrier as pt
 
-from .arguments import arguments_of, changed_names
+from .arguments import arguments_of, changed_names, check_names
 from .citations import Cited
 
 HIDDEN = ("verbose", "text_loader")
@@ -75,12 +76,46 @@ def _in_short(value: Any) -> str:
 class ShowsChanges:
     """A dataclass that shows the fields which differ from their defaults."""
 
+    def __new__(cls, *_: Any, **arguments: Any) -> Any:
+        """Make an object; see `check_names`."""
+        check_names(cls, arguments, {})
+        return super().__new__(cls)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(changes(self))})"
 
 
+_SECTION = re.compile(r"^(\w+):\n((?:(?: .*)?\n)+)", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): .*\n(?:(?:     .*)?\n)*", re.MULTILINE)
+
+
+def composed(cls: type, root: type) -> str:
+    """Return a class's docstring with all arguments and attributes, those of its bases up to `root`, too."""
+    docs = [cleandoc(vars(base)["_own_doc"] or "") + "\n" for base in cls.__mro__ if issubclass(base, root)]
+    sections = [dict(_SECTION.findall(doc)) for doc in docs]
+    parts = [_SECTION.sub("", docs[0]).strip()]
+    merged = ("Args", "Attributes")
+    for title in merged:
+        entries = [entry for section in sections for entry in _ENTRY.finditer(section.get(title, ""))]
+        found = {entry[1]: entry[0].rstrip() for entry in reversed(entries)}  # what stands nearest to the class counts
+        names = dict.fromkeys(entry[1] for entry in entries)
+        parts += ["\n".join([f"{title}:", *(found[name] for name in names)])] if names else []
+    parts += [
+        f"{title}:\n{text.rstrip()}" for title, text in sections[0].items() if title not in ("Args", "Attributes")
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 class Presented(Cited):
     """Base of rerankers and judges: hash, drawing and citation."""
+
+    argument_classes: ClassVar[dict[str, type]] = {}
+    """Of arguments whose own arguments a user may look for here."""
+
+    def __new__(cls, *args: Any, **arguments: Any) -> Any:
+        """Make an object; see `check_names`."""
+        check_names(cls, arguments, cls.argument_classes)
+        return super().__new__(cls, *args, **arguments)
 
     def __hash__(self) -> int:
         # PyTerrier's hash is that of the repr, which `fit` changes: dictionaries would lose their keys.

@@ -41,29 +41,44 @@ def _row(costs: list[Cost]) -> dict[str, float]:
 
 
 def plot_efficiency(results: ExperimentResults, *, ax: Any = None) -> Any:
-    """Draw each system's gain over its partner over its slow-down (Figure 3 of Boytsov et al. 2025); return the axes.
+    """Draw what systems are worth over the time they take; return the axes.
+
+    Without partners each system's mean over its milliseconds per query, for the whole pipeline. With partners each
+    system's gain over its partner, over its slow-down (Figure 3 of Boytsov et al. 2025); the gain is the mean over the
+    measures. A note names systems whose time or gain is unknown.
 
     Args:
-        results: of an experiment with `partner` and `efficiency=True`. The gain is the mean over its measures; a note
-            names systems that neither have nor are a partner.
+        results: of an experiment with `efficiency=True`; the first of its measures is drawn.
         ax: matplotlib axes to draw on; None makes a figure.
     """
-    if results.efficiency is None or not results.statistics.partner:
-        raise ValueError("gains over time need Experiment with partner={system: its FirstP}, efficiency=True")
+    if results.efficiency is None:
+        raise ValueError("a plot over time needs Experiment(..., efficiency=True)")
+    points, *labels = (_gains if results.statistics.partner else _means)(results, results.efficiency)
+    points.columns = ["name", "time", "worth"]
+    complete = points.dropna()
+    ax = ax or new_axes()
+    ax.scatter(complete["time"], complete["worth"], color=COLOURS[0])
+    if results.statistics.partner:
+        ax.axhline(0, color="0.6", linewidth=0.8)
+    label_points(ax, complete)
+    missing = ", ".join(points.loc[points.isna().any(axis=1), "name"])
+    note = f"\nnot drawn, as time or gain is unknown: {missing}" if missing else ""
+    ax.set_xlabel(f"{labels[0]}{note}", wrap=True)
+    ax.set_ylabel(labels[1])
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
+
+
+def _means(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
+    means = results.means.iloc[:, [0]].reset_index()
+    points = means[["name"]].merge(costs[["name", "ms/query"]], how="left").merge(means, how="left")
+    return points, "milliseconds per query", f"mean {results.measures[0]}"
+
+
+def _gains(results: ExperimentResults, costs: pd.DataFrame) -> tuple[pd.DataFrame, str, str]:
     rows = results.comparisons[results.comparisons["kind"] == "partner"]
     gains = rows.groupby("name", sort=False)["gain"].mean().mul(100).reset_index()
     partner = results.statistics.partner
     names = [name for name in results.names if name in partner or name not in partner.values()]
-    points = pd.DataFrame({"name": names}).merge(gains, how="left")
-    points = points.merge(results.efficiency[["name", "slow-down"]], on="name", how="left")
-    complete = points.dropna()
-    ax = ax or new_axes()
-    ax.scatter(complete["slow-down"], complete["gain"], color=COLOURS[0])
-    ax.axhline(0, color="0.6", linewidth=0.8)
-    label_points(ax, complete[["name", "slow-down", "gain"]])
-    missing = ", ".join(points.loc[points.isna().any(axis=1), "name"])
-    note = f"\nnot drawn, as time or gain is unknown: {missing}" if missing else ""
-    ax.set_xlabel(f"time per document relative to the partner{note}", wrap=True)
-    ax.set_ylabel("mean gain over the partner (%)")
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+    points = pd.DataFrame({"name": names}).merge(costs[["name", "slow-down"]], how="left").merge(gains, how="left")
+    return points, "time per document relative to the partner", "mean gain over the partner (%)"

@@ -34,7 +34,7 @@ class LLMReranker(AsksLLM, Presented, pt.Transformer):
     _: KW_ONLY
     preselect: WindowSelector | None = argument(None, role="windows")
     windows: Windows = argument(SentenceWindows(max_tokens=63), role="windows")
-    max_doc_len: int | None = argument(None, role="windows", at_least=1)
+    max_doc_len: int | None = argument(512, role="windows", at_least=1)
     max_prompt_tokens: int | None = argument(None, role="windows", at_least=1)
     tokenizer: Any = argument(None, role="input")
     concurrency: int = argument(1, role="computing", at_least=1)

@@ -33,8 +33,8 @@ class RankGPT(LLMReranker):
     """Zero-shot listwise reranking by a language model, which orders groups of documents that a schedule chooses.
 
     Source: Sun et al. 2023, whose windows are the schedule `BackToFront`; other schedules are those of successors, see
-    `pyterrier_longdoc.listwise.schedules`. A FirstP variant reads `max_doc_len=512` of each document, a
-    LongP variant (`None`) all of it, as in Boytsov et al. 2025. Prompt wording and parser are this package's own.
+    `pyterrier_longdoc.listwise.schedules`. Of each document it reads 512 tokens, the FirstP variant of Boytsov et al.
+    2025; with `max_doc_len=None` all of it, their LongP variant. Prompt wording and parser are this package's own.
 
     With `preselect` the model reads a document's best passages for the query instead of its beginning: in document
     order, with `[...]` for omitted text, and as many as fit into `max_doc_len` and `max_prompt_tokens`.
@@ -55,7 +55,7 @@ class RankGPT(LLMReranker):
             `EmbeddingWindows` or `CrossEncoderWindows`. None takes the beginning of documents.
         windows: the passages that `preselect` chooses from; their tokens are words and punctuation marks. Default:
             as many whole sentences as fit into 63 tokens, the size of a block in Li et al. 2023.
-        max_doc_len: most tokens of a document in a prompt; None for all.
+        max_doc_len: most tokens of a document in a prompt; None for all, which is paid for.
         max_prompt_tokens: most tokens in a prompt, reminders included: the model's context less its longest answer. The
             longest documents of a prompt are shortened to fit; short ones stay whole. None sets no limit: documents of
             a prompt that the server refuses as too long are shortened by quarters.

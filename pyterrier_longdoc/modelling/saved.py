@@ -29,6 +29,7 @@ from .weights import fingerprint
 FORMAT_VERSION = 1
 ADAPTER_FILE = "adapter.safetensors"
 
+ITS_NAME = "this-folder-or-hub-id"
 _CARD = """---
 library_name: pyterrier_longdoc
 tags:
@@ -43,7 +44,7 @@ A long-document reranker, `{name}`, on top of `{backbone}`. It scores a query an
 ```python
 {import_line}
 
-reranker = {class_name}.load("this-folder-or-hub-id")
+reranker = {class_name}.load("{its_name}")
 pipeline = bm25 % 100 >> dataset.text_loader() >> reranker
 ```
 
@@ -154,6 +155,7 @@ def _card(cls: type, parameters: dict[str, Any]) -> str:
     name, module = cls.__name__, defined_in(cls).get("module")
     return _CARD.format(
         name=name,
+        its_name=ITS_NAME,
         import_line="import pyterrier_longdoc as ld" if module is None else f"from {module} import {name}",
         class_name=f"ld.{name}" if module is None else name,
         backbone=parameters["backbone"],

@@ -19,6 +19,8 @@ DEFAULT_BIENCODER = "sentence-transformers/all-MiniLM-L6-v2"
 class BiEncoder(Reranker):
     """Reranks by the similarity of a query's embedding to those of a document's windows; needs no training.
 
+    `score = max_w cos(E(query), E(w))`, over the windows `w` of the document, or of the first, or their mean.
+
     All bi-encoders of a process on one device share the encoder of a checkpoint and its remembered embeddings: several
     aggregations of one encoder take the memory and the time of one.
 
@@ -37,7 +39,8 @@ class BiEncoder(Reranker):
         stride: tokens from one window's start to the next one's; no effect for `"first"`.
         windows: how documents are cut; replaces `window_size` and `stride`. `"first"` reads the first of them.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.BiEncoder("intfloat/e5-base-v2", query_prefix="query: ")`
     """
 
     backbone: str | Path = argument(DEFAULT_BIENCODER, role="checkpoint")
@@ -88,7 +91,3 @@ class BiEncoder(Reranker):
         if self.aggregation == "first":
             return Truncate(self.window_size)
         return SlidingWindows(150 if self.window_size is None else self.window_size, self.stride)
-
-    def check(self) -> None:
-        super().check()
-        self.make_windows()

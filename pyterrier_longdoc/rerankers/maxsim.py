@@ -29,9 +29,10 @@ DEFAULT_LATE_INTERACTION = "lightonai/GTE-ModernColBERT-v1"
 class MaxSim(SeparateReranker):
     """Late interaction: each query token's best match among all tokens of a document (Khattab & Zaharia 2020).
 
-    The score is `sum_q max_t q.t`. Windows are encoded apart from the query, and `t` runs over the vectors of all their
-    tokens. These serve all queries and are remembered. A checkpoint's own prompts or marker tokens, query expansion,
-    skip list, projection, normalisation and lengths count.
+    `score = sum_q max_t q . t`, over the vectors `q` of the query's tokens and `t` of the tokens of all windows.
+
+    Windows are encoded apart from the query. Their vectors serve all queries and are remembered. A checkpoint's own
+    prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
 
     Args:
         backbone: a late-interaction checkpoint of sentence-transformers (`MultiVectorEncoder`), PyLate or Stanford's
@@ -53,7 +54,8 @@ class MaxSim(SeparateReranker):
     with the characters of its best match (of the window if tokens are pooled; none, where it begins, for special tokens
     and titles) and its part in the score.
 
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `pooling`, `template` and `layout` are refused.
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`
     """
 
     backbone: str | Path = argument(DEFAULT_LATE_INTERACTION, role="checkpoint")

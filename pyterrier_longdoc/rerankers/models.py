@@ -35,12 +35,15 @@ from .reranker import CrossEncoder
 class FirstP(CrossEncoder):
     """Scores the first window of a document alone; the rest of the text is not read.
 
+    `score = f(query, first window)`, `f` the cross-encoder.
+
     With a cross-encoder as backbone its scores are those of the cross-encoder. The baseline of Boytsov et al. 2025.
 
     Args:
         window_size: tokens read; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
 
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.FirstP()`
     """
 
     head_name: ClassVar[str] = "firstp"
@@ -65,8 +68,6 @@ class SlidingReranker(CrossEncoder):
     Args:
         window_size: tokens in a window.
         stride: tokens from one window's start to the next one's.
-
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
     """
 
     _: KW_ONLY
@@ -83,7 +84,12 @@ class SlidingReranker(CrossEncoder):
 class MaxP(SlidingReranker):
     """The best window's score (Dai & Callan 2019).
 
-    Windows of 150 tokens that begin every 100, as in Boytsov et al. 2025. All arguments: see `SlidingReranker`.
+    `score = max_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
+
+    Windows of 150 tokens that begin every 100, as in Boytsov et al. 2025.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.MaxP("cross-encoder/ms-marco-electra-base")`
     """
 
     head_name: ClassVar[str] = "maxp"
@@ -92,7 +98,13 @@ class MaxP(SlidingReranker):
 
 @dataclass(eq=False, repr=False)
 class SumP(MaxP):
-    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`."""
+    """The sum of the windows' scores (Dai & Callan 2019); windows as in `MaxP`.
+
+    `score = sum_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.SumP()`
+    """
 
     head_name: ClassVar[str] = "sump"
 
@@ -101,9 +113,14 @@ class SumP(MaxP):
 class KMaxP(MaxP):
     """The mean, or a weighted sum, of the `k` best windows' scores; windows as in `MaxP`.
 
+    `score = sum_i weights_i f(query, w_(i))`, over the windows sorted by score.
+
     Args:
         k: how many windows count.
         weights: `k` weights, of the best score, the second best and so on; None averages.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.KMaxP(k=3)`
     """
 
     _: KW_ONLY
@@ -123,7 +140,9 @@ class KMaxP(MaxP):
 
 @dataclass(eq=False, repr=False)
 class Birch(KMaxP):
-    """`a * first-stage score + (1 - a) * sum_i w_i s_(i)` over the best sentences (Yilmaz et al. 2019).
+    """Scores of the best sentences, mixed with the first stage's score (Yilmaz et al. 2019).
+
+    `score = a * first-stage score + (1 - a) * sum_i weights_i f(query, sentence_(i))`, `f` the cross-encoder.
 
     The first-stage score is the input's `score` column. The paper finds `a` and `weights` by grid search, which
     `pt.GridSearch` can do. Window arguments of `MaxP` do not apply: windows are sentences.
@@ -132,6 +151,9 @@ class Birch(KMaxP):
         first_stage_weight: `a`, between 0 and 1.
         k: how many sentences count.
         weights: of the best sentence, the second best and so on; None averages.
+
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.Birch(first_stage_weight=0.4)`
     """
 
     _: KW_ONLY
@@ -168,10 +190,13 @@ class Birch(KMaxP):
 class AvgP(CrossEncoder):
     """The mean of the scores of disjoint chunks (Boytsov et al. 2025).
 
+    `score = mean_w f(query, w)`, over the windows `w` of the document; `f` is the cross-encoder.
+
     Args:
         window_size: tokens in a chunk; None for 477 (512 - 32 - 3), or what the backbone takes if that is less.
 
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.AvgP()`
     """
 
     head_name: ClassVar[str] = "avgp"
@@ -193,6 +218,8 @@ _TRANSFORMER = {"aggregation": "transformer"}
 class PARADE(SlidingReranker):
     """Aggregates window vectors into a document vector, which it scores (Li et al.; Boytsov et al. 2025).
 
+    `score = u · aggregate_w [CLS]_w`: of the vectors of all windows one is made, and scored.
+
     Args:
         aggregation: `"avg"`, `"max"`, `"attn"` or `"transformer"`. On a cross-encoder the first three need no training;
             `"attn"` starts as `"avg"`. The transformer must be trained.
@@ -211,7 +238,8 @@ class PARADE(SlidingReranker):
         stride: tokens from one window's start to the next one's; 75, with windows of 150, in the configurations of
             Boytsov et al. 2025, although some of their figures are for 100 (see the notes of `presets`).
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SlidingReranker`.
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.PARADE(aggregation="attn")).fit(topics, qrels)`
     """
 
     _: KW_ONLY
@@ -254,8 +282,6 @@ class SeparateReranker(SlidingReranker):
 
     Args:
         cached_bytes: most memory for remembered windows.
-
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SlidingReranker`.
     """
 
     _: KW_ONLY
@@ -276,6 +302,8 @@ class SeparateReranker(SlidingReranker):
 class LateIR(SeparateReranker):
     """PARADE-LATEIR: encodes queries and windows separately, lets them interact, and aggregates (Boytsov et al. 2025).
 
+    `score = u · aggregate_w interaction(E(query), E(w))`, with an encoder `E` that never sees both.
+
     The states of a window serve all queries and are remembered: scoring a document again takes only the interaction and
     the aggregation. Must be trained.
 
@@ -288,7 +316,8 @@ class LateIR(SeparateReranker):
         training: the recipe of `fit`; None for `TrainingArgs()` with three epochs and a learning rate of 1e-5 for the
             aggregator, too, as in Boytsov et al. 2025.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SeparateReranker`.
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.LateIR()).fit(topics, qrels)`
     """
 
     _: KW_ONLY
@@ -318,6 +347,8 @@ class LateIR(SeparateReranker):
 class MORESPlus(SeparateReranker):
     """Experimental: a decoder reads the query and looks at all windows at once (Gao & Callan 2022).
 
+    `score = u · decoder(query, E(w_1), ..., E(w_n))`, with an encoder `E` of windows.
+
     Its published code is incomplete, and the implementation of Boytsov et al. 2025 did not beat BM25. Windows are those
     of `MaxP`, encoded without the query and remembered. Must be trained.
 
@@ -325,7 +356,8 @@ class MORESPlus(SeparateReranker):
         backbone: BART, whose encoder reads the windows and whose decoder the query.
         cached_bytes: with BART-base and the default windows each token of a document takes about 5 KB.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.models.SeparateReranker`.
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.MORESPlus()).fit(topics, qrels)`
     """
 
     head_name: ClassVar[str] = "firstp"
@@ -352,12 +384,17 @@ PAPERS_OF_MATCHING = {"knrm": "xiong-2017-end", "pacrr": "hui-2017-pacrr", "drmm
 class CEDR(AvgP):
     """Interaction models over contextual token embeddings, joined with `[CLS]` (MacAvaney et al. 2019).
 
+    `score = u · [matches(query, document); mean_w [CLS]_w]`, matches of contextual embeddings, all layers.
+
     Documents are cut into disjoint chunks as in `AvgP`. `"knrm"` on top of a cross-encoder starts as `AvgP`; the others
     must be trained. The paper first trains the plain ranker: `ld.CEDR(...).start_from(trained_avgp).fit(...)`.
 
     Args:
         aggregation: `"knrm"` (soft counts of matches), `"pacrr"` (best n-gram matches) or `"drmm"` (histograms of
             matches).
+
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.CEDR(aggregation="knrm")).fit(topics, qrels)`
     """
 
     _: KW_ONLY
@@ -384,6 +421,8 @@ class CEDR(AvgP):
 class NeuralModel1(AvgP):
     """The probability that the document generates the query, over contextual embeddings (Boytsov & Kolter 2021).
 
+    `score = sum_q log((1 - smoothing) * mean_t T(q | t) + smoothing * background)`, over tokens.
+
     Documents are cut into disjoint chunks as in `AvgP`. Must be trained.
 
     Args:
@@ -393,6 +432,9 @@ class NeuralModel1(AvgP):
             good start with little training data.
         projection: size of the projected embeddings.
         units: of the network's first hidden layer; the second has half of them.
+
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.NeuralModel1()).fit(topics, qrels)`
     """
 
     _: KW_ONLY
@@ -416,6 +458,8 @@ class NeuralModel1(AvgP):
 @dataclass(eq=False, repr=False)
 class TKL(CrossEncoder):
     """Kernels over regions of word embeddings that a small transformer contextualises (Hofstätter et al. 2020).
+
+    `score = sum_i v_i s(query, region_(i))`, over the best regions of the document and their neighbours.
 
     Each window of a document is contextualised with a few tokens on either side and mixed with the plain embeddings.
     Gaussian kernels count soft matches with the query in regions that slide over the whole document. Saturated counts
@@ -441,7 +485,10 @@ class TKL(CrossEncoder):
             weights at 1e-5 (word embeddings at 7e-6), with a cosine schedule, batches of 32 and at least 300,000 steps:
             raise the rates for small collections.
 
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`; `repeat` is refused.
+    `repeat` is refused.
+
+    Example:
+        `(bm25 >> dataset.text_loader() >> ld.TKL("glove.42B.300d.txt")).fit(topics, qrels)`
     """
 
     head_name: ClassVar[str] = "tkl"
@@ -527,6 +574,8 @@ LONG_BACKBONE = "Alibaba-NLP/gte-reranker-modernbert-base"
 class LongP(CrossEncoder):
     """Scores query and document in one input of a model for long inputs (Boytsov et al. 2025, section 3).
 
+    `score = f(query, document)`, `f` a cross-encoder for long inputs.
+
     Compare it with a FirstP of the same backbone by one argument: `LongP(backbone, max_doc_len=477)` beside
     `max_doc_len=1431`. A document longer than the backbone's input is cut; `coverage` and a warning say so.
 
@@ -544,7 +593,8 @@ class LongP(CrossEncoder):
         attn_implementation: `"sdpa"`, `"flash_attention_2"`, `"eager"`; None for the best one of the architecture
             without other packages. Flash attention needs a GPU and a half-precision `dtype`.
 
-    All other arguments: see :class:`~pyterrier_longdoc.CrossEncoder`.
+    Example:
+        `bm25 >> dataset.text_loader() >> ld.LongP(max_doc_len=1431)`
     """
 
     head_name: ClassVar[str] = "firstp"

@@ -36,9 +36,10 @@ from ..common.frames import (
     window_fields,
     with_scores,
 )
-from ..common.presentation import HIDDEN, Presented, changed_arguments
+from ..common.presentation import HIDDEN, Presented, changed_arguments, composed
 from ..common.progress import work_bar
 from ..common.registry import VOUCH, own_code, own_code_in
+from ..common.servers import BackendError
 from ..common.warnings import SeenWarnings, added_up, count_empty, first_time, warn, warn_of_cuts, warn_of_empty
 from ..modelling.backbones.architectures import BackboneOptions
 from ..modelling.backbones.load import DEFAULT_BACKBONE, Backbone, load_backbone
@@ -99,6 +100,9 @@ class Reranker(Presented, pt.Transformer):
         windows: how documents are cut, e.g. `SlidingWords(150, 100)`; replaces `window_size` and `stride`.
         max_windows: keep at most this many windows of a document; None keeps all.
         selection: which windows to keep: `"first"` or `"first_last_random"` (PARADE's choice).
+        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
+            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` or `KeyBlocks`. It chooses among the
+            windows that `max_windows` leaves, in `fit`, too. None reads all.
         max_doc_len: read only so many tokens of a document; None reads all. Boytsov et al. 2025 read 1431.
         max_query_len: read only so many tokens of a query; 32 in Boytsov et al. 2025. None reads all that fits next to
             windows of a given size in the backbone's longest input, or in a quarter of it if windows have no given size
@@ -137,6 +141,7 @@ class Reranker(Presented, pt.Transformer):
     windows: Windows | None = argument(None, role="windows")
     max_windows: int | None = argument(None, role="windows", at_least=1)
     selection: str = argument("first", role="windows", choices=SELECTIONS)
+    preselect: Preselection | None = argument(None, role="windows")
     max_doc_len: int | None = argument(None, role="windows", at_least=1)
     max_query_len: int | None = argument(32, role="input", at_least=1)
     text_field: TextField = argument("text", role="input")
@@ -154,6 +159,13 @@ class Reranker(Presented, pt.Transformer):
 
     sized_by: ClassVar[str] = ""
     """The argument that sets the size of windows; `coverage.cut` names it for text that windows cut."""
+
+    _own_doc: ClassVar[str | None] = __doc__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._own_doc = vars(cls).get("__doc__")
+        cls.__doc__ = composed(cls, Reranker)
 
     def __post_init__(self) -> None:
         check_roles(self)
@@ -180,6 +192,7 @@ class Reranker(Presented, pt.Transformer):
         window_fields(self.text_field, self.repeat)
         check_device(self.device)
         check_type(Windows | None, "windows, e.g. SlidingWindows(150, 75)", windows=self.windows)
+        check_preselection(self.preselect, self.make_windows())
         if not hasattr(self.text_loader, "text_loader"):
             rule = "a transformer that adds the text, or have a method text_loader (as datasets and indexes do)"
             check_type(pt.Transformer | None, rule, text_loader=self.text_loader)
@@ -187,6 +200,10 @@ class Reranker(Presented, pt.Transformer):
     def check_backbone(self) -> None:
         """Raise ValueError if the backbone cannot be the name of a checkpoint."""
         check_checkpoint(backbone=self.backbone)
+
+    def cited(self) -> list[str]:
+        """Return the keys of the papers behind this model and its selection of windows."""
+        return [*super().cited(), *papers_of(self.preselect)]
 
     def refuse(self, *names: str, why: str) -> None:
         """Raise ValueError if arguments that this class cannot use differ from their defaults."""
@@ -229,6 +246,7 @@ class Reranker(Presented, pt.Transformer):
             repeat_tokens=0 if self.repeat is None else self.repeat_tokens,
             batch_size=self.batch_size,
             max_batch_tokens=self.max_batch_tokens,
+            preselect=self.preselect,
             device=device,
             dtype=resolve_dtype(self.dtype, device),
         )
@@ -352,6 +370,33 @@ class Reranker(Presented, pt.Transformer):
             "query_terms": [explanation.query_terms for explanation in explanations],
         }
 
+    def rank(self, query: str, texts: Sequence[str]) -> pd.DataFrame:
+        """Rank plain texts for one query.
+
+        Args:
+            query: the query.
+            texts: N texts; `text_field` must be one column.
+
+        Returns:
+            Rows `number` (of the text in the list), `score`, `rank` and `text`, best first; with `explain` its columns.
+
+        Raises:
+            ValueError: if query or texts are no strings.
+
+        Example:
+            `ld.MaxP().rank("what holds atoms together", [paper1, paper2]).head(1)`
+        """
+        check_type(str, "a text", query=query)
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError("texts must be a list of texts")
+        if not isinstance(self.text_field, str):
+            raise ValueError(f"rank has one text for each document, and text_field={self.text_field!r} names several")
+        frame = pd.DataFrame({"qid": "1", "query": query, "number": range(len(texts))})
+        frame = frame.assign(docno=frame["number"].astype(str), **{self.text_field: list(texts)})
+        found = self.transform(frame).sort_values("rank", ignore_index=True).drop(columns=["qid", "query", "docno"])
+        first = ["number", "score", "rank", self.text_field]
+        return found[[*first, *found.columns.difference(first, sort=False)]]
+
     def documents(self, frame: pd.DataFrame) -> Sequence[Text]:
         """Return the text of each row, with its title if titles are read with each window."""
         return documents_of(frame, self.text_field, self.repeat, self.text_loader)
@@ -414,9 +459,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             head is then left out, and the model must be trained. None: as the checkpoint was trained, with its
             classification head; without one, `"mean"` for JINA and language models, as in Boytsov et al. 2025, and
             `"cls"` for the others.
-        preselect: reads only the windows that a cheaper method finds best for the query, e.g. `BM25Windows(3)`: a
-            `FirstK`, `BM25Windows`, `EmbeddingWindows`, `CrossEncoderWindows` or `KeyBlocks`. It chooses among the
-            windows that `max_windows` leaves, in `fit`, too. None reads all.
         template: the words around a query and a window, for language models: the name of one (`"qwen3-reranker"`,
             `"mxbai-rerank-v2"`, `"bge-reranker-v2-gemma"`, `"monot5"`; `"yes-no"` asks a chat model, `"plain"` is for a
             model before its training), a `Template`, or a text with `{query}` and `{text}`. None takes it from the
@@ -434,8 +476,6 @@ class CrossEncoder(Reranker, pt.Estimator):
             own.
         training: the recipe of `fit`; None for `TrainingArgs()`.
 
-    All other arguments: see :class:`~pyterrier_longdoc.rerankers.reranker.Reranker`.
-
     Attributes:
         trained_on: the queries of the last `fit`, and why it left out others; None before.
     """
@@ -443,12 +483,12 @@ class CrossEncoder(Reranker, pt.Estimator):
     _: KW_ONLY
     pooling: str | None = argument(None, role="weights", choices=POOLINGS)
     template: str | Template | None = argument(None, role="weights")
-    preselect: Preselection | None = argument(None, role="windows")
     layout: str | InputLayout = argument("pair", role="input")
     runtime: str = argument("torch", role="computing", choices=RUNTIMES)
     score_cache: str | Path | None = argument(None, role="call")
     training: TrainingArgs | None = argument(None, role="call")
 
+    argument_classes: ClassVar[dict[str, type]] = {"training": TrainingArgs}
     head_name: ClassVar[str] = ""
     encoder_class: ClassVar[type[WindowEncoder]] = WindowEncoder
 
@@ -507,7 +547,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def cited(self) -> list[str]:
         """Return the keys of the papers behind this model, its selection of windows and its last training."""
         trained = [] if self._model is None else papers_of_recipe(self._model.recipe)
-        return [*super().cited(), *papers_of(self.preselect), *trained]
+        return [*super().cited(), *trained]
 
     def check_backbone(self) -> None:
         """See the base class; an external scorer must suit the model's head, and arguments must have an effect."""
@@ -538,7 +578,6 @@ class CrossEncoder(Reranker, pt.Estimator):
         super().check()
         check_type(TrainingArgs | None, "TrainingArgs(...), or None for the default recipe", training=self.training)
         windows, layout = self.make_windows(), resolve_layout(self.layout)
-        check_preselection(self.preselect, windows)
         layout.check(windows, self.preselect, self.max_query_len, repeats=self.repeat is not None)
         if self.template is not None:
             resolve_template(self.template)
@@ -552,7 +591,7 @@ class CrossEncoder(Reranker, pt.Estimator):
     def settings(self) -> Settings:
         """See the base class."""
         layout = resolve_layout(self.layout)
-        settings = replace(super().settings(), layout=layout, preselect=self.preselect, runtime=self.runtime)
+        settings = replace(super().settings(), layout=layout, runtime=self.runtime)
         return replace(settings, device=CPU, dtype=torch.float32) if self.is_external else settings
 
     def compute_device(self) -> str | None:
@@ -620,7 +659,12 @@ class CrossEncoder(Reranker, pt.Estimator):
             )
             self.warn_once(message, UntrainedWarning)
         if self.score_cache is None or self.explain or self._validating:
-            return super().score(queries, texts, bar)
+            try:
+                return super().score(queries, texts, bar)
+            except BackendError as error:
+                if self.score_cache is None:
+                    error.args = (f"{error}. A file as score_cache= would have kept what was scored before",)
+                raise
         identity = self.describe()
         class_names = own_code_in(identity)
         if class_names:
@@ -855,18 +899,29 @@ class CrossEncoder(Reranker, pt.Estimator):
             model.source = repr(name) + ("" if revision is None else f", revision={revision!r}")
             model.saved_arguments = saved.argument_reprs(self)
 
-    def push_to_hub(self, repo_id: str, *, private: bool = False, commit_message: str = "Upload model") -> str:
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        license: str | None = None,
+        datasets: Sequence[str] | None = None,
+        commit_message: str = "Upload model",
+    ) -> str:
         """Save the model and upload it to the Hugging Face hub, with the token of `hf auth login`.
 
         Args:
             repo_id: `user/name`; made if need be.
             private: make it private.
+            license: of the weights, for the model's card, e.g. `"mit"`.
+            datasets: what it was trained on, for the card, e.g. `["irds/msmarco-document"]`.
             commit_message: of the upload.
 
         Returns:
             The model's address.
         """
         self._refuse_external("saved")
-        address = saved.upload(self, repo_id, private=private, commit_message=commit_message)
+        how: Any = {"private": private, "commit_message": commit_message, "license": license, "datasets": datasets}
+        address = saved.upload(self, repo_id, **how)
         self._note_source(repo_id)
         return address

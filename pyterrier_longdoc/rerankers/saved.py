@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..modelling.layout import InputLayout
 from ..modelling.model import Model
 from ..modelling.preselection import FOLDER as PRESELECT_FOLDER
 from ..modelling.preselection import preselection_from_config
-from ..modelling.saved import Adapter, apply_adapter, load_model, read_config, save_model
+from ..modelling.saved import ITS_NAME, Adapter, apply_adapter, load_model, read_config, save_model
 from ..modelling.templates import Template
 from ..modelling.windows import windows_from_config, windows_to_config
 
@@ -81,13 +82,27 @@ def write_adapter(reranker: Any, untrained: Model, folder: Path, upon: str | Non
     write(reranker, folder, Adapter.of(reranker.model, untrained, upon=upon))
 
 
-def upload(reranker: Any, repo_id: str, *, private: bool, commit_message: str) -> str:
-    """Write a reranker to the Hugging Face hub; return its address."""
+def upload(
+    reranker: Any,
+    repo_id: str,
+    *,
+    private: bool,
+    commit_message: str,
+    license: str | None,
+    datasets: Sequence[str] | None,
+) -> str:
+    """Write a reranker to the Hugging Face hub, with a card of its own; return its address."""
     import huggingface_hub
 
     api = huggingface_hub.HfApi()
     with tempfile.TemporaryDirectory() as folder:
         write(reranker, Path(folder))
+        file = Path(folder, "README.md")
+        card = huggingface_hub.ModelCard(file.read_text(encoding="utf-8"))
+        card.data["license"], card.data["datasets"] = license, datasets and list(datasets)
+        card.text = card.text.replace(ITS_NAME, repo_id)
+        card.text += "" if reranker.trained_on is None else f"\nTraining data: {reranker.trained_on}.\n"
+        file.write_text(str(card), encoding="utf-8")
         api.create_repo(repo_id, private=private, exist_ok=True)
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
 

@@ -5,8 +5,9 @@ Shapes: R rows of a run, C candidates of a query.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from random import Random
 from typing import Any
 
@@ -106,10 +107,13 @@ class TrainingSet:
         """Return the candidates whose texts were read so far, and whether each has no text."""
         return self.candidates.iloc[list(self._blank)], list(self._blank.values())
 
-    def text_keys(self, rows: np.ndarray) -> tuple[Any, ...]:
-        """Return the texts of these rows, or their docnos where reading texts means loading them."""
-        candidates = self.candidates.iloc[rows]
-        return tuple(as_strings(candidates["docno"]) if self.loaded else self.read(candidates))
+    def text_keys(self) -> Iterator[tuple[Any, ...]]:
+        """Yield for each group the texts of its rows, or their docnos where reading texts means loading them."""
+        rows = np.concatenate([group.rows for group in self.groups])
+        # Many rows at once: of frames that were concatenated, pandas copies whole columns to take a few.
+        blocks = (self.candidates.iloc[rows[start : start + 4096]] for start in range(0, len(rows), 4096))
+        keys = chain.from_iterable(as_strings(b["docno"]) if self.loaded else self.read(b) for b in blocks)
+        return (tuple(islice(keys, len(group.rows))) for group in self.groups)
 
 
 def prepare(

@@ -88,8 +88,11 @@ def train(
                 step, total = run.state.step, run.total_steps
                 pt.tqdm.write(f"{'nothing to do' if run.is_over else 'resuming'} after step {step} of {total}")
         model.train()
-        while not run.is_over:
-            run.epoch(validate, on_step, verbose)
+        try:
+            while not run.is_over:
+                run.epoch(validate, on_step, verbose)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(run.interrupted()) from None
     return run.history
 
 
@@ -269,6 +272,14 @@ class Run:
         else:
             state.worse += 1
         return value
+
+    def interrupted(self) -> str:
+        """Return what an interruption leaves, and how to go on."""
+        kept = "the best validated weights are" if self.best else "its weights are"
+        how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
+        if self.file is not None:
+            how = f"the same fit in a new program goes on from the last state in {str(self.recipe.checkpoint)!r}"
+        return f"training interrupted after step {self.state.step} of {self.total_steps}: {kept} kept; {how}"
 
     def end(self) -> None:
         """Leave the model with its best weights, out of training."""

@@ -51,9 +51,9 @@ class StateFile:
     ) -> None:
         self.file, self.recipe, self.total_steps = Path(str(recipe.checkpoint)) / STATE_FILE, recipe, total_steps
         digest = 0
-        for group in data.groups:
+        for group, texts in zip(data.groups, data.text_keys(), strict=True):
             numbers = [None if column is None else tuple(column.tolist()) for column in (group.labels, group.targets)]
-            digest = zlib.crc32(repr((group.qid, group.query, data.text_keys(group.rows), *numbers)).encode(), digest)
+            digest = zlib.crc32(repr((group.qid, group.query, texts, *numbers)).encode(), digest)
         self.identity: dict[str, Any] = {
             **settings,
             "recipe": {name: value for name, value in recipe.as_dict().items() if name not in _LENGTH},

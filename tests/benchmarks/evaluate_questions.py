@@ -33,6 +33,7 @@ from statsmodels.stats.multitest import multipletests
 from train_questions import COLLECTIONS, NEVER, TITLE_TOKENS, Collection, Passage, Question, bm25_run
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.files import replacing
 from pyterrier_longdoc.common.packaged import ENCODER
 
 MOST = 0.9
@@ -115,15 +116,16 @@ def with_texts(run: pd.DataFrame, texts: dict[str, tuple[str, str]], relevant: s
 
 
 def read(folder: Path, split: str, *, all_kinds: bool = False) -> dict[str, pd.DataFrame]:
-    """Return the candidates by name of the collection: documents if BM25 leaves something to do, else passages."""
+    """Return the candidates, `squad-passages` and so on: documents if BM25 leaves something to do, else passages."""
     found = {}
     for name in (*COLLECTIONS, "docstrings", *NEVER):
         for kind in ("documents", "passages"):
             file = folder / "data" / f"{split}-{name}-{kind}.jsonl.gz"
-            if file.is_file() and (all_kinds or name not in found):
+            if not file.is_file() or (f"{name}-documents" in found and not all_kinds):
+                continue
+            if all_kinds or kind == "passages" or name in ("docstrings", *NEVER) or left_to_do(folder, name):
                 frame = pd.read_json(file, orient="records", lines=True, dtype=TEXT).fillna("")
-                if all_kinds or kind == "passages" or name in ("docstrings", *NEVER) or left_to_do(folder, name):
-                    found[f"{name}-{kind}" if all_kinds else name] = frame.assign(kind=kind)
+                found[f"{name}-{kind}"] = frame.assign(kind=kind)
     return found
 
 
@@ -234,7 +236,8 @@ def score(folder: Path, names: list[str], args: argparse.Namespace) -> None:
             begin = time.perf_counter()
             model = model_of(name, frame["kind"].iloc[0], titles=args.titles, best=args.best)
             out = model(own.drop(columns=["score", "rank"]))
-            out[["qid", "docno", "score"]].to_csv(file, index=False)
+            with replacing(file) as whole:
+                out[["qid", "docno", "score"]].to_csv(whole, index=False)
             took = time.perf_counter() - begin
             bm25, alone = mean_of(own), mean_of(own, out["score"])
             print(f"{short} {collection}: {alone} (BM25 {bm25}) on {own['qid'].nunique()}, {took:.0f} s", flush=True)
@@ -249,14 +252,11 @@ def sampled(frame: pd.DataFrame, questions: int) -> pd.DataFrame:
 def table(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
     """Return nDCG@10 and RR of all that is scored."""
     frames, rows = {n: sampled(f, args.questions) for n, f in read(folder, split, all_kinds=True).items()}, []
-    short = {name: frame["kind"].iloc[0] for name, frame in read(folder, split).items()}
     scored: dict[str, dict[str, pd.DataFrame]] = {}
     for file in sorted((folder / "scores").glob(f"{split}-*.csv")):
         own = file.name.removeprefix(f"{split}-").removesuffix(".csv")
-        collection = next(n for n in (*frames, *short) if own.startswith(f"{n}-"))
+        collection = next(n for n in frames if own.startswith(f"{n}-"))
         model = own.removeprefix(f"{collection}-")
-        if collection in short:
-            collection, model = f"{collection}-{short[collection]}", model
         found = pd.read_csv(file, dtype={"qid": str, "docno": str})
         merged = frames[collection].merge(found.rename(columns={"score": "own"}), on=["qid", "docno"])
         scored.setdefault(model, {})[collection] = merged
@@ -283,7 +283,7 @@ def goals(folder: Path, split: str, args: argparse.Namespace) -> pd.DataFrame:
         for what, value in {"alone": merged["own"], "sum": merged["own"] + args.weight * merged["score"]}.items():
             values = values_of(merged, value)["nDCG@10"]
             test = ttest_1samp(values - bm25, 0.0)
-            row = (f"{name} {frame['kind'].iloc[0]}", len(bm25), bm25.mean(), what, values.mean())
+            row = (name.replace("-", " "), len(bm25), bm25.mean(), what, values.mean())
             rows.append((*row, (values - bm25).mean(), *test.confidence_interval(), test.pvalue))
     names = ["collection", "questions", "BM25", "what", "nDCG@10", "difference", "low", "high", "p"]
     found = pd.DataFrame(rows, columns=names)

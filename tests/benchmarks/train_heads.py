@@ -33,6 +33,7 @@ from torch.nn import functional
 from train_questions import COLLECTIONS, Collection, Passage, bm25, docstring_passages
 
 import pyterrier_longdoc as ld
+from pyterrier_longdoc.common.files import replacing
 from pyterrier_longdoc.common.packaged import ENCODER
 from pyterrier_longdoc.modelling.inputs import Encoded
 
@@ -120,7 +121,8 @@ def windows(collections: Path, folder: Path, name: str) -> None:
                             number = int(there.sum())
                             vectors[place[row]][:number] = found[there].float().numpy()
                             mask[place[row]][:number] = True
-        np.savez(file, vectors=vectors, mask=mask)
+        with replacing(file) as whole, whole.open("wb") as out:
+            np.savez(out, vectors=vectors, mask=mask)
         print(
             f"{collection}: {len(qids)} questions, {mask.sum()} windows, {time.perf_counter() - begin:.0f} s",
             flush=True,

@@ -30,7 +30,7 @@ FILLER = "the cat and the bird walk to the river in the rain and sing by the old
 GOLD = "a red fish"
 LONG = " ".join([FILLER] * 5 + [GOLD] + [FILLER] * 4)
 SELECTORS = ("FirstK", "BM25Windows", "EmbeddingWindows", "CrossEncoderWindows")
-REPRESENTATIVE = ("MaxP", "Birch", "PARADE-query", "CEDR-knrm", "LateIR")
+REPRESENTATIVE = ("MaxP", "Birch", "PARADE-query", "CEDR-knrm", "LateIR", "BiEncoder-max")
 """Windows in tokens and in sentences, heads of vectors, of query states and of matches, and windows encoded apart."""
 
 
@@ -89,7 +89,9 @@ def test_rarity_from_texts():
     assert repr(other) != repr(selector)
 
 
-@pytest.mark.parametrize("name", slow_but(REPRESENTATIVE, sorted(CROSS_ENCODERS.keys() - {"FirstP", "LongP"})))
+@pytest.mark.parametrize(
+    "name", slow_but(REPRESENTATIVE, sorted(CROSS_ENCODERS.keys() - {"FirstP", "LongP"} | {"BiEncoder-max"}))
+)
 def test_every_family_reads_the_best_windows(name, cross_encoder):
     results = tiny.results()
     results["text"] = [LONG, "a short dog", LONG, "", None]

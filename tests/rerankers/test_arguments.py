@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -313,3 +314,44 @@ def test_numbers_of_numpy_are_numbers(results, tmp_path):
     out = model.fit(results, QRELS)(results)
     model.save(tmp_path)
     pd.testing.assert_frame_equal(ld.KMaxP.load(tmp_path)(results), out)
+
+
+# What a notebook tells of them.
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_docstring_explains_every_argument(name):
+    cls = SYSTEMS[name][0]
+    doc = inspect.getdoc(cls)
+    described = re.findall(r"^    (\w+): ", doc[doc.index("\nArgs:") :].split("\n\n")[0], re.MULTILINE)
+    assert len(described) == len(set(described))
+    assert set(described) == {field.name for field in fields(cls) if field.init}
+    if cls.__module__.startswith("pyterrier_longdoc"):
+        assert f"ld.{cls.__name__}(" in doc[doc.index("\nExample:") :]
+        assert re.search(r"^`score = ", doc, re.MULTILINE)
+
+
+def test_what_stands_nearest_to_a_class_describes_an_argument():
+    assert "stride: 75, with windows of 150, in Boytsov" in ld.LateIR.__doc__
+    assert "stride: tokens from one window's start" in ld.MaxP.__doc__
+    assert "tokens in a chunk" in ld.CEDR.__doc__
+
+
+@pytest.mark.parametrize(
+    ("make_it", "message"),
+    [
+        (lambda: ld.MaxP(batch=8), "MaxP has no argument 'batch'; did you mean batch_size=...?"),
+        (lambda: ld.PARADE(aggregatoin="max"), "PARADE has no argument 'aggregatoin'; did you mean aggregation=...?"),
+        (
+            lambda: ld.MaxP(lr=1e-5),
+            "MaxP has no argument 'lr'; did you mean training=TrainingArgs(learning_rates=...)?",
+        ),
+        (lambda: ld.TrainingArgs(lr=1e-5), "TrainingArgs has no argument 'lr'; did you mean learning_rates=...?"),
+        (lambda: ld.BiEncoder(colour="red"), "BiEncoder has no argument 'colour'"),
+        (lambda: ld.SlidingWindows(sise=3), "SlidingWindows has no argument 'sise'; did you mean size=...?"),
+        (lambda: ld.RankGPT(len, topk=3), "RankGPT has no argument 'topk'; did you mean top_k=...?"),
+    ],
+)
+def test_a_misspelt_argument_names_the_nearest(make_it, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        make_it()

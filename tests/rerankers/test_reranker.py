@@ -352,3 +352,28 @@ def test_notebooks_show_the_words_too(cross_encoder):
         assert html.escape(repr(model)) in model._repr_html_()
         assert "MaxP</div>" in re.sub(r"\s+", "", model._repr_html_())  # PyTerrier's drawing
         assert "<a href=" not in model._repr_html_()  # there is no page to lead to
+
+
+def test_plain_texts_are_ranked(loaded):
+    texts = ["a cat sat", "the dog", "", "a cat sat"]
+    if type(loaded).__name__ == "Birch":
+        with pytest.raises(pt.validate.InputValidationError, match="score"):
+            loaded.rank("cat", texts)
+        return
+    found = loaded.rank("cat", texts)
+    assert list(found.columns) == ["number", "score", "rank", "text"]
+    assert found["text"].tolist() == [texts[number] for number in found["number"]]
+    assert found["rank"].tolist() == [0, 1, 2, 3]
+    frame = pd.DataFrame({"qid": "q", "query": "cat", "docno": list("abcd"), "text": texts})
+    np.testing.assert_allclose(found.sort_values("number")["score"], loaded(frame)["score"], atol=1e-5)
+
+
+def test_plain_texts_that_are_none():
+    model = make("MaxP", explain=True)
+    assert list(model.rank("cat", ["a cat"]).columns)[:5] == ["number", "score", "rank", "text", "window_scores"]
+    assert len(model.rank("cat", [])) == 0
+    for query, texts, match in (("cat", "a cat", "texts"), ("cat", ["a", None], "texts"), (3, ["a"], "query")):
+        with pytest.raises(ValueError, match=match):
+            model.rank(query, texts)
+    with pytest.raises(ValueError, match="text_field"):
+        make("MaxP", text_field=("title", "text")).rank("cat", ["a cat"])

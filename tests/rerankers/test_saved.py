@@ -95,11 +95,19 @@ def test_hub(saved, results, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="cannot be saved"):
         make("MaxP", trust_remote_code=True).push_to_hub("me/maxp")
     assert not hub.created  # nothing is made if saving fails
-    address = ld.MaxP.load(saved).push_to_hub("me/maxp", private=True, commit_message="first")
+    model = ld.MaxP.load(saved)
+    model.trained_on = "12 of 13 queries"
+    card = {"license": "apache-2.0", "datasets": ["irds/msmarco-document"]}
+    address = model.push_to_hub("me/maxp", private=True, commit_message="first", **card)
     assert address == "https://hub/me/maxp/commit/first"
     assert hub.created == [("me/maxp", True)]
     files = {path.name for path in (hub.store / "me/maxp").iterdir()}
     assert files == {path.name for path in saved.iterdir()}
+    text = (hub.store / "me/maxp/README.md").read_text(encoding="utf-8")
+    data = huggingface_hub.ModelCard(text).data
+    assert (data.license, data.datasets, data.library_name) == (*card.values(), "pyterrier_longdoc")
+    assert 'ld.MaxP.load("me/maxp")' in text
+    assert "Training data: 12 of 13 queries." in text
 
     asked = []
 

@@ -117,7 +117,7 @@ def optimizer_steps(*, stop_at: int = 0, stop: Callable[[], None] = interrupt) -
 
     torch.optim.AdamW.step = spy
     try:
-        with pytest.raises(KeyboardInterrupt) if stop_at else nullcontext():
+        with pytest.raises(KeyboardInterrupt, match="interrupted after step") if stop_at else nullcontext():
             yield seen
     finally:
         torch.optim.AdamW.step = step

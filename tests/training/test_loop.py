@@ -30,7 +30,7 @@ from pyterrier_longdoc.training.schedule import make_optimizer, rate_and_beta
 
 from ..support import fit_in_processes, tiny, tiny_long
 from ..support.systems import CROSS_ENCODERS, QUIET, make
-from ..support.toy import Broken, Toy, optimizer_steps, qrels, toy_set, toy_task
+from ..support.toy import Broken, Toy, interrupt, optimizer_steps, qrels, toy_set, toy_task
 
 pytestmark = QUIET
 RUN, JUDGED = toy_task(0, queries=5)
@@ -381,6 +381,19 @@ def test_the_best_epoch_survives_an_interruption(cross_encoder):
     assert len(figures) == 4
     assert len(set(figures)) > 1
     assert evaluate(model(RUN), JUDGED, "RR") == pytest.approx(max(figures))
+
+
+@pytest.mark.parametrize("where", [None, "state"])
+def test_an_interruption_says_in_one_line_how_to_go_on(where, plain_encoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    how = "the same fit in a new program goes on from the last state in 'state'"
+    if where is None:
+        how = "fit trains on from them with a new schedule; TrainingArgs(checkpoint=FOLDER) makes it go on where it was"
+    model = make("MaxP", plain_encoder, training=replace(FAST, checkpoint=where))
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: interrupt())
+    with pytest.raises(KeyboardInterrupt) as caught:
+        model.fit(RUN, JUDGED)
+    assert str(caught.value) == f"training interrupted after step 0 of 5: its weights are kept; {how}"
 
 
 # What a model is meanwhile.

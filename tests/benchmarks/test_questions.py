@@ -1,0 +1,144 @@
+"""What the scripts of the packaged models choose, leave out and count."""
+
+from __future__ import annotations
+
+import collections
+import gzip
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import ir_measures
+import numpy as np
+import pandas as pd
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the scripts are called as such, and import one another so
+
+import evaluate_questions
+import train_heads
+import train_questions
+from train_questions import ABOVE, Passage
+
+
+def test_measures_are_those_of_ir_measures():
+    rng = np.random.default_rng(0)
+    rows = [(f"q{q}", f"d{d}", float(rng.normal()), int(rng.random() < 0.3)) for q in range(40) for d in range(20)]
+    frame = pd.DataFrame(rows, columns=["qid", "docno", "score", "label"])
+    frame["relevant"] = frame.groupby("qid")["label"].transform("sum") + (frame["qid"] == "q3")  # one is not found
+    frame = frame[frame["relevant"] > 0]
+    qrels = pd.concat([frame, pd.DataFrame([("q3", "never", 0.0, 1, 0)], columns=frame.columns)])
+    measures = [ir_measures.parse_measure(name) for name in ("nDCG@10", "RR")]
+    given = [
+        table.rename(columns=dict(zip(["qid", "docno", "label"], ["query_id", "doc_id", "relevance"], strict=True)))
+        for table in (qrels, frame)
+    ]
+    found = pd.DataFrame(ir_measures.iter_calc(measures, *given))
+    expected = found.assign(measure=found["measure"].map(str)).pivot(
+        index="query_id", columns="measure", values="value"
+    )
+    ours = evaluate_questions.values_of(frame)
+    for name in ("nDCG@10", "RR"):
+        assert ours[name].to_numpy() == pytest.approx(expected[name].to_numpy(), abs=1e-12)
+
+
+def test_ties_keep_the_order_of_bm25():
+    frame = pd.DataFrame({"qid": "q", "score": [3.0, 2.0, 1.0], "label": [0, 1, 0], "relevant": 1})
+    assert evaluate_questions.values_of(frame, np.zeros(3))["RR"].tolist() == [0.5]
+    assert evaluate_questions.values_of(frame, np.array([0.0, 0.0, 1.0]))["RR"].tolist() == [pytest.approx(1 / 3)]
+
+
+def test_a_second_look_with_other_models_is_refused(tmp_path):
+    evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
+    noted = (tmp_path / "looked.json").read_text(encoding="utf-8")
+    evaluate_questions.look_once(tmp_path, "score", ["a", "b"])
+    evaluate_questions.look_once(tmp_path, "evidence", ["c"])
+    with pytest.raises(SystemExit, match="looked at before"):
+        evaluate_questions.look_once(tmp_path, "score", ["a", "c"])
+    assert '"looked at": ["a", "b"]' in noted
+
+
+def scored(qid: str, answer: float, others: list[float]) -> pd.DataFrame:
+    """Return what a model says of a question's answer and of BM25's best others."""
+    rows = [(qid, "query", f"{qid}-{i}", "", f"text {i}", int(i == 0), s) for i, s in enumerate([answer, *others])]
+    return pd.DataFrame(rows, columns=["qid", "query", "docno", "title", "text", "label", "score"])
+
+
+def test_the_hardest_are_chosen_but_for_those_far_above_the_answer(monkeypatch):
+    monkeypatch.setattr(train_questions, "EMPTY", 0.0)
+    far = 2.0 + ABOVE
+    frame = pd.concat([scored("a", 2.0, [0.5, far, 2.9, -1.0, 1.5, 0.7]), scored("b", 0.0, [far, far, far, 1.0])])
+    chosen = train_questions.hardest(frame)
+    assert chosen["docno"].tolist() == ["a-0", "a-3", "a-5", "a-6", "a-1"]  # of b are too few left
+    assert chosen["label"].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_some_negatives_become_empty_and_no_answer_does(monkeypatch):
+    monkeypatch.setattr(train_questions, "EMPTY", 1.0)
+    chosen = train_questions.hardest(scored("a", 2.0, [0.5, 1.0, 1.5, 0.7]))
+    assert (chosen["text"] == "").sum() == 1
+    assert chosen["text"].iloc[0] == "text 0"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_long_passage_is_cut_so_that_the_answer_stays(seed):
+    text = " ".join(f"w{i}" for i in range(300))
+    start = text.index("w170")
+    cut = train_questions.around(text, (start, start + len("w170 w171")), 50, train_questions.Random(seed))
+    assert len(cut.split()) == 50
+    assert "w170 w171" in cut
+    assert train_questions.around("short text", (0, 5), 50, train_questions.Random(seed)) == "short text"
+
+
+def test_an_answer_and_its_copies_are_no_negatives():
+    text = " ".join(f"word{i}" for i in range(60))
+    other = " ".join(f"other{i}" for i in range(60))
+    passages = [Passage("d", "", each) for each in (text, f"  {text.upper()} ", f"{text} and more", other)]
+    assert [train_questions._differs(passages, i, (0,)) for i in range(4)] == [False, False, False, True]
+
+
+def test_a_document_without_its_answers():
+    text = "one two three four five six"
+    answers = [Passage("d", "", "two ", 4), Passage("d", "", "five ", 19)]
+    assert train_heads.without_answers(text, answers) == "one three four six"
+    assert train_heads.without_answers(text, [Passage("d", "", text[:20], 0)]) == ""
+
+
+def test_a_sentence_is_asked_for_and_no_longer_in_its_passage(monkeypatch):
+    subjects = ["".join(chr(97 + int(digit)) * 3 for digit in f"{i:02}") for i in range(30)]
+    passages = [
+        Passage(
+            f"d{i}", "", f"The first sentence is about {s} alone.\nThe next tells how {s} was found by many people."
+        )
+        for i, s in enumerate(subjects)
+    ]
+    held = SimpleNamespace(counts=collections.Counter(), has=lambda *_: False, asks=lambda *_: False)
+    monkeypatch.setattr(train_questions, "CLOZE_KEPT", 0.0)
+    monkeypatch.setattr(train_questions, "bm25", lambda texts, topics, depth: dict.fromkeys(topics["qid"], range(20)))
+    found = train_questions.cloze_of("own", passages, held)
+    gold = found[found["label"] > 0]
+    assert len(found) == 5 * len(gold) > 0
+    for query, docno, text in zip(gold["query"], gold["docno"], gold["text"], strict=True):
+        own = " ".join(passages[int(docno.removeprefix("own:"))].text.split())
+        assert query in own
+        assert text == own.replace(query, "")
+
+
+def test_files_of_scores_are_whole_or_not_there(tmp_path, monkeypatch):
+    def broken(frame: pd.DataFrame) -> pd.DataFrame:
+        raise KeyboardInterrupt
+
+    (tmp_path / "data").mkdir()
+    frame = pd.DataFrame({"qid": ["q"], "query": ["a"], "docno": ["d"], "title": [""], "text": ["b"]})
+    frame = frame.assign(score=1.0, rank=0, label=1, relevant=1)
+    with gzip.open(tmp_path / "data" / "dev-docstrings-documents.jsonl.gz", "wt") as file:
+        frame.to_json(file, orient="records", lines=True)
+    args = SimpleNamespace(titles=False, best=3, only=[], split="dev", questions=5)
+    monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: broken)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_questions.score(tmp_path, ["m"], args)
+    assert list((tmp_path / "scores").iterdir()) == []
+    monkeypatch.setattr(evaluate_questions, "model_of", lambda *_, **__: lambda own: own.assign(score=2.0))
+    evaluate_questions.score(tmp_path, ["m"], args)
+    assert [file.name for file in (tmp_path / "scores").iterdir()] == ["dev-docstrings-documents-m.csv"]
+    assert evaluate_questions.goals(tmp_path, "dev", SimpleNamespace(model="m", weight=0.3, questions=5)).shape[0] == 2
