@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from typing import Any
@@ -101,11 +102,8 @@ class MaxSimEncoder(SeparateEncoder):
         if not self.fingerprint:
             self.fingerprint = fingerprint({**self.backbone.state_dict(), **self.projection.state_dict()})
         setting = blake2b(repr((key, self.device.type, self.fingerprint)).encode(), digest_size=16).digest()
-
-        def from_store(new: list[np.ndarray]) -> list[np.ndarray]:
-            return store.through(setting, new, make, width=self.hidden_size)
-
-        return super().remembered((key, "float16"), sequences, from_store)
+        through_store = partial(store.through, setting, make=make, width=self.hidden_size)
+        return super().remembered((key, "float16"), sequences, through_store)
 
     # Comparison.
 
@@ -130,10 +128,7 @@ class MaxSimEncoder(SeparateEncoder):
     def query_places(
         self, encoded: Encoded, pairs: Any, windows: torch.Tensor
     ) -> list[list[tuple[str, int, int, float]]]:
-        """Return for each pair each query token, the characters where its maximum stands, and its part in the score.
-
-        `windows (P, Q)` says in which window the maximum counts.
-        """
+        """Return for each pair each query token, the characters of its maximum in `windows (P, Q)`, and its part."""
         places: Any = encoded.places
         found = []
         for i, (q, d) in enumerate(zip(pairs.query, pairs.document, strict=True)):

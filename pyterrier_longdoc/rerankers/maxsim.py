@@ -35,8 +35,8 @@ class MaxSim(SeparateReranker):
     prompts or marker tokens, query expansion, skip list, projection, normalisation and lengths count.
 
     Args:
-        backbone: a late-interaction checkpoint of sentence-transformers (`MultiVectorEncoder`), PyLate or Stanford's
-            ColBERT. Any other encoder gets a random projection to 128 features and must be trained.
+        backbone: a late-interaction checkpoint of sentence-transformers, PyLate or Stanford's ColBERT; any other
+            encoder gets a random projection to 128 features and must be trained.
         aggregation: `"document"`, each query token's maximum over all windows, or `"max"`, the best window's score.
         window_size: tokens in a window; None for the document length that the checkpoint names, at most 477.
         stride: tokens from one window's start to the next one's; None for windows without overlap, which does no harm
@@ -50,9 +50,8 @@ class MaxSim(SeparateReranker):
         vector_cache_bytes: most bytes of vectors in this file; those stored first go first.
         training: the recipe of `fit`; None for `TrainingArgs()` with rates of 1e-5, and 1e-4 for the projection.
 
-    `explain=True` adds a column `query_places`: `(token, start, end, part)` for each token of the query as it is read,
-    with the characters of its best match (of the window if tokens are pooled; none, where it begins, for special tokens
-    and titles) and its part in the score.
+    `explain=True` adds `query_places`: `(token, start, end, part)` for each token of the query as it is read, with the
+    characters of its best match (those of the window if tokens are pooled, none for special tokens and titles).
 
     Example:
         `bm25 >> dataset.text_loader() >> ld.MaxSim("colbert-ir/colbertv2.0", vector_cache="vectors.db")`

@@ -16,11 +16,8 @@ from tokenizers import AddedToken
 from ..token_vectors import TokenVectors
 from .sentence_transformers_files import RepresentationSteps, Step, dense_step, load_steps, read_json, read_weights
 
-DIMENSIONS = 128
-"""Width of a projection that must be trained: that of ColBERT (Khattab & Zaharia 2020, section 4)."""
-
-EXPANSION = 32
-"""Tokens of an expanded query where a checkpoint names no number: ColBERT's default."""
+DIMENSIONS, EXPANSION = 128, 32
+"""Width of a new projection, and tokens of an expanded query: ColBERT's (Khattab & Zaharia 2020, section 4)."""
 
 _TOKENS = "token_embeddings"
 """The name of the tokens' vectors in the files of modules."""
@@ -43,10 +40,8 @@ _NAMES = {
 def load_token_vectors(name: str, tokenizer: Any, width: int) -> tuple[TokenVectors, RepresentationSteps]:
     """Return how a checkpoint makes vectors of tokens, and its projection; the tokenizer learns its marker tokens.
 
-    A checkpoint of no such format gets a random projection from `width` to 128 features.
-
-    Raises:
-        ValueError: for modules and settings that cannot be applied; the message names them.
+    A checkpoint of no such format gets a random projection from `width` to 128 features. ValueError for modules and
+    settings that cannot be applied.
     """
     modules, general = read_json(name, "modules.json"), read_json(name, "config_sentence_transformers.json") or {}
     architectures = (read_json(name, "config.json") or {}).get("architectures") or [""]
@@ -107,7 +102,7 @@ def _read_modules(
         is_simple = config.get("tasks", ["document"]) == ["document"] and not config.get("keep_only_token_ids")
         if kind not in _MODULES or not in_order or not is_simple or fields != {_TOKENS}:
             raise ValueError(
-                f"checkpoint {name!r} consists of the modules {', '.join(kinds)}, and MaxSim cannot apply the {kind} in "
+                f"checkpoint {name!r} has the modules {', '.join(kinds)}, and MaxSim cannot apply the {kind} in "
                 f"{path!r} ({config}): it knows {', '.join(_MODULES)} over {_TOKENS!r}, in this order"
             )
         if kind == "Dense":

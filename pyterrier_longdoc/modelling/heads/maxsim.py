@@ -1,7 +1,4 @@
-"""Late interaction: the sum of each query token's maximum over the document's tokens.
-
-Shapes: B documents, N windows, Q query tokens.
-"""
+"""Late interaction: the sum of each query token's maximum. Shapes: B documents, N windows, Q query tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ class MaxSimHead(Head, name="maxsim"):
     Khattab & Zaharia 2020, equation 3. A window's vector has the maximum of each query token in it, 0 at padding.
 
     Args:
-        hidden_size: H, of no use here.
         aggregation: `"document"`, or `"max"` for the best window alone.
     """
 
